@@ -1,0 +1,141 @@
+"""What a federated algorithm is: a few small pure functions on vectors."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.settings import Count, Fraction, Positive, Settings
+from equipoise.space import Part, Space
+from equipoise.state import State, Upload, Uploads
+
+Reduce = Callable[[Uploads], State]
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known before the first round."""
+
+    space: Space
+    w0: Tensor
+    "the common initial model"
+    clients: int
+    "how many there are, taking part or not"
+
+
+class LocalData(Protocol):
+    """A client's data as an algorithm sees it: things to do with it, never the data themselves.
+
+    The same lines run for one client, with vectors of shape (P,), and for a stack of clients, (cohort, P).
+    """
+
+    space: Space
+
+    @property
+    def size(self) -> Tensor:
+        """The number of training samples, of shape (1,), or (cohort, 1)."""
+
+    def descend(
+        self,
+        start: Tensor,
+        *,
+        part: Part = "all",
+        pull: Callable[[Tensor], Tensor] | None = None,
+        lr: float | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        stream: int = 0,
+    ) -> Tensor:
+        """Train from `start` and return where it ends; `start` is left alone.
+
+        `part` says which slice of the vector moves. `pull` is added to the gradient (a proximal or a dual term).
+        What is not given comes from the algorithm's own settings. Calls with the same `stream` in a round
+        see the same batches in the same order.
+        """
+
+
+class Algorithm(Settings, ABC):
+    """Hyper-parameters are the fields; there is no state, no data, no model and no logger in here."""
+
+    lr: Positive = 0.01
+    "learning rate of local training"
+    epochs: Count = 1
+    "passes over the client's training data in a round"
+    steps: Count | None = None
+    "steps of local training in a round, in place of epochs"
+    batch: Count = 50
+    "samples in a step; the last batch of an epoch may be smaller"
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    "rule of the local steps; its memory is new in every round"
+    momentum: Fraction = 0.0
+    "momentum of sgd"
+    clip: Positive | None = None
+    "largest norm of a step's gradient, pull included"
+
+    @abstractmethod
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        """A client's work in a round: its new state, and what it sends."""
+
+    def server(self, start: Start) -> State:
+        """The server's state before the first round."""
+        return State()
+
+    def client(self, start: Start) -> State:
+        """A client's state before it first takes part."""
+        return State()
+
+    def down(self, server: State, who: int) -> State:
+        """What the server sends to client `who`."""
+        return server
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        """The server's next state; `reduce` makes one message of many (a mean, or a robust rule)."""
+        return server
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor | None:
+        """The model that the client predicts with, or None where the method has no personal models."""
+        return None
+
+    def shared(self, server: State) -> Tensor | None:
+        """The global model, or None where the method has none."""
+        return None
+
+
+class Rehearsal:
+    """Data that trains nothing: with it an algorithm's functions show the shapes of what they send."""
+
+    def __init__(self, start: Start):
+        self.space = start.space
+        self.size = torch.ones(1, dtype=start.w0.dtype)
+
+    def descend(self, start: Tensor, **_: object) -> Tensor:
+        return start.clone()
+
+
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """The shapes of all that will ever be kept or sent, known before the run."""
+
+    server: Shapes
+    client: Shapes
+    down: Shapes
+    up: Shapes
+    parameters_shared: int
+    parameters_personal: int
+
+
+def announce(algorithm: Algorithm, start: Start) -> Announcement:
+    server, client = algorithm.server(start), algorithm.client(start)
+    down = algorithm.down(server, 0)
+    after, upload = algorithm.local(client, down, Rehearsal(start))
+    if after.shapes() != client.shapes():
+        raise TypeError(f"{type(algorithm).__name__}.local changes the shape of the client's state")
+    return Announcement(
+        server.shapes(), client.shapes(), down.shapes(), upload.wire.shapes(), upload.message.numel, client.numel
+    )

@@ -1,0 +1,50 @@
+"""Ditto: a personal model beside the global one, pulled towards it."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.settings import Count, NonNegative, Positive
+from equipoise.state import State, Upload, Uploads
+
+
+class Ditto(Algorithm):
+    """A global model by FedAvg and, beside it, personal models pulled towards it; lam = 0 is Local.
+
+    w: the global model; w_i: client i's copy of it; v: its personal model.
+    """
+
+    paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
+
+    lam: NonNegative = 1.0
+    "strength of the pull of the personal model towards the global one"
+    personal_lr: Positive | None = None
+    "learning rate of the personal model; lr where it is not given"
+    personal_epochs: Count | None = None
+    "passes that train the personal model; epochs where it is not given"
+
+    def server(self, start: Start) -> State:
+        return State(w=start.w0)
+
+    def client(self, start: Start) -> State:
+        return State(v=start.w0)
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        w_i = data.descend(down.w)
+        v = data.descend(  # Alg. 1, line 7: v <- v - eta (grad F_i(v) + lam (v - w)), w as received
+            client.v,
+            lr=self.personal_lr,
+            epochs=self.personal_epochs,
+            pull=lambda v: self.lam * (v - down.w),
+        )
+        return State(v=v), Upload(State(w=w_i), reference=down, weight=data.size)
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return reduce(uploads)
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return client.v
+
+    def shared(self, server: State) -> Tensor:
+        return server.w

@@ -1,0 +1,30 @@
+"""FedAvg: one model for all, the mean of what the clients make of it."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.state import State, Upload, Uploads
+
+
+class FedAvg(Algorithm):
+    """Federated averaging: local training from the global model, then the mean weighted by samples.
+
+    w: the global model; w_i: client i's; n_i: its number of samples.
+    """
+
+    paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017, Alg. 1"
+
+    def server(self, start: Start) -> State:
+        return State(w=start.w0)
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        w_i = data.descend(down.w)
+        return client, Upload(State(w=w_i), reference=down, weight=data.size)
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return reduce(uploads)  # w = sum n_i w_i / sum n_i
+
+    def shared(self, server: State) -> Tensor:
+        return server.w

@@ -1,0 +1,22 @@
+"""FedAvg+FT: the global model, fine-tuned by every client for itself."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.algorithm import LocalData
+from equipoise.algorithms.fedavg import FedAvg
+from equipoise.settings import Count
+from equipoise.state import State
+
+
+class FedAvgFT(FedAvg):
+    """FedAvg, then every client trains the global model on its own data; what it learns so is never sent."""
+
+    paper: ClassVar[str] = "Yu et al., Salvaging Federated Learning by Local Adaptation, 2020"
+
+    finetune_epochs: Count = 1
+    "passes over the client's data that make the global model its own"
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(down.w, epochs=self.finetune_epochs)

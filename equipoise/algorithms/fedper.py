@@ -1,0 +1,34 @@
+"""FedPer: a common body, a head of one's own, trained together."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.state import State, Upload, Uploads
+
+
+class FedPer(Algorithm):
+    """The body is averaged, the head never leaves the client; both are trained at once.
+
+    w_b: the common body; w_p: a client's head.
+    """
+
+    paper: ClassVar[str] = "Arivazhagan et al., Federated Learning with Personalization Layers, 2019, Algs. 1 and 2"
+
+    def server(self, start: Start) -> State:
+        return State(w_b=start.space.body(start.w0))
+
+    def client(self, start: Start) -> State:
+        return State(w_p=start.space.head(start.w0))
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        w = data.descend(data.space.join(down.w_b, client.w_p))
+        w_b, w_p = data.space.body(w), data.space.head(w)
+        return State(w_p=w_p), Upload(State(w_b=w_b), reference=down, weight=data.size)
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return reduce(uploads)
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.space.join(down.w_b, client.w_p)

@@ -1,0 +1,22 @@
+"""FedProx+FT: FedProx's global model, fine-tuned by every client for itself."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.algorithm import LocalData
+from equipoise.algorithms.fedprox import FedProx
+from equipoise.settings import Count
+from equipoise.state import State
+
+
+class FedProxFT(FedProx):
+    """FedProx, then every client trains the global model on its own data, without the proximal term."""
+
+    paper: ClassVar[str] = "Li et al., MLSys 2020, with the local adaptation of Yu et al., 2020"
+
+    finetune_epochs: Count = 1
+    "passes over the client's data that make the global model its own"
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(down.w, epochs=self.finetune_epochs)

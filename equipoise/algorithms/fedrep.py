@@ -1,0 +1,42 @@
+"""FedRep: a common representation; the head is fitted to it first, then the body is moved."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.settings import Count, Positive
+from equipoise.state import State, Upload, Uploads
+
+
+class FedRep(Algorithm):
+    """Many passes on the head with the body fixed, then the body with the head fixed; only the body is sent.
+
+    phi: the common representation (body); h: a client's head. With an empty head this is FedAvg.
+    """
+
+    paper: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021, Alg. 1"
+
+    head_epochs: Count = 1
+    "passes that fit the head, before the body's"
+    head_lr: Positive | None = None
+    "learning rate of the head; lr where it is not given"
+
+    def server(self, start: Start) -> State:
+        return State(phi=start.space.body(start.w0))
+
+    def client(self, start: Start) -> State:
+        return State(h=start.space.head(start.w0))
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        w = data.space.join(down.phi, client.h)
+        w = data.descend(w, part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1)
+        w = data.descend(w, part="body")
+        phi_i, h = data.space.body(w), data.space.head(w)
+        return State(h=h), Upload(State(phi=phi_i), reference=down, weight=data.size)
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return reduce(uploads)
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.space.join(down.phi, client.h)

@@ -1,0 +1,22 @@
+"""Local training: the baseline in which nobody talks to anybody."""
+
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Start
+from equipoise.state import State, Upload
+
+
+class Local(Algorithm):
+    """Every client trains alone; nothing is sent.
+
+    v: the client's own model.
+    """
+
+    def client(self, start: Start) -> State:
+        return State(v=start.w0)
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        return State(v=data.descend(client.v)), Upload()
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return client.v

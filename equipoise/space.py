@@ -1,0 +1,114 @@
+"""A module as one flat vector: body first, head last, so that each part is a slice and never a copy."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.errors import EquipoiseError
+
+Part = Literal["all", "body", "head"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where one parameter lies in the vector."""
+
+    name: str
+    shape: torch.Size
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        return self.shape.numel()
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.numel
+
+    def view(self, vector: Tensor) -> Tensor:
+        """This parameter as a view of `vector`, whose leading axes (a stack of clients) are kept."""
+        piece = vector[..., self.offset : self.end]
+        lead = piece.shape[:-1]
+        if len(self.shape) != 4:
+            return piece.view(*lead, *self.shape)
+        # Convolution weights lie in memory with their channels last, the layout in which
+        # convolutions run fastest on a CPU.
+        o, i, h, w = self.shape
+        return piece.view(*lead, o, h, w, i).movedim(-1, len(lead) + 1)
+
+
+class Space:
+    """The layout of a module's parameters in a vector of `size` numbers.
+
+    `head` names the submodule (or submodules, by the start of their parameters' names) that a personal
+    head consists of; `None` or no match in an empty list means that the whole module is body.
+    """
+
+    def __init__(self, module: nn.Module, head: str | Sequence[str] | None = None):
+        prefixes = [head] if isinstance(head, str) else list(head or [])
+        named = [(name, p.shape) for name, p in module.named_parameters()]
+
+        def in_head(name: str) -> bool:
+            return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+        for prefix in prefixes:
+            if not any(name == prefix or name.startswith(prefix + ".") for name, _ in named):
+                top = sorted({name.rsplit(".", 1)[0] for name, _ in named})
+                raise EquipoiseError(f"the model has no parameters under head={prefix!r}; it has {', '.join(top)}")
+        ordered = [item for item in named if not in_head(item[0])] + [item for item in named if in_head(item[0])]
+        entries, offset = [], 0
+        for name, shape in ordered:
+            entries.append(Entry(name, shape, offset))
+            offset += shape.numel()
+        self.entries = tuple(entries)
+        self.size = offset
+        self.body_size = sum(e.numel for e in entries if not in_head(e.name))
+
+    @property
+    def head_size(self) -> int:
+        return self.size - self.body_size
+
+    def part(self, part: Part) -> slice:
+        return {"all": slice(0, self.size), "body": slice(0, self.body_size), "head": slice(self.body_size, None)}[part]
+
+    def body(self, vector: Tensor) -> Tensor:
+        return vector[..., : self.body_size]
+
+    def head(self, vector: Tensor) -> Tensor:
+        return vector[..., self.body_size :]
+
+    @staticmethod
+    def join(body: Tensor, head: Tensor) -> Tensor:
+        """The whole vector from its two parts, either of which may be one for all or one a client."""
+        lead = torch.broadcast_shapes(body.shape[:-1], head.shape[:-1])
+        return torch.cat([body.expand(*lead, -1), head.expand(*lead, -1)], dim=-1)
+
+    def views(self, vector: Tensor) -> dict[str, Tensor]:
+        return {entry.name: entry.view(vector) for entry in self.entries}
+
+    def vector(self, module: nn.Module, dtype: torch.dtype | None = None) -> Tensor:
+        """The module's parameters, copied into a new vector."""
+        parameters = dict(module.named_parameters())
+        vector = torch.empty(self.size, dtype=dtype or torch.get_default_dtype())
+        for name, view in self.views(vector).items():
+            view.copy_(parameters[name].detach())
+        return vector
+
+    def bind(self, module: nn.Module, vector: Tensor) -> None:
+        """Make the module's parameters views of `vector`: to load a client is then one copy."""
+        parameters = dict(module.named_parameters())
+        for name, view in self.views(vector).items():
+            parameters[name].data = view
+
+    def module(self, template: nn.Module, vector: Tensor) -> nn.Module:
+        """An ordinary module with a copy of these numbers, sharing nothing with the vector."""
+        module = copy.deepcopy(template).to(vector.dtype)
+        parameters = dict(module.named_parameters())
+        with torch.no_grad():
+            for name, view in self.views(vector).items():
+                parameters[name].data = view.clone(memory_format=torch.contiguous_format)
+        return module.eval()

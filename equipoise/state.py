@@ -1,0 +1,107 @@
+"""The four dictionaries of tensors: server state, client state, message down, message up."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+
+class State(dict[str, Tensor]):
+    """Named tensors, read as attributes. Treated as immutable: an algorithm returns a new one.
+
+    Every tensor has at least one axis (a scalar is a vector of length one), so that a stack of clients
+    is the same thing with one more axis in front, and arithmetic broadcasts.
+    """
+
+    def __getattr__(self, name: str) -> Tensor:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"this state holds {sorted(self)}, not {name!r}") from None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in self.values())
+
+    @property
+    def numel(self) -> int:
+        return sum(t.numel() for t in self.values())
+
+    def row(self, i: int) -> "State":
+        """Client i's part of a stack."""
+        return State({name: t[i] for name, t in self.items()})
+
+    def finite(self) -> bool:
+        """No NaN and no infinity anywhere; one pass, no copy (NaN spreads through minimum and maximum)."""
+        for t in self.values():
+            if t.numel() and t.is_floating_point() and not all(torch.isfinite(m) for m in torch.aminmax(t)):
+                return False
+        return True
+
+    def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        return {name: (tuple(t.shape), t.dtype) for name, t in self.items()}
+
+
+def stack(states: Sequence[State]) -> State:
+    """Many clients' states as one with a leading axis; what all of them share is expanded, not copied."""
+    first = states[0]
+    return State(
+        {
+            name: t.expand(len(states), *t.shape)
+            if all(other[name] is t for other in states)
+            else torch.stack([other[name] for other in states])
+            for name, t in first.items()
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What a client sends.
+
+    `message` is the quantity the paper sends; `reference` what both sides already hold of it (attacks act
+    on the quantity, clipping and noise on its difference from the reference; it does not travel); `weight`
+    the client's weight in the average, which travels if it is there.
+    """
+
+    message: State = field(default_factory=State)
+    reference: State | None = None
+    weight: Tensor | None = None
+
+    def row(self, i: int) -> "Upload":
+        return Upload(
+            self.message.row(i),
+            None if self.reference is None else self.reference.row(i),
+            None if self.weight is None else self.weight[i],
+        )
+
+    @property
+    def wire(self) -> State:
+        """Exactly what travels."""
+        return self.message if self.weight is None else State(self.message, weight=self.weight)
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """The accepted uploads of a round, in the order of the clients' names, with who sent each."""
+
+    who: tuple[int, ...]
+    uploads: tuple[Upload, ...]
+
+    def __len__(self) -> int:
+        return len(self.uploads)
+
+    def fields(self) -> Iterable[str]:
+        return self.uploads[0].message.keys()
+
+    def stacked(self, name: str) -> Tensor:
+        return torch.stack([u.message[name] for u in self.uploads])
+
+    def weights(self) -> Tensor:
+        """Weights that sum to one; equal where the algorithm sends none."""
+        given = [u.weight for u in self.uploads if u.weight is not None]
+        if len(given) < len(self.uploads):
+            return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
+        weights = torch.cat(given).double()
+        return weights / weights.sum()
