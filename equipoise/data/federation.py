@@ -1,0 +1,156 @@
+"""A federation: pooled samples, and for every client the numbers of its own for training, validation and test."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise import randomness
+from equipoise.errors import EquipoiseError
+
+SPLITS = ("train", "validation", "test")
+
+
+class Ragged:
+    """Lists of different lengths in one flat array, so that a million clients cost two arrays."""
+
+    def __init__(self, lists: Sequence[np.ndarray]):
+        self.lengths = np.array([len(part) for part in lists], dtype=np.int64)
+        self.ends = np.cumsum(self.lengths)
+        self.flat = np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64)
+
+    def __getitem__(self, i: int) -> np.ndarray:
+        return self.flat[self.ends[i] - self.lengths[i] : self.ends[i]]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Samples x with targets y, and who owns which. Nothing is copied a client."""
+
+    x: Tensor
+    y: Tensor
+    names: tuple[str, ...]
+    train: Ragged
+    validation: Ragged
+    test: Ragged
+    classes: int | None = None
+    """how many labels there are; None where the targets are numbers"""
+    channels_last: bool = False
+    """x lies as (sample, height, width, channel): rows are fetched fast and convolutions like them so"""
+
+    def __post_init__(self) -> None:
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise EquipoiseError(f"two clients are named {twice!r}; every client needs a name of its own")
+        for name, length in zip(self.names, self.train.lengths, strict=True):
+            if length == 0:
+                raise EquipoiseError(f"client {name!r} has no training samples; give it some, or leave it out")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.x.index_select(0, indices)
+        return x.permute(0, 3, 1, 2) if self.channels_last else x, self.y.index_select(0, indices)
+
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """Two samples, to see what the model makes of them."""
+        return self.gather(torch.from_numpy(np.resize(self.train[0], 2)))
+
+    def prepared(self, dtype: torch.dtype, channels_last: bool) -> "Federation":
+        """In the numbers and the layout in which the model is trained."""
+        x, y = (t.to(dtype) if t.is_floating_point() else t for t in (self.x, self.y))
+        channels_last = channels_last and x.ndim == 4 and not self.channels_last
+        x = x.permute(0, 2, 3, 1).contiguous() if channels_last else x.contiguous()
+        return replace(self, x=x, y=y, channels_last=channels_last or self.channels_last)
+
+
+def split_client(indices: np.ndarray, fractions: Sequence[float], rng: np.random.Generator) -> list[np.ndarray]:
+    """One client's samples as train, validation and test, at random; training never goes empty-handed."""
+    order = rng.permutation(indices)
+    n = len(order)
+    validation, test = (round(n * f) for f in fractions[1:])
+    while n and validation + test >= n:  # tiny clients: training comes first
+        validation, test = (validation - 1, test) if validation else (validation, test - 1)
+    cut = n - validation - test
+    return [order[:cut], order[cut : cut + validation], order[cut + validation :]]
+
+
+def from_shares(
+    x: Tensor,
+    y: Tensor,
+    shares: Mapping[str, np.ndarray],
+    split: Sequence[float],
+    seed: int,
+    classes: int | None = None,
+) -> Federation:
+    """A federation from every client's share of the pool, split by the client's name."""
+    parts = [split_client(share, split, randomness.generator(seed, "split", name)) for name, share in shares.items()]
+    columns = [Ragged([part[k] for part in parts]) for k in range(3)]
+    return Federation(x, y, tuple(shares), *columns, classes=classes)
+
+
+def from_clients(
+    clients: Sequence[Any],
+    *,
+    names: Sequence[str] | None = None,
+    split: Sequence[float] = (0.7, 0.1, 0.2),
+    seed: int = 0,
+) -> Federation:
+    """A federation from a list with one entry a client.
+
+    An entry is a pair of arrays (x, y), a torch Dataset of such pairs, or a dictionary with any of those
+    under "train" and, if there are any, "validation" and "test". Entries that are not split yet are split.
+    """
+    if not clients:
+        raise EquipoiseError("the list of clients is empty; give at least one (x, y)")
+    names = list(names) if names is not None else [f"client-{i:0{len(str(len(clients) - 1))}d}" for i in range(len(clients))]
+    if len(names) != len(clients):
+        raise EquipoiseError(f"there are {len(clients)} clients and {len(names)} names; give one name a client")
+    xs: list[Tensor] = []
+    ys: list[Tensor] = []
+    columns: list[list[np.ndarray]] = [[], [], []]
+    count = 0
+
+    def take(part: Any, name: str) -> np.ndarray:
+        nonlocal count
+        x, y = _pair(part, name)
+        xs.append(x)
+        ys.append(y)
+        count += len(x)
+        return np.arange(count - len(x), count)
+
+    for name, client in zip(names, clients, strict=True):
+        if isinstance(client, Mapping):
+            unknown = set(client) - set(SPLITS)
+            if unknown or "train" not in client:
+                raise EquipoiseError(f"client {name!r} has the parts {sorted(client)}; it needs 'train', and may have 'validation' and 'test'")
+            parts = [take(client[k], name) if k in client else np.empty(0, np.int64) for k in SPLITS]
+        else:
+            parts = split_client(take(client, name), split, randomness.generator(seed, "split", name))
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part)
+    shapes = {tuple(x.shape[1:]) for x in xs if len(x)}
+    if len(shapes) > 1:
+        raise EquipoiseError(f"clients' samples have different shapes: {', '.join(map(str, sorted(shapes)))}")
+    y = torch.cat(ys)
+    classes = None if y.is_floating_point() else int(y.max()) + 1
+    return Federation(torch.cat(xs), y, tuple(names), *(Ragged(column) for column in columns), classes=classes)
+
+
+def _pair(part: Any, name: str) -> tuple[Tensor, Tensor]:
+    if not isinstance(part, (tuple, list)) and hasattr(part, "__getitem__") and hasattr(part, "__len__"):
+        samples = [part[i] for i in range(len(part))]  # a torch Dataset
+        if not samples:
+            raise EquipoiseError(f"client {name!r} has no samples; give it some, or leave it out")
+        part = tuple(torch.stack([torch.as_tensor(s[k]) for s in samples]) for k in (0, 1))
+    x, y = (torch.as_tensor(np.asarray(a)) if not isinstance(a, Tensor) else a for a in part)
+    if len(x) != len(y):
+        raise EquipoiseError(f"client {name!r} has {len(x)} inputs and {len(y)} targets; there must be as many of each")
+    return x, y if y.is_floating_point() else y.long()

@@ -1,0 +1,108 @@
+"""The one inner loop of the library: gradient steps on a vector, or on a stack of them."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise import randomness
+from equipoise.algorithm import Algorithm
+from equipoise.space import Part, Space
+
+
+def plan(n: int, batch: int, epochs: int, steps: int | None, rng: np.random.Generator) -> np.ndarray:
+    """Which sample goes into which step: a (steps, batch) matrix, -1 where a batch is not full."""
+    if n == 0:
+        return np.empty((0, batch), dtype=np.int64)
+    in_epoch = -(-n // batch)
+    total = epochs * in_epoch if steps is None else steps
+    epochs = -(-total // in_epoch)
+    order = np.full((epochs, in_epoch * batch), -1, dtype=np.int64)
+    for row in order:
+        row[:n] = rng.permutation(n)
+    return order.reshape(-1, batch)[:total]
+
+
+class Update:
+    """A step of SGD, with or without momentum, or Adam, in place, for (P,) and (cohort, P) alike."""
+
+    def __init__(self, algorithm: Algorithm, lr: float):
+        self.lr, self.clip = lr, algorithm.clip
+        self.adam, self.momentum = algorithm.optimizer == "adam", algorithm.momentum
+        self.first: Any = 0.0
+        self.second: Any = 0.0
+        self.count = 0
+
+    def __call__(self, v: Tensor, g: Tensor, active: Tensor | None) -> None:
+        if self.clip is not None:
+            g = g * (self.clip / g.norm(dim=-1, keepdim=True).clamp(min=self.clip))
+        if self.adam:  # Kingma and Ba, 2015, Alg. 1, with its usual constants
+            self.count += 1
+            self.first = 0.9 * self.first + 0.1 * g
+            self.second = 0.999 * self.second + 0.001 * g.square()
+            g = (self.first / (1 - 0.9**self.count)) / ((self.second / (1 - 0.999**self.count)).sqrt() + 1e-8)
+        elif self.momentum:
+            self.first = g = self.momentum * self.first + g
+        if active is not None:  # a client that has done its steps stands still while others go on
+            g = torch.where(active, g, 0)
+        v.add_(g, alpha=-self.lr)
+
+
+Batch = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, and the weights of the samples where padded
+
+
+class Work(ABC):
+    """A client's data, or a cohort's, at work for one algorithm in one round (a `LocalData`)."""
+
+    space: Space
+    size: Tensor
+    algorithm: Algorithm
+    gradient_samples: int = 0
+
+    @abstractmethod
+    def open(self, start: Tensor, part: Part) -> Tensor:
+        """A vector to work on in place, equal to `start`."""
+
+    @abstractmethod
+    def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
+        """The gradient of the batch's mean loss with respect to the part of v that moves."""
+
+    @abstractmethod
+    def batches(self, epochs: int, steps: int | None, stream: int) -> Iterator[tuple[Batch, Tensor | None]]:
+        """The batches in their order, each with who is still at work (None: all)."""
+
+    def close(self, v: Tensor) -> Tensor:
+        return v
+
+    def descend(
+        self,
+        start: Tensor,
+        *,
+        part: Part = "all",
+        pull: Callable[[Tensor], Tensor] | None = None,
+        lr: float | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        stream: int = 0,
+    ) -> Tensor:
+        if steps is None and epochs is None:
+            steps = self.algorithm.steps
+        moves = self.space.part(part)
+        v = self.open(start, part)
+        moving = v[..., moves]
+        update = Update(self.algorithm, lr or self.algorithm.lr)
+        if moving.shape[-1]:
+            for batch, active in self.batches(epochs or self.algorithm.epochs, steps, stream):
+                g = self.gradient(v, batch, part)
+                if pull is not None:
+                    g = g.add_(pull(v)[..., moves])
+                update(moving, g, active)
+        return self.close(v)
+
+
+def order_of(seed: int, round: int, name: str, purpose: str, stream: int) -> np.random.Generator:
+    """The random order of a client's batches in a round."""
+    return randomness.generator(seed, purpose, round, name, stream)

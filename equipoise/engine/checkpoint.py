@@ -1,0 +1,103 @@
+"""Saving a run so that it can go on as if nothing had happened.
+
+A checkpoint is a manifest (JSON) that names its files with their digests. The last two are kept, so that there is one to fall back on.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from equipoise import files
+from equipoise.engine.store import ClientStore
+from equipoise.state import State
+
+_KEEP = 2
+
+
+@dataclass
+class Saved:
+    """A checkpoint read back."""
+
+    round: int
+    server: State
+    scores: dict[str, Tensor]
+    facts: dict[str, Any]
+    "counters, and the length of the log at that round"
+
+
+class Checkpoints:
+    def __init__(self, folder: Path):
+        self.folder = folder
+        files.make_folder(folder)
+        self.digests: dict[str, str] = {}  # segments never change: each is read for its digest once
+
+    def save(self, round: int, server: State, store: ClientStore, scores: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        store.flush()
+        name = f"server-{round:06d}.safetensors"
+        tensors = {f"server.{k}": t for k, t in server.items()}
+        tensors |= {f"scores.{k}": t for k, t in scores.items()}
+        tensors |= {f"store.{k}": t for k, t in store.table().items()}
+        files.write_tensors(self.folder / name, {k: t.clone() for k, t in tensors.items()})
+        self.digests.pop(name, None)
+        manifest = {
+            "round": round,
+            "files": {path.name: self._digest(path) for path in [self.folder / name, *store.segments()]},
+            "store": {"written": store.written, "rows": {str(k): v for k, v in store.rows.items()}},
+            "facts": facts,
+        }
+        newest = f"round-{round:06d}.json"
+        files.write_json(self.folder / newest, manifest)
+        self._tidy(store, newest)
+
+    def _digest(self, path: Path) -> str:
+        if path.name not in self.digests:
+            self.digests[path.name] = files.digest(path)
+        return self.digests[path.name]
+
+    def manifests(self) -> list[Path]:
+        """Newest first."""
+        return sorted(self.folder.glob("round-*.json"), reverse=True)
+
+    def _tidy(self, store: ClientStore, newest: str) -> None:
+        """Remove what none of the kept checkpoints needs; later ones were damaged, or this would not be the newest."""
+        keep: set[str] = set()
+        for path in [p for p in self.manifests() if p.name <= newest][:_KEEP]:
+            try:
+                keep |= {path.name, *json.loads(path.read_text())["files"]}
+            except (ValueError, KeyError):
+                continue
+        for path in self.folder.iterdir():
+            if path.name not in keep:
+                path.unlink()
+        for number in list(store.rows):
+            if f"clients-{number:06d}.safetensors" not in keep:
+                del store.rows[number]
+
+    def load(self, store: ClientStore) -> tuple[Saved | None, list[str]]:
+        """The newest checkpoint that is whole, and what is wrong with those that are not."""
+        complaints = []
+        for path in self.manifests():
+            try:
+                manifest = json.loads(path.read_text())
+                for name, expected in manifest["files"].items():
+                    if files.digest(self.folder / name) != expected:
+                        raise ValueError(f"{name} is damaged")
+                name = f"server-{manifest['round']:06d}.safetensors"
+                tensors = load_file(self.folder / name)
+                groups: dict[str, dict[str, Tensor]] = {"server": {}, "scores": {}, "store": {}}
+                for key, tensor in tensors.items():
+                    group, field = key.split(".", 1)
+                    groups[group][field] = tensor
+                rows = {int(k): v for k, v in manifest["store"]["rows"].items()}
+                store.restore(groups["store"], manifest["store"]["written"], rows)
+                self.digests = dict(manifest["files"])
+                return Saved(manifest["round"], State(groups["server"]), groups["scores"], manifest["facts"]), complaints
+            except FileNotFoundError as error:
+                complaints.append(f"the checkpoint {path.name} cannot be used: {Path(error.filename).name} is missing")
+            except (ValueError, KeyError, OSError) as error:
+                complaints.append(f"the checkpoint {path.name} cannot be used: {error}")
+        return None, complaints

@@ -1,0 +1,302 @@
+"""The simulator: every round of a federation, in this process."""
+
+import os
+import resource
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from equipoise import files, randomness, reduce
+from equipoise.algorithm import Algorithm, Start, announce
+from equipoise.data.federation import Federation
+from equipoise.engine.checkpoint import Checkpoints
+from equipoise.engine.executor import BUFFERS, Done, Executor, Job
+from equipoise.engine.stacked import Stacked
+from equipoise.engine.store import ClientStore
+from equipoise.engine.threads import Threads
+from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+from equipoise.evaluate import Evaluator
+from equipoise.runfolder import RunFolder
+from equipoise.settings import Count, Settings
+from equipoise.state import State, Uploads
+from equipoise.task import Task
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+class Schedule(Settings):
+    """How long, how many, how often."""
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    "all randomness comes from it"
+    rounds: Count = 50
+    "how often server and clients talk"
+    participation: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)] = 1.0
+    "clients in a round: a fraction of them (0.1), or a whole number (10)"
+    evaluate_every: Count = 1
+    "rounds between two evaluations; the last round is always evaluated"
+    checkpoint_every: Count = 10
+    "rounds between two checkpoints; the last round is always saved"
+
+    def cohort(self, clients: int) -> int:
+        if isinstance(self.participation, int):
+            if self.participation > clients:
+                raise EquipoiseError(f"participation = {self.participation} is more than the {clients} clients there are")
+            return self.participation
+        return max(1, round(self.participation * clients))
+
+
+class Engine(Settings):
+    """How the clients are worked on."""
+
+    kind: Literal["simulate"] = "simulate"
+    "simulate: all clients in this process"
+    mode: Literal["auto", "threads", "stacked"] = "auto"
+    "threads: a client a thread; stacked: many clients in one call; auto: stacked where the model's operators are small"
+    workers: Annotated[int, Field(ge=0)] = 0
+    "threads at work; 0: all cores"
+    dtype: Literal["float32", "float64"] = "float32"
+    "numbers to compute with"
+    compile: bool = False
+    "stacked mode: pass the step to torch.compile (needs a C++ compiler; seconds once, then faster)"
+    memory_mb: Count = 1024
+    "clients' states beyond this are kept in files of the run folder"
+
+    def executor(self, task: Task, federation: Federation, algorithm: Algorithm, seed: int) -> Executor:
+        workers = self.workers or len(os.sched_getaffinity(0))
+        mode = task.mode() if self.mode == "auto" else self.mode
+        if mode == "stacked":
+            return Stacked(task, federation, algorithm, seed, workers, self.compile)
+        return Threads(task, federation, algorithm, seed, workers)
+
+
+class Watcher:
+    """Told how a run goes; this one keeps quiet."""
+
+    def begin(self, rounds: int, done: int) -> None: ...
+
+    def round(self, line: dict[str, Any]) -> None: ...
+
+    def tell(self, text: str) -> None: ...
+
+
+@dataclass
+class Counters:
+    bytes_up: int = 0
+    bytes_down: int = 0
+    gradient_samples: int = 0
+    left_out: int = 0
+    seconds: float = 0.0
+
+
+class Simulation:
+    """A run: the server's state, the clients' and what has been counted so far."""
+
+    def __init__(
+        self,
+        task: Task,
+        federation: Federation,
+        algorithm: Algorithm,
+        schedule: Schedule,
+        engine: Engine,
+        folder: RunFolder | None = None,
+        watcher: Watcher | None = None,
+        dataset: str = "",
+    ):
+        self.task, self.algorithm, self.schedule, self.engine = task, algorithm, schedule, engine
+        self.federation = federation.prepared(task.dtype, task.channels_last)
+        self.folder, self.watcher, self.dataset = folder, watcher or Watcher(), dataset
+        self.start = Start(task.space, task.w0, len(federation))
+        self.announced = announce(algorithm, self.start)
+        self.cohort = schedule.cohort(len(federation))
+        self.by_name = np.array(sorted(range(len(federation)), key=lambda i: federation.names[i]))
+        self.server = algorithm.server(self.start)
+        initial = algorithm.client(self.start)
+        if len(task.buffers):
+            initial = State(initial, **{BUFFERS: task.buffers})
+        states = None if folder is None else folder.checkpoint
+        self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
+        self.checkpoints = None if folder is None else Checkpoints(folder.checkpoint)
+        self.counters = Counters()
+        self.done = 0
+        self.lines: list[dict[str, Any]] = []
+        self.interrupted = threading.Event()
+        self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
+        self.evaluator = Evaluator(self.federation, algorithm, self.executor)
+
+    @property
+    def mode(self) -> str:
+        return type(self.executor).__name__.lower()
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def sample(self, round: int) -> list[int]:
+        """Who takes part, drawn from the clients in the order of their names."""
+        rng = randomness.generator(self.schedule.seed, "participation", round)
+        ranks = rng.choice(len(self.by_name), self.cohort, replace=False)
+        return [int(i) for i in self.by_name[np.sort(ranks)]]
+
+    def run(self) -> None:
+        """All rounds that are left."""
+        self.watcher.begin(self.schedule.rounds, self.done)
+        try:
+            with _listening(self.interrupted):
+                while self.done < self.schedule.rounds:
+                    if not self._round(self.done + 1):
+                        break
+        finally:
+            self.close()
+        if self.interrupted.is_set() and self.done < self.schedule.rounds:
+            self._save()
+            raise Interrupted
+        self._finish()
+
+    def _round(self, round: int) -> bool:
+        """One round, or False if it was broken off; then nothing has changed."""
+        began = time.perf_counter()
+        jobs = [Job(who, self.store.get(who), self.algorithm.down(self.server, who)) for who in self.sample(round)]
+        results = list(self.executor.train(round, jobs, self.interrupted.is_set))
+        if self.interrupted.is_set():
+            return False
+        accepted = self._accept(round, jobs, results)
+        uploads = Uploads(tuple(r.who for r in accepted), tuple(r.upload for r in accepted))
+        server = self.algorithm.aggregate(self.server, uploads, reduce.mean)
+        if not server.finite():
+            raise RunFailed(self._hopeless(round, "the server's new state has NaN or infinite numbers"))
+        self.server = server
+        for result in accepted:
+            self.store.put(result.who, result.client)
+        self.done = round
+        trained = time.perf_counter()
+        line: dict[str, Any] = {"round": round, "clients": len(jobs), "left_out": len(jobs) - len(accepted)}
+        if round % self.schedule.evaluate_every == 0 or round == self.schedule.rounds:
+            self.evaluator(round, self.server, self.store)
+            line |= self.evaluator.summary()
+        line |= {k: v for k, v in asdict(self.counters).items() if k in ("bytes_up", "bytes_down", "gradient_samples")}
+        self.counters.seconds += time.perf_counter() - began
+        self._log(line, {"round": round, "train": trained - began, "evaluate": time.perf_counter() - trained})
+        if round % self.schedule.checkpoint_every == 0 or round == self.schedule.rounds:
+            self._save()
+        return True
+
+    def _accept(self, round: int, jobs: list[Job], results: list[Done]) -> list[Done]:
+        """The results that can be used. A client whose update is left out keeps its old state."""
+        for job in jobs:
+            self.counters.bytes_down += job.down.nbytes
+        accepted = []
+        for result in results:
+            wire = result.upload.wire
+            if wire.shapes() != self.announced.up:
+                raise TypeError(f"{type(self.algorithm).__name__} announced {self.announced.up}, sent {wire.shapes()}")
+            self.counters.bytes_up += wire.nbytes
+            self.counters.gradient_samples += result.gradient_samples
+            if wire.finite() and result.client.finite():
+                accepted.append(result)
+                continue
+            self.counters.left_out += 1
+            name = self.federation.names[result.who]
+            self.watcher.tell(f"round {round}: the update of {name} has NaN or infinite numbers and was left out")
+        if not accepted:
+            raise RunFailed(self._hopeless(round, "every client's update has NaN or infinite numbers"))
+        return accepted
+
+    def _hopeless(self, round: int, what: str) -> str:
+        kept = "" if self.folder is None else f"; the last checkpoint is in {self.folder.checkpoint}"
+        return f"round {round}: {what}, so the run stops{kept}. A smaller algorithm.lr, or algorithm.clip, may help"
+
+    def _log(self, line: dict[str, Any], timing: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if self.folder is not None:
+            self.folder.append(self.folder.metrics, line)
+            self.folder.append(self.folder.timings, timing)
+        self.watcher.round(line)
+
+    def _save(self) -> None:
+        if self.folder is None or self.checkpoints is None:
+            return
+        facts = {
+            "counters": asdict(self.counters),
+            "logs": {log.name: self.folder.length(log) for log in (self.folder.metrics, self.folder.timings)},
+            "has": self.evaluator.has,
+            "adaptation_samples": self.evaluator.adaptation_samples,
+        }
+        scores = {f"personal.{k}": t for k, t in self.evaluator.personal.tensors().items()}
+        scores |= {f"global.{k}": t for k, t in self.evaluator.shared.tensors().items()}
+        self.checkpoints.save(self.done, self.server, self.store, scores, facts)
+
+    def resume(self) -> None:
+        """Go back to the newest checkpoint that is whole, or to the start if there is none."""
+        assert self.folder is not None and self.checkpoints is not None
+        saved, complaints = self.checkpoints.load(self.store)
+        for complaint in complaints:
+            self.watcher.tell(complaint + ("; the one before is used" if saved else "; the run starts anew"))
+        logs = {log.name: 0 for log in (self.folder.metrics, self.folder.timings)}
+        if saved is not None:
+            self.done, self.server = saved.round, saved.server
+            self.counters = Counters(**saved.facts["counters"])
+            logs = saved.facts["logs"]
+            self.evaluator.has = saved.facts["has"]
+            self.evaluator.adaptation_samples = saved.facts["adaptation_samples"]
+            for name, table in (("personal", self.evaluator.personal), ("global", self.evaluator.shared)):
+                table.restore({k: saved.scores[f"{name}.{k}"] for k in ("scores", "digest")})
+        for log in (self.folder.metrics, self.folder.timings):
+            self.folder.cut(log, logs[log.name])
+        self.lines = self.folder.read_metrics()
+
+    def summary(self) -> dict[str, Any]:
+        # What was trained to make the models of the last evaluation (fine-tuning) is part of their price.
+        samples = self.counters.gradient_samples + self.evaluator.adaptation_samples
+        return {
+            "algorithm": type(self.algorithm).__name__,
+            "dataset": self.dataset,
+            "seed": self.schedule.seed,
+            "clients": len(self.federation),
+            "rounds": self.done,
+            "metric": self.task.metric.name,
+            **self.evaluator.summary(),
+            "bytes_up": self.counters.bytes_up,
+            "bytes_down": self.counters.bytes_down,
+            "parameters_shared": self.announced.parameters_shared,
+            "parameters_personal": self.announced.parameters_personal,
+            "gradient_samples": samples,
+            "left_out": self.counters.left_out,
+            "mode": self.mode,
+            "seconds": round(self.counters.seconds, 3),
+            "samples_per_second": round(samples / max(self.counters.seconds, 1e-9), 1),
+            "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        }
+
+    def _finish(self) -> None:
+        if self.folder is None:
+            return
+        sizes = {name: getattr(self.federation, name).lengths for name in ("train", "validation", "test")}
+        self.folder.write_clients(self.federation.names, sizes, self.evaluator.tables())
+        files.write_json(self.folder.summary, self.summary())
+
+
+@contextmanager
+def _listening(interrupted: threading.Event) -> Iterator[None]:
+    """Ctrl-C asks the run to stop at a safe place; a second one stops it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def ask(number: int, frame: Any) -> None:
+        interrupted.set()
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, ask)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

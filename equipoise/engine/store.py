@@ -1,0 +1,126 @@
+"""Where the clients' states live: in memory while they fit, in files when they do not.
+
+Files are segments: never changed after they are written, each with the states of some clients as rows. A table says which
+row of which segment is a client's newest. A checkpoint writes only what changed since the last one; a segment that has mostly
+been superseded gives its living rows to the next and is then removed.
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+from equipoise import files
+from equipoise.state import State
+
+_SEGMENT_BYTES = 128 << 20
+_NOWHERE = -1
+
+
+class _Pile:
+    """States in memory, oldest first, and how many bytes they take."""
+
+    def __init__(self) -> None:
+        self.states: OrderedDict[int, State] = OrderedDict()
+        self.bytes = 0
+
+    def add(self, who: int, state: State) -> None:
+        self.remove(who)
+        self.states[who] = state
+        self.bytes += state.nbytes
+
+    def get(self, who: int) -> State | None:
+        return self.states.get(who)
+
+    def remove(self, who: int) -> None:
+        if (state := self.states.pop(who, None)) is not None:
+            self.bytes -= state.nbytes
+
+    def remove_oldest(self) -> None:
+        self.remove(next(iter(self.states)))
+
+
+class ClientStore:
+    def __init__(self, clients: int, initial: State, folder: Path | None = None, memory: int = 1 << 30):
+        self.initial, self.folder, self.memory = initial, folder, memory
+        self.segment = np.full(clients, _NOWHERE, dtype=np.int64)  # where each client's newest saved state is
+        self.row = np.zeros(clients, dtype=np.int64)
+        self.changed = _Pile()  # not in a segment yet
+        self.kept = _Pile()  # in a segment, and still in memory
+        self.written = 0
+        self.rows: dict[int, int] = {}  # rows in each segment
+
+    def get(self, who: int) -> State:
+        state = self.changed.get(who) or self.kept.get(who)
+        if state is not None:
+            return state
+        if self.segment[who] == _NOWHERE:
+            return self.initial
+        state = self._read(who)
+        self._keep(who, state)
+        return state
+
+    def put(self, who: int, state: State) -> None:
+        if not state:
+            return
+        # A row of a stack is copied, or the whole stack would stay in memory for its sake.
+        state = State({k: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for k, t in state.items()})
+        self.kept.remove(who)
+        self.changed.add(who, state)
+        if self.folder is not None and self.changed.bytes > self.memory // 2:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what changed, and what is left alive in segments that are mostly dead."""
+        if self.folder is None:
+            return
+        for number in self._mostly_dead():
+            for who in np.flatnonzero(self.segment == number).tolist():
+                if self.changed.get(who) is None:
+                    self.changed.add(who, self.get(who))
+        waiting = sorted(self.changed.states)
+        limit = max(1, _SEGMENT_BYTES // max(1, self.initial.nbytes))
+        for first in range(0, len(waiting), limit):
+            self._write(waiting[first : first + limit])
+
+    def _write(self, clients: list[int]) -> None:
+        states = [self.changed.states[who] for who in clients]
+        tensors = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        files.write_tensors(self._path(self.written), tensors)
+        for row, (who, state) in enumerate(zip(clients, states, strict=True)):
+            self.segment[who], self.row[who] = self.written, row
+            self.changed.remove(who)
+            self._keep(who, state)
+        self.rows[self.written] = len(clients)
+        self.written += 1
+
+    def _mostly_dead(self) -> list[int]:
+        alive = np.bincount(self.segment[self.segment >= 0], minlength=self.written)
+        return [number for number, rows in self.rows.items() if 0 < 2 * alive[number] < rows]
+
+    def _keep(self, who: int, state: State) -> None:
+        self.kept.add(who, state)
+        while self.kept.bytes > self.memory // 2:
+            self.kept.remove_oldest()
+
+    def _path(self, number: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"clients-{number:06d}.safetensors"
+
+    def _read(self, who: int) -> State:
+        with safe_open(self._path(int(self.segment[who])), framework="pt") as file:
+            row = int(self.row[who])
+            return State({name: file.get_slice(name)[row] for name in file.keys()})  # noqa: SIM118
+
+    def segments(self) -> list[Path]:
+        """The files that hold a state some client still has."""
+        return [self._path(number) for number in np.unique(self.segment[self.segment >= 0]).tolist()]
+
+    def table(self) -> dict[str, torch.Tensor]:
+        return {"segment": torch.from_numpy(self.segment), "row": torch.from_numpy(self.row)}
+
+    def restore(self, table: dict[str, torch.Tensor], written: int, rows: dict[int, int]) -> None:
+        self.segment, self.row = table["segment"].numpy().copy(), table["row"].numpy().copy()
+        self.written, self.rows = written, rows

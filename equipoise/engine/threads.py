@@ -1,0 +1,179 @@
+"""One client a thread, one intra-operator thread each: for models whose operators are large."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise import randomness
+from equipoise.algorithm import Algorithm
+from equipoise.data.federation import Federation
+from equipoise.descend import Batch, Work, order_of, plan
+from equipoise.engine.executor import BUFFERS, Done, Executor, Job, Model, Scores
+from equipoise.space import Part
+from equipoise.state import State
+from equipoise.task import Replica, Task
+
+_CHUNK_BYTES = 4 << 20  # samples are fetched some batches at a time, few enough to stay in the cache
+_SCORE_BATCH = 512
+
+T = TypeVar("T")
+
+
+class OneClient(Work):
+    """One client's data, worked on with a thread's replica of the module."""
+
+    def __init__(
+        self,
+        task: Task,
+        replica: Replica,
+        federation: Federation,
+        algorithm: Algorithm,
+        seed: int,
+        round: int,
+        who: int,
+        purpose: str,
+    ):
+        self.task, self.replica, self.federation, self.algorithm = task, replica, federation, algorithm
+        self.space = task.space
+        self.key = (seed, round, federation.names[who], purpose)
+        self.indices = federation.train[who]
+        self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
+        bytes_a_sample = max(1, federation.x[0].numel() * federation.x.element_size())
+        self.chunk = max(1, _CHUNK_BYTES // (bytes_a_sample * algorithm.batch))
+
+    def open(self, start: Tensor, part: Part) -> Tensor:
+        moves = self.space.part(part)
+        low, high, _ = moves.indices(self.space.size)
+        self.moving = []
+        for entry, parameter in zip(self.space.entries, self.replica.parameters, strict=True):
+            moves_too = low <= entry.offset < high
+            parameter.requires_grad_(moves_too)
+            if moves_too:
+                self.moving.append(parameter)
+        self.replica.vector.copy_(start)
+        self.replica.module.train()
+        self.flat = self.replica.vector.new_empty(high - low)
+        return self.replica.vector
+
+    def close(self, v: Tensor) -> Tensor:
+        return v.clone()
+
+    def batches(self, epochs: int, steps: int | None, stream: int) -> Iterator[tuple[Batch, Tensor | None]]:
+        seed, round, name, purpose = self.key
+        self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, stream))
+        rng = order_of(seed, round, name, purpose, stream)
+        order = plan(len(self.indices), min(self.algorithm.batch, len(self.indices)), epochs, steps, rng)
+        for first in range(0, len(order), self.chunk):
+            rows = order[first : first + self.chunk]
+            there = rows >= 0
+            x, y = self.federation.gather(torch.from_numpy(self.indices[rows[there]]))
+            sizes = there.sum(1).tolist()
+            self.gradient_samples += len(y)
+            for xb, yb in zip(x.split(sizes), y.split(sizes), strict=True):
+                yield (xb, yb, None), None
+
+    def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
+        x, y, _ = batch
+        with torch.enable_grad():
+            loss = self.task.loss.mean(self.replica.module(x), y)
+            grads = torch.autograd.grad(loss, self.moving, materialize_grads=True)
+        # Into the vector's own order: convolution weights lie with their channels last.
+        pieces = [(g.permute(0, 2, 3, 1) if g.ndim == 4 else g).reshape(-1) for g in grads]
+        return torch.cat(pieces, out=self.flat)
+
+
+class Threads(Executor):
+    def __init__(self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int):
+        # A module that draws from torch's global stream can be seeded only while nobody else draws from it.
+        super().__init__(task, federation, algorithm, seed, 1 if task.unseeded else workers)
+        self.threads_before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        self.own = threading.local()
+        self.pool = ThreadPoolExecutor(self.workers, initializer=self._begin)
+
+    def _begin(self) -> None:
+        torch.set_num_threads(1)
+        torch.set_grad_enabled(False)
+        self.own.replica = Replica(self.task)
+        self.own.replica.unseeded = self.task.unseeded
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self.threads_before)
+
+    def _each(
+        self, function: Callable[..., T], items: Sequence[Any], stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[T]:
+        """`function` of each item, in order, a few ahead of the reader so that memory stays small."""
+        ahead = 4 * self.workers
+        waiting: list[Future[T]] = [self.pool.submit(function, item) for item in items[:ahead]]
+        for k in range(len(items)):
+            if stopped():
+                for future in waiting:
+                    future.cancel()
+                return
+            result = waiting.pop(0).result()
+            if k + ahead < len(items):
+                waiting.append(self.pool.submit(function, items[k + ahead]))
+            yield result
+
+    def _work(self, round: int, job: Job, purpose: str) -> OneClient:
+        replica: Replica = self.own.replica
+        if len(self.task.buffers):
+            replica.load_buffers(job.client.get(BUFFERS, self.task.buffers))
+        return OneClient(
+            self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose
+        )
+
+    def _client(self, job: Job) -> State:
+        return State({name: t for name, t in job.client.items() if name != BUFFERS})
+
+    def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
+        def local(job: Job) -> Done:
+            work = self._work(round, job, "batches")
+            client, upload = self.algorithm.local(self._client(job), job.down, work)
+            if len(self.task.buffers):
+                client = State(client, **{BUFFERS: work.replica.read_buffers()})
+            return Done(job.who, client, upload, work.gradient_samples)
+
+        return self._each(local, jobs, stopped)
+
+    def personal(self, round: int, jobs: Sequence[Job]) -> Iterator[tuple[Model | None, int]]:
+        def personal(job: Job) -> tuple[Model | None, int]:
+            work = self._work(round, job, "adapt")
+            vector = self.algorithm.personal(self._client(job), job.down, work)
+            buffers = job.client.get(BUFFERS)
+            if len(self.task.buffers) and work.gradient_samples:
+                buffers = work.replica.read_buffers()
+            return (None if vector is None else Model(job.who, vector, buffers)), work.gradient_samples
+
+        return self._each(personal, jobs)
+
+    def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:
+        return self._each(lambda pair: self._score(*pair), list(zip(models, indices, strict=True)))
+
+    def score_one(self, vector: Tensor, indices: np.ndarray) -> Scores:
+        pieces = np.array_split(indices, max(1, -(-len(indices) // (8 * _SCORE_BATCH))))
+        return np.concatenate(list(self.score([Model(0, vector)] * len(pieces), pieces)), axis=1)
+
+    def _score(self, model: Model, indices: np.ndarray) -> Scores:
+        replica: Replica = self.own.replica
+        replica.vector.copy_(model.vector)
+        if len(self.task.buffers):
+            replica.load_buffers(self.task.buffers if model.buffers is None else model.buffers)
+        module = replica.module.eval()
+        scores = np.empty((2, len(indices)))
+        with torch.inference_mode():
+            for first in range(0, len(indices), _SCORE_BATCH):
+                rows = slice(first, first + _SCORE_BATCH)
+                x, y = self.federation.gather(torch.from_numpy(indices[rows]))
+                output = module(x)
+                each = self.task.loss.each
+                losses = each(output, y) if each else self.task.loss.mean(output, y).expand(len(y))
+                scores[0, rows], scores[1, rows] = losses.numpy(), self.task.metric.each(output, y).numpy()
+        return scores

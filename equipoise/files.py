@@ -1,0 +1,65 @@
+"""Files that are whole or not there: written beside, flushed, and renamed into place."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from equipoise.errors import EquipoiseError, RunFailed
+
+
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A temporary path that becomes `path` when the block ends well, and goes away when it does not."""
+    temporary = path.with_name(path.name + ".part")
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise RunFailed(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with beside(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2) + "\n")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    with beside(path) as temporary:
+        try:
+            save_file({k: t.contiguous() for k, t in tensors.items()}, temporary, dict(metadata or {}))
+        except OSError:
+            raise
+        except Exception as error:  # safetensors wraps what the disk says in an error of its own
+            raise OSError(str(error)) from error
+
+
+def digest(path: Path) -> str:
+    with path.open("rb") as file:
+        hasher = blake2b(digest_size=16)
+        while block := file.read(1 << 20):
+            hasher.update(block)
+    return hasher.hexdigest()
+
+
+def make_folder(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EquipoiseError(f"cannot create the folder {path}: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
+        raise EquipoiseError(f"cannot write into the folder {path}; choose another with --out")

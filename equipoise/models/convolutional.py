@@ -1,0 +1,56 @@
+"""Small convolutional networks for images."""
+
+from typing import ClassVar
+
+from torch import nn
+
+from equipoise.errors import EquipoiseError
+from equipoise.models.base import ModelSettings, Split
+from equipoise.settings import Count
+
+
+def _image(shape: tuple[int, ...], smallest: int, name: str) -> tuple[int, int, int]:
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise EquipoiseError(
+            f"model.name = {name!r} needs images of at least {smallest} by {smallest}; these samples have shape {shape}"
+        )
+    channels, height, width = shape
+    return channels, height, width
+
+
+class LeNet(ModelSettings):
+    """LeNet-5 with ReLU: two 5x5 convolutions, three fully connected layers; the last one is the head."""
+
+    paper: ClassVar[str] = "LeCun et al., 1998; 62,006 parameters on 32x32 colour images with 10 classes"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        channels, *sides = _image(shape, 12, "lenet")
+        height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
+        body = nn.Sequential(
+            *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Flatten(),
+            *(nn.Linear(16 * height * width, 120), nn.ReLU()),
+            *(nn.Linear(120, 84), nn.ReLU()),
+        )
+        return Split(body, nn.Linear(84, outputs))
+
+
+class CNN(ModelSettings):
+    """Padded 3x3 convolutions with pooling, one hidden layer; the last layer is the head."""
+
+    paper: ClassVar[str] = "FLAME's CNN for CIFAR-10: 268,650 parameters on 32x32 colour images with 10 classes"
+
+    channels: tuple[Count, ...] = (16, 32)
+    "output channels of the convolutions"
+    hidden: Count = 128
+    "width of the layer before the head"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        inputs, height, width = _image(shape, 2 ** len(self.channels), "cnn")
+        layers: list[nn.Module] = []
+        for channels in self.channels:
+            layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+            inputs, height, width = channels, height // 2, width // 2
+        layers += [nn.Flatten(), nn.Linear(inputs * height * width, self.hidden), nn.ReLU()]
+        return Split(nn.Sequential(*layers), nn.Linear(self.hidden, outputs))

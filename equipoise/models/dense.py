@@ -1,0 +1,35 @@
+"""Models of fully connected layers."""
+
+from math import prod
+from typing import ClassVar
+
+from torch import nn
+
+from equipoise.models.base import ModelSettings, Split
+from equipoise.settings import Count
+
+
+class Softmax(ModelSettings):
+    """Softmax regression: one linear layer, all of it head."""
+
+    paper: ClassVar[str] = "the MLP of FLAME's Table II: 784 to 10, 7,850 parameters"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return Split(nn.Flatten(), nn.Linear(prod(shape), outputs))
+
+
+class MLP(ModelSettings):
+    """Fully connected layers with ReLU between them; the last one is the head."""
+
+    paper: ClassVar[str] = "784-128-64-10 as in FLAME's text: 109,386 parameters"
+
+    hidden: tuple[Count, ...] = (128, 64)
+    "widths of the hidden layers"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        layers: list[nn.Module] = [nn.Flatten()]
+        width = prod(shape)
+        for next_width in self.hidden:
+            layers += [nn.Linear(width, next_width), nn.ReLU()]
+            width = next_width
+        return Split(nn.Sequential(*layers), nn.Linear(width, outputs))

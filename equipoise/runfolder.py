@@ -1,0 +1,75 @@
+"""The folder of a run: what it was told to do, what it measured, and where it can go on from."""
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise import files
+from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.evaluate import COLUMNS
+
+
+class RunFolder:
+    def __init__(self, path: Path):
+        self.path = path
+        self.metrics, self.timings = path / "metrics.jsonl", path / "timings.jsonl"
+        self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
+        self.config = path / "run.toml"
+
+    @staticmethod
+    def create(path: Path, config: str) -> "RunFolder":
+        folder = RunFolder(path)
+        files.make_folder(path)
+        if folder.config.exists():
+            raise EquipoiseError(f"{path} already holds a run; add --resume to go on with it, or choose another --out")
+        if any(path.iterdir()):
+            raise EquipoiseError(f"{path} is not empty and not a run; choose another --out")
+        files.write_text(folder.config, config)
+        return folder
+
+    @staticmethod
+    def open(path: Path) -> "RunFolder":
+        folder = RunFolder(path)
+        if not folder.config.exists():
+            raise EquipoiseError(f"{path} is not the folder of a run: it has no run.toml")
+        return folder
+
+    def append(self, log: Path, line: dict[str, Any]) -> None:
+        try:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise RunFailed(f"cannot write {log}: {error.strerror}; the last checkpoint is whole") from None
+
+    def cut(self, log: Path, length: int) -> None:
+        """Back to the length that the log had at a checkpoint."""
+        log.touch()
+        with log.open("rb+") as file:
+            file.truncate(length)
+
+    def length(self, log: Path) -> int:
+        return log.stat().st_size if log.exists() else 0
+
+    def write_clients(self, names: tuple[str, ...], sizes: dict[str, np.ndarray], tables: dict[str, np.ndarray]) -> None:
+        """A row a client: its sizes, and the scores of each of its models."""
+        with files.beside(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["client", *sizes, *(f"{kind}_{c}" for kind in tables for c in COLUMNS)])
+            for i, name in enumerate(names):
+                scores = [table[i, k] for table in tables.values() for k in range(len(COLUMNS))]
+                writer.writerow([name, *(int(s[i]) for s in sizes.values()), *("" if np.isnan(v) else v for v in scores)])
+
+    def read_summary(self) -> dict[str, Any]:
+        if not self.summary.exists():
+            raise EquipoiseError(f"{self.path} has no summary.json: the run is not finished; go on with it by --resume")
+        summary: dict[str, Any] = json.loads(self.summary.read_text())
+        return summary
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []

@@ -1,0 +1,195 @@
+"""What is learned: a module, its loss and its metric, and what the module can be asked to do."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.errors import EquipoiseError
+from equipoise.space import Space
+
+Each = Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one number a sample
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as its mean over a batch and, where it can be had, one value a sample."""
+
+    mean: Callable[[Tensor, Tensor], Tensor]
+    each: Each | None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A score as a mean over samples of `each`, then `finish` (the root of RMSE)."""
+
+    name: str
+    each: Each
+    higher_is_better: bool = True
+    finish: Callable[[Any], Any] = lambda mean: mean
+
+    def better(self, a: Any, b: Any) -> Any:
+        """Is a strictly better than b?"""
+        return a > b if self.higher_is_better else a < b
+
+
+def _squared(output: Tensor, target: Tensor) -> Tensor:
+    return (output.reshape(len(target), -1) - target.reshape(len(target), -1)).square().mean(-1)
+
+
+LOSSES = {
+    "cross-entropy": Loss(F.cross_entropy, lambda o, t: F.cross_entropy(o, t, reduction="none")),
+    "squared": Loss(lambda o, t: _squared(o, t).mean(), _squared),
+}
+METRICS = {
+    "accuracy": Metric("accuracy", lambda o, t: (o.argmax(-1) == t).to(o.dtype)),
+    "rmse": Metric("rmse", _squared, higher_is_better=False, finish=lambda mean: mean**0.5),
+}
+USUAL_METRIC = {"cross-entropy": "accuracy", "squared": "rmse"}
+
+# Layers whose operators are small enough that many clients are better worked on in one batched call.
+_SMALL = (nn.Linear, nn.LayerNorm, nn.Embedding)
+_SMALL_PARAMETERS = 250_000
+
+
+class Task:
+    """A module with its loss and metric, laid out in a `Space`.
+
+    `loss` is "cross-entropy", "squared", or a function (output, target) -> mean over the batch or one
+    value a sample. `metric` is "accuracy", "rmse" or a function (output, target) -> one value a sample.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        sample: tuple[Tensor, Tensor],
+        *,
+        head: str | Sequence[str] | None = "head",
+        loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
+        metric: str | Each | None = None,
+        dtype: torch.dtype = torch.float32,
+    ):
+        if head == "head" and not hasattr(module, "head"):
+            head = None
+        self.module = copy.deepcopy(module).to(dtype)
+        self.dtype = dtype
+        self.space = Space(module, head)
+        if self.space.size == 0:
+            raise EquipoiseError("the model has no parameters to train")
+        self.w0 = self.space.vector(module, dtype)
+        self.channels_last = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        self.buffers = torch.cat([torch.empty(0), *(b.detach().flatten().float() for b in module.buffers())]).to(dtype)
+        x, y = sample
+        output, self.unseeded = self._probe(x)
+        if isinstance(loss, str):
+            if loss not in LOSSES:
+                raise EquipoiseError(f"unknown loss {loss!r}; there is {', '.join(LOSSES)}, or give a function")
+            self.loss = LOSSES[loss]
+        else:
+            self.loss = _user_loss(loss, output, y)
+        if metric is None:
+            metric = USUAL_METRIC[loss] if isinstance(loss, str) else ("rmse" if y.is_floating_point() else "accuracy")
+        if isinstance(metric, str) and metric not in METRICS:
+            raise EquipoiseError(f"unknown metric {metric!r}; there is {', '.join(METRICS)}, or give a function")
+        self.metric = METRICS[metric] if isinstance(metric, str) else Metric("score", metric)
+
+    def _probe(self, x: Tensor) -> tuple[Tensor, bool]:
+        """The output for a small batch, and whether training draws random numbers that we cannot seed."""
+        replica = Replica(self)
+        replica.seed(0)
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            before = torch.random.get_rng_state()
+            try:
+                replica.module.train()(x)
+                replica.module.eval()
+                output = replica.module(x)
+            except Exception as error:
+                raise EquipoiseError(f"the model does not take inputs of shape {tuple(x.shape[1:])}: {error}") from None
+            return output, not torch.equal(before, torch.random.get_rng_state())
+
+    def why_not_stacked(self) -> str | None:
+        """What keeps a stack of clients from being trained in one call, or None if nothing does."""
+        if len(self.buffers):
+            return "the model has buffers (BatchNorm statistics), which differ by client"
+        if self.unseeded or any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self.module.modules()):
+            return "the model draws random numbers (dropout) in training"
+        if self.loss.each is None:
+            return "the loss gives only a mean over the batch, not one value a sample"
+        return None
+
+    def mode(self) -> str:
+        """The fixed rule of `auto`: stacked where every operator is small, threads elsewhere."""
+        small = all(
+            isinstance(m, _SMALL) for m in self.module.modules() if next(m.parameters(recurse=False), None) is not None
+        )
+        stackable = self.why_not_stacked() is None
+        return "stacked" if small and stackable and self.space.size <= _SMALL_PARAMETERS else "threads"
+
+    def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
+        module = self.space.module(self.module, vector)
+        _load_buffers(module, self.buffers if buffers is None else buffers)
+        return module
+
+
+def _user_loss(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Loss:
+    value = loss(output, target)
+    if value.ndim == 0:
+        return Loss(loss, None)
+    if value.shape == (len(target),):
+        return Loss(lambda o, t: loss(o, t).mean(), loss)
+    raise EquipoiseError(
+        f"the loss returns shape {tuple(value.shape)}; it must be a mean () or one value a sample {(len(target),)}"
+    )
+
+
+def _load_buffers(module: nn.Module, vector: Tensor) -> None:
+    offset = 0
+    for buffer in module.buffers():
+        buffer.copy_(vector[offset : offset + buffer.numel()].view(buffer.shape))
+        offset += buffer.numel()
+
+
+class Replica:
+    """A copy of the module whose parameters are views of one vector; one a thread."""
+
+    def __init__(self, task: Task):
+        self.module = copy.deepcopy(task.module)
+        self.vector = task.w0.clone()
+        task.space.bind(self.module, self.vector)
+        named = dict(self.module.named_parameters())
+        self.parameters = [named[entry.name] for entry in task.space.entries]
+        self.unseeded = False
+        self.random = torch.Generator()
+        for layer in self.module.modules():
+            if isinstance(layer, nn.modules.dropout._DropoutNd) and not isinstance(
+                layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)
+            ):
+                layer.forward = self._dropout(layer)  # type: ignore[method-assign]
+
+    def _dropout(self, layer: Any) -> Callable[[Tensor], Tensor]:
+        whole_channels = not isinstance(layer, nn.Dropout)
+
+        def forward(x: Tensor) -> Tensor:
+            if not layer.training or layer.p == 0:
+                return x
+            shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if whole_channels else x.shape
+            keep = torch.empty(shape, dtype=x.dtype).bernoulli_(1 - layer.p, generator=self.random)
+            return x * keep / (1 - layer.p)
+
+        return forward
+
+    def seed(self, key: int) -> None:
+        """Make dropout, and whatever else draws from torch's global stream, depend on `key` alone."""
+        self.random.manual_seed(key % 2**63)
+        if self.unseeded:
+            torch.manual_seed(key % 2**63)
+
+    def load_buffers(self, vector: Tensor) -> None:
+        _load_buffers(self.module, vector)
+
+    def read_buffers(self) -> Tensor:
+        return torch.cat([b.detach().flatten().to(self.vector.dtype) for b in self.module.buffers()])
