@@ -1,8 +1,11 @@
 """The folder of a run: what it was told to do, what it measured, and where it can go on from."""
 
 import csv
+import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +29,7 @@ class RunFolder:
         files.make_folder(path)
         if folder.config.exists():
             raise EquipoiseError(f"{path} already holds a run; add --resume to go on with it, or choose another --out")
-        if any(path.iterdir()):
+        if any(not p.name.endswith(".part") for p in path.iterdir()):
             raise EquipoiseError(f"{path} is not empty and not a run; choose another --out")
         files.write_text(folder.config, config)
         return folder
@@ -37,6 +40,16 @@ class RunFolder:
         if not folder.config.exists():
             raise EquipoiseError(f"{path} is not the folder of a run: it has no run.toml")
         return folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else works in this folder meanwhile; the lock goes with the process, however it ends."""
+        with (self.path / "lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise EquipoiseError(f"another process is at work in {self.path}; wait for it, or choose another --out") from None
+            yield
 
     def append(self, log: Path, line: dict[str, Any]) -> None:
         try:

@@ -233,23 +233,29 @@ class Simulation:
         scores |= {f"global.{k}": t for k, t in self.evaluator.shared.tensors().items()}
         self.checkpoints.save(self.done, self.server, self.store, scores, facts)
 
-    def resume(self) -> None:
-        """Go back to the newest checkpoint that is whole, or to the start if there is none."""
-        assert self.folder is not None and self.checkpoints is not None
+    def restore(self) -> dict[str, int] | None:
+        """Back to the newest checkpoint that is whole; the lengths of the logs then, or None if there is none."""
+        assert self.checkpoints is not None
         saved, complaints = self.checkpoints.load(self.store)
         for complaint in complaints:
             self.watcher.tell(complaint + ("; the one before is used" if saved else "; the run starts anew"))
-        logs = {log.name: 0 for log in (self.folder.metrics, self.folder.timings)}
-        if saved is not None:
-            self.done, self.server = saved.round, saved.server
-            self.counters = Counters(**saved.facts["counters"])
-            logs = saved.facts["logs"]
-            self.evaluator.has = saved.facts["has"]
-            self.evaluator.adaptation_samples = saved.facts["adaptation_samples"]
-            for name, table in (("personal", self.evaluator.personal), ("global", self.evaluator.shared)):
-                table.restore({k: saved.scores[f"{name}.{k}"] for k in ("scores", "digest")})
+        if saved is None:
+            return None
+        self.done, self.server = saved.round, saved.server
+        self.counters = Counters(**saved.facts["counters"])
+        self.evaluator.has = saved.facts["has"]
+        self.evaluator.adaptation_samples = saved.facts["adaptation_samples"]
+        for name, table in (("personal", self.evaluator.personal), ("global", self.evaluator.shared)):
+            table.restore({k: saved.scores[f"{name}.{k}"] for k in ("scores", "digest")})
+        logs: dict[str, int] = saved.facts["logs"]
+        return logs
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint that is whole, or from the start if there is none."""
+        assert self.folder is not None
+        lengths = self.restore() or {}
         for log in (self.folder.metrics, self.folder.timings):
-            self.folder.cut(log, logs[log.name])
+            self.folder.cut(log, lengths.get(log.name, 0))
         self.lines = self.folder.read_metrics()
 
     def summary(self) -> dict[str, Any]:

@@ -1,0 +1,135 @@
+"""The Python interface: any module, any clients' data, one call."""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from equipoise.algorithm import Algorithm
+from equipoise.data.federation import Federation, from_clients
+from equipoise.engine.executor import BUFFERS, Job, Model
+from equipoise.engine.simulate import DTYPES, Engine, Schedule, Simulation, Watcher
+from equipoise.errors import EquipoiseError
+from equipoise.runfolder import RunFolder
+from equipoise.task import Each, Task
+
+
+class Result:
+    """What a run came to: models as ordinary modules, and the metrics."""
+
+    def __init__(self, simulation: Simulation):
+        self._run = simulation
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return self._run.federation.names
+
+    @property
+    def federation(self) -> Federation:
+        return self._run.federation
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A dictionary a round, as in metrics.jsonl."""
+        return copy.deepcopy(self._run.lines)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self._run.summary()
+
+    def scores(self) -> dict[str, np.ndarray]:
+        """For each kind of model a row a client: loss and metric on validation, loss and metric on test."""
+        return {kind: table.copy() for kind, table in self._run.evaluator.tables().items()}
+
+    def _who(self, client: int | str) -> int:
+        names = self._run.federation.names
+        if isinstance(client, str) and client in names:
+            return names.index(client)
+        if isinstance(client, int) and 0 <= client < len(names):
+            return client
+        raise EquipoiseError(f"there is no client {client!r}; clients are 0 to {len(names) - 1}, or by name, such as {names[0]!r}")
+
+    def personal_vector(self, client: int | str) -> Model:
+        run = self._run
+        who = self._who(client)
+        executor = run.engine.executor(run.task, run.federation, run.algorithm, run.schedule.seed)
+        try:
+            job = Job(who, run.store.get(who), run.algorithm.down(run.server, who))
+            model, _ = next(iter(executor.personal(run.done, [job])))
+        finally:
+            executor.close()
+        if model is None:
+            raise EquipoiseError(f"{type(run.algorithm).__name__} has no personal models; ask for the global one")
+        return model
+
+    def personal(self, client: int | str) -> nn.Module:
+        """The client's own model (by number or name)."""
+        model = self.personal_vector(client)
+        return self._run.task.to_module(model.vector, model.buffers)
+
+    def global_vector(self) -> Tensor:
+        vector = self._run.algorithm.shared(self._run.server)
+        if vector is None:
+            raise EquipoiseError(f"{type(self._run.algorithm).__name__} has no global model; ask for a client's own")
+        return vector
+
+    def global_model(self) -> nn.Module:
+        """The model that all clients share."""
+        return self._run.task.to_module(self.global_vector())
+
+    def hybrid(self, client: int | str) -> nn.Module:
+        """The better of the client's own and the global model, by its validation samples."""
+        if "hybrid" not in self._run.evaluator.tables():
+            raise EquipoiseError("there is no hybrid model without a personal model, a global one and validation samples")
+        takes_global = self._run.evaluator.takes_global()[self._who(client)]
+        who = self._who(client)
+        buffers = self._run.store.get(who).get(BUFFERS)
+        return self._run.task.to_module(self.global_vector(), buffers) if takes_global else self.personal(client)
+
+
+def train(
+    module: nn.Module,
+    clients: Sequence[Any] | Federation,
+    algorithm: Algorithm,
+    *,
+    head: str | Sequence[str] | None = "head",
+    loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
+    metric: str | Each | None = None,
+    names: Sequence[str] | None = None,
+    split: Sequence[float] = (0.7, 0.1, 0.2),
+    seed: int = 0,
+    rounds: int = 50,
+    participation: float | int = 1.0,
+    evaluate_every: int = 1,
+    checkpoint_every: int = 10,
+    mode: str = "auto",
+    workers: int = 0,
+    dtype: str = "float32",
+    out: str | Path | None = None,
+    watcher: Watcher | None = None,
+) -> Result:
+    """Train a federation of `clients` and return every client's model.
+
+    `module` is any nn.Module, and `head` the name of the part that personal-head methods keep on the client.
+    `clients` is a list with a pair (x, y), a Dataset or a dictionary of train, validation and test for each.
+    `loss` is "cross-entropy", "squared" or a function (output, target). With `out` the run is also written there.
+    """
+    schedule = Schedule(
+        seed=seed, rounds=rounds, participation=participation, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every
+    )
+    engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
+    federation = clients if isinstance(clients, Federation) else from_clients(clients, names=names, split=split, seed=seed)
+    number = DTYPES[dtype]
+    task = Task(module, federation.prepared(number, False).sample(), head=head, loss=loss, metric=metric, dtype=number)
+    folder = None
+    if out is not None:
+        note = f"# written by equipoise.train with {type(algorithm).__name__}: {algorithm.model_dump()}\n"
+        folder = RunFolder.create(Path(out), note)
+    simulation = Simulation(task, federation, algorithm, schedule, engine, folder, watcher)
+    with torch.random.fork_rng(devices=[]):  # a module that draws from torch's own stream leaves the caller's alone
+        simulation.run()
+    return Result(simulation)

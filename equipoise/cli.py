@@ -1,0 +1,233 @@
+"""The command line."""
+
+import json
+import shlex
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Personalised federated learning: every client ends with a model of its own, and all learn from each other.\n\n"
+    "Begin with `equipoise demo`; then write a TOML file (see `equipoise run --help`) and run it.",
+)
+out_console, err_console = Console(), Console(stderr=True)
+
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder of the run.")]
+Data = Annotated[
+    Path | None, typer.Option("--data", metavar="DIR", help="Where data sets are; else $EQUIPOISE_DATA, else ./data.")
+]
+
+
+class Format(StrEnum):
+    table = "table"
+    md = "md"
+    csv = "csv"
+    json = "json"
+
+
+class Kind(StrEnum):
+    algorithms = "algorithms"
+    models = "models"
+    data = "data"
+    partitions = "partitions"
+
+
+def _progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("rounds"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[score]}"),
+        console=err_console,
+    )
+
+
+class _Bar:
+    """Shows a run on a progress bar; a `Watcher`."""
+
+    def __init__(self, progress: Progress | None, name: str):
+        self.progress = progress
+        self.bar = None if progress is None else progress.add_task(name, total=None, score="")
+        self.done = 0
+
+    def begin(self, rounds: int, done: int) -> None:
+        self.done = done
+        if self.progress is not None and self.bar is not None:
+            self.progress.reset(self.bar, total=rounds, completed=done, score="")
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.done = line["round"]
+        if self.progress is not None and self.bar is not None:
+            shown = {k: v for k in ("personal", "global") if (v := line.get(k))}
+            texts = [f"{k} {100 * v['accuracy']:.1f}%" if "accuracy" in v else f"{k} {next(iter(v.values())):.4g}" for k, v in shown.items()]
+            update = {"score": " ".join(texts)} if texts else {}
+            self.progress.update(self.bar, completed=self.done, **update)
+
+    def tell(self, text: str) -> None:
+        err_console.print(f"equipoise: {escape(text)}", highlight=False)
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
+    sets: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting: --set algorithm.lr=0.1 --set seed=1"),
+    ] = None,
+    out: Out = None,
+    data: Data = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
+) -> None:
+    """Run an experiment.
+
+    A small one: seed = 0, rounds = 20, then [data] name = "digits-by-writer", [model] name = "mlp",
+    [algorithm] name = "ditto". Everything else has a default; `equipoise list` shows what there is.
+    The run folder gets run.toml, metrics.jsonl, timings.jsonl, clients.csv, summary.json and checkpoint/.
+    """
+    from equipoise import report, runs
+    from equipoise.config import Experiment
+
+    experiment = Experiment.load(file, sets or [])
+    folder = out or runs.default_folder(file, experiment)
+    progress = None if quiet else _progress()
+    bar = _Bar(progress, experiment.algorithm_name)
+    try:
+        if progress is None:
+            runs.run(experiment, folder, data, resume, bar)  # type: ignore[arg-type]
+        else:
+            with progress:
+                runs.run(experiment, folder, data, resume, bar)  # type: ignore[arg-type]
+    except Interrupted:
+        again = ["equipoise", "run", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
+        again += ["--data", str(data)] if data else []
+        _interrupted(f"stopped after round {bar.done}, all of it saved", shlex.join([*again, "--resume"]))
+    if not quiet:
+        out_console.print(report.as_table(report.compare(report.find_runs([folder]))))
+        out_console.print(f"Run folder: {escape(str(folder))}", highlight=False)
+
+
+@app.command()
+def demo(out: Out = None) -> None:
+    """Compare five methods on handwritten digits of 80 writers, in under a minute, without any download."""
+    from equipoise import report
+    from equipoise.demo import DEFAULT_FOLDER
+    from equipoise.demo import demo as run_demo
+
+    folder = out or DEFAULT_FOLDER
+    progress = _progress()
+    try:
+        with progress:
+            found, picture = run_demo(folder, lambda name: _Bar(progress, name))  # type: ignore[arg-type,return-value]
+    except Interrupted:
+        again = ["equipoise", "demo", *(["--out", str(out)] if out else [])]
+        _interrupted("stopped, all rounds so far are saved", shlex.join(again))
+    out_console.print(report.as_table(report.compare(found)))
+    say = lambda text: out_console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
+    say("personal: every client's own model; global: one for all; hybrid: the better of the two on the client's validation samples.")
+    say(f"Picture:     {escape(str(picture))}")
+    say(f"Run folders: {escape(str(folder))}/local, fedavg, …")
+    say("Try next:")
+    say(f"  equipoise compare {escape(shlex.quote(str(folder)))} --format md")
+    say(f"  equipoise run {escape(shlex.quote(str(folder / 'ditto' / 'run.toml')))} --set algorithm.lam=1.0 --out runs/ditto-lam1")
+    say(f"  equipoise export {escape(shlex.quote(str(folder / 'ditto')))} --client 0 --out client-0.safetensors")
+    say("  equipoise list algorithms")
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
+    format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
+) -> None:
+    """A table over runs; mean ± standard deviation where runs differ only in the seed."""
+    from equipoise import report
+
+    rows = report.compare(report.find_runs(folders))
+    if format is Format.table:
+        out_console.print(report.as_table(rows))
+    else:
+        print(report.as_text(rows, format.value))
+
+
+@app.command("list")
+def list_(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """What there is to choose from, with parameters, defaults and papers."""
+    from equipoise.listing import listing
+
+    entries = listing(kind.value)
+    if as_json:
+        print(json.dumps(entries, indent=2))
+        return
+    for entry in entries:
+        paper = f" [dim]{escape(entry['paper'])}[/dim]" if entry["paper"] else ""
+        out_console.print(f"[bold]{escape(entry['name'])}[/bold]  {escape(entry['summary'])}{paper}", highlight=False)
+        if entry["parameters"]:
+            table = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
+            for row in entry["parameters"]:
+                default = "" if row["default"] is None else f"= {json.dumps(row['default'])}"
+                table.add_row(escape(row["name"]), escape(default), escape(row["meaning"]), f"[dim]{escape(row['allowed'])}[/dim]")
+            out_console.print(table)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write, .safetensors.")],
+    client: Annotated[str | None, typer.Option("--client", metavar="K", help="A client's number or name.")] = None,
+    global_: Annotated[bool, typer.Option("--global", help="The global model.")] = False,
+    data: Data = None,
+) -> None:
+    """Write a personal model or the global one as safetensors; equipoise.load_model(FILE) loads it again."""
+    from equipoise.export import export_model
+    from equipoise.runs import reopen
+
+    if (client is None) == (not global_):
+        raise EquipoiseError("say which model to export: either --client K or --global")
+    result, experiment = reopen(folder, data)
+    name = export_model(result, experiment, client, out)
+    out_console.print(escape(f"The model of {name} is in {out}; load it with equipoise.load_model({str(out)!r})"), highlight=False)
+
+
+def _interrupted(what: str, command: str) -> NoReturn:
+    err_console.print(f"equipoise: {escape(what)}; go on with:\n  {escape(command)}", highlight=False, soft_wrap=True)
+    raise SystemExit(130)
+
+
+def main() -> None:
+    """What the user can put right is said in one sentence; everything else keeps its traceback."""
+    try:
+        app()
+    except RunFailed as error:
+        _fail(error, 1)
+    except EquipoiseError as error:
+        _fail(error, 2)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    print(f"equipoise: {error}", file=sys.stderr)
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

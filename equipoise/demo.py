@@ -1,0 +1,35 @@
+"""The demonstration: five methods on digits by writer, which come with the package."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from equipoise.config import Experiment
+from equipoise.engine.simulate import Watcher
+from equipoise.report import Run, find_runs, plot
+from equipoise.runs import run
+
+ROUNDS = 30
+METHODS = {"local": {}, "fedavg": {}, "fedavg-ft": {"finetune_epochs": 2}, "ditto": {"lam": 0.3}, "fedrep": {}}
+DEFAULT_FOLDER = Path("runs/demo")
+
+
+def experiment(name: str) -> Experiment:
+    return Experiment.parse(
+        {
+            "rounds": ROUNDS,
+            "participation": 0.5,
+            "data": {"name": "digits-by-writer", "partition": {"kind": "natural"}, "split": [0.6, 0.15, 0.25]},
+            "model": {"name": "mlp"},
+            "algorithm": {"name": name, "lr": 0.1, "epochs": 2, "batch": 10, **METHODS[name]},
+        }
+    )
+
+
+def demo(out: Path, watcher_of: Callable[[str], Watcher]) -> tuple[list[Run], Path]:
+    """Runs every method (or goes on where an earlier demo was stopped), and draws the picture."""
+    for name in METHODS:
+        run(experiment(name), out / name, resume=True, watcher=watcher_of(name))
+    runs = find_runs([out / name for name in METHODS])
+    picture = out / "accuracy.png"
+    plot(runs, picture)
+    return runs, picture

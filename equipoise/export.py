@@ -1,0 +1,51 @@
+"""A trained model in a file of its own, with what is needed to load it again."""
+
+import json
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from equipoise import files
+from equipoise.api import Result
+from equipoise.config import Experiment
+from equipoise.errors import EquipoiseError
+from equipoise.models import MODELS
+from equipoise.settings import read
+
+_FORMAT = "equipoise-model-1"
+
+
+def export_model(result: Result, experiment: Experiment, client: str | None, path: Path) -> str:
+    """Write client's personal model, or the global one where `client` is None; returns what was written."""
+    who: str | int | None = int(client) if client is not None and client not in result.clients and client.isdigit() else client
+    module = result.global_model() if who is None else result.personal(who)
+    name = "global" if who is None else result.clients[who] if isinstance(who, int) else who
+    federation = result.federation
+    described = {
+        "model": {"name": experiment.model_name, **experiment.tables()["model"]},
+        "shape": list(federation.sample()[0].shape[1:]),
+        "outputs": federation.classes or 1,
+        "dtype": experiment.engine.dtype,
+        "trained": {"algorithm": experiment.algorithm_name, "data": experiment.data.name, "of": name},
+    }
+    files.write_tensors(path, module.state_dict(), {"format": _FORMAT, "equipoise": json.dumps(described)})
+    return name
+
+
+def load_model(path: str | Path) -> nn.Module:
+    """The module that `equipoise export` wrote, ready to predict."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise EquipoiseError(f"{path} was not written by equipoise export")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise EquipoiseError(f"{path} cannot be read as a model: {error}") from None
+    described = json.loads(metadata["equipoise"])
+    settings = described["model"]
+    model = read(MODELS[settings.pop("name")], settings, "model")
+    module = model.build(tuple(described["shape"]), described["outputs"])
+    module.to(next(iter(tensors.values())).dtype).load_state_dict(tensors)
+    return module.eval()

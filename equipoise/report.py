@@ -1,0 +1,165 @@
+"""Runs side by side: tables and plots."""
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from rich.table import Table
+
+from equipoise.config import read_toml
+from equipoise.errors import EquipoiseError
+from equipoise.evaluate import KINDS
+from equipoise.runfolder import RunFolder
+from equipoise.runs import flatten
+
+_FOR_READERS = ("written.", "engine.workers", "engine.memory_mb", "checkpoint_every")  # no run is another for these
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+    config: dict[str, Any]
+    summary: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+
+def find_runs(paths: list[Path]) -> list[Run]:
+    """The runs in these folders, or in the folders right below them."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            raise EquipoiseError(f"there is no folder {path}")
+        inside = [path] if (path / "run.toml").exists() else sorted(p.parent for p in path.glob("*/run.toml"))
+        if not inside:
+            raise EquipoiseError(f"{path} holds no run: neither it nor a folder in it has a run.toml")
+        found |= dict.fromkeys(inside)
+    return [_read(path) for path in found]
+
+
+def _read(path: Path) -> Run:
+    folder = RunFolder.open(path)
+    config = {k: v for k, v in flatten(read_toml(folder.config)).items() if not k.startswith(_FOR_READERS)}
+    return Run(path, config, folder.read_summary(), folder.read_metrics())
+
+
+def compare(runs: list[Run]) -> list[dict[str, Any]]:
+    """A row for all runs that differ only in the seed, each figure with its mean and spread over them."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        key = json.dumps({k: v for k, v in run.config.items() if k != "seed"}, sort_keys=True)
+        groups.setdefault(key, []).append(run)
+    shown = _differences([group[0] for group in groups.values()])
+    rows = []
+    for group in groups.values():
+        first = group[0]
+        name = first.config.get("algorithm.name", first.summary["algorithm"])
+        row: dict[str, Any] = {"algorithm": name, "data": first.summary["dataset"]}
+        settings = {k: first.config[k] for k in shown if k in first.config and k.startswith(_common(name, first, groups))}
+        row["settings"] = " ".join(f"{k.removeprefix('algorithm.')}={v}" for k, v in settings.items())
+        row["seeds"] = len(group)
+        metric = first.summary["metric"]
+        row["metric"] = metric
+        for kind in KINDS:
+            for short, field in ((kind, metric), (f"{kind}_spread", f"{metric}_std"), (f"{kind}_worst", "worst_decile")):
+                values = [run.summary[kind][field] for run in group if field in run.summary.get(kind, {})]
+                row[short] = mean(values) if values else None
+                row[f"{short}_std"] = stdev(values) if len(values) > 1 else None
+        for field in ("bytes_up", "bytes_down", "gradient_samples", "seconds"):
+            row[field] = mean(run.summary[field] for run in group)
+        rows.append(row)
+    return rows
+
+
+def _differences(runs: list[Run]) -> list[str]:
+    """Settings that are not the same in all runs, apart from the algorithm's name and the data's, which have columns."""
+    keys = sorted({key for run in runs for key in run.config})
+    skip = ("seed", "algorithm.name", "data.name")
+    return [k for k in keys if k not in skip and len({json.dumps(r.config.get(k)) for r in runs}) > 1]
+
+
+def _common(name: str, first: Run, groups: dict[str, list[Run]]) -> tuple[str, ...]:
+    """Prefixes of settings worth showing: an algorithm's own only where it stands in the table more than once."""
+    same = [group for group in groups.values() if group[0].config.get("algorithm.name") == name]
+    return ("", ) if len(same) > 1 else ("data.", "model.", "rounds", "participation")
+
+
+def _figure(value: float | None, spread: float | None, metric: str) -> str:
+    if value is None:
+        return "–"
+    scale, digits = (100, 2) if metric == "accuracy" else (1, 4)
+    return f"{value * scale:.{digits}f}" + (f" ± {spread * scale:.{digits}f}" if spread is not None else "")
+
+
+def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """What people read: the models' scores, how far clients lie apart, and what was sent."""
+    unit = " %" if all(row["metric"] == "accuracy" for row in rows) else ""
+    head = ["algorithm", f"personal{unit}", f"global{unit}", f"hybrid{unit}", "spread", "worst tenth", "sent MB"]
+    optional = {
+        "data": len({row["data"] for row in rows}) > 1,
+        "settings": any(row["settings"] for row in rows),
+        "seeds": any(row["seeds"] > 1 for row in rows),
+    }
+    body = []
+    for row in rows:
+        kind = "personal" if row["personal"] is not None else "global"
+        cells = [row["algorithm"], *(str(row[k]) for k, wanted in optional.items() if wanted)]
+        cells += [_figure(row[k], row[f"{k}_std"], row["metric"]) for k in KINDS]
+        cells += [_figure(row[f"{kind}_{k}"], None, row["metric"]) for k in ("spread", "worst")]
+        body.append([*cells, f"{(row['bytes_up'] + row['bytes_down']) / 1e6:.1f}"])
+    return [head[0], *(k for k, wanted in optional.items() if wanted), *head[1:]], body
+
+
+NOTE = "spread: standard deviation over clients, worst tenth: mean of the worst 10% of clients (personal model, else global)"
+
+
+def as_table(rows: list[dict[str, Any]]) -> Table:
+    head, body = _cells(rows)
+    table = Table(caption=NOTE, caption_justify="left")
+    for column in head:
+        table.add_column(column, justify="left" if column in ("algorithm", "data", "settings") else "right")
+    for cells in body:
+        table.add_row(*cells)
+    return table
+
+
+def as_text(rows: list[dict[str, Any]], format: str) -> str:
+    if format == "json":
+        return json.dumps(rows, indent=2)
+    if format == "csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return text.getvalue().rstrip()
+    head, body = _cells(rows)
+    lines = [head, ["---"] * len(head), *body]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def plot(runs: list[Run], path: Path) -> None:
+    """Test score against rounds: personal models drawn through, global ones dashed."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for number, run in enumerate(runs):
+        metric = run.summary["metric"]
+        scale = 100 if metric == "accuracy" else 1
+        for kind, style in (("personal", "-"), ("global", "--")):
+            points = [(line["round"], scale * line[kind][metric]) for line in run.metrics if metric in line.get(kind, {})]
+            if points:
+                label = f"{run.summary['algorithm']}, {kind}"
+                axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label, marker="." if len(points) == 1 else "")
+    metric = runs[0].summary["metric"]
+    axes.set(xlabel="round", ylabel="test accuracy, mean over clients (%)" if metric == "accuracy" else f"test {metric}")
+    axes.set_title(f"{runs[0].summary['dataset']}, {runs[0].summary['clients']} clients")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=130)
+    plt.close(figure)
