@@ -13,7 +13,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.space import Part, Space
 
 
-def plan(n: int, batch: int, epochs: int, steps: int | None, rng: np.random.Generator) -> np.ndarray:
+def plan(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator) -> np.ndarray:
     """Which sample goes into which step: a (steps, batch) matrix, -1 where a batch is not full."""
     if n == 0:
         return np.empty((0, batch), dtype=np.int64)
@@ -22,7 +22,7 @@ def plan(n: int, batch: int, epochs: int, steps: int | None, rng: np.random.Gene
     epochs = -(-total // in_epoch)
     order = np.full((epochs, in_epoch * batch), -1, dtype=np.int64)
     for row in order:
-        row[:n] = rng.permutation(n)
+        row[:n] = torch.randperm(n, generator=rng).numpy()
     return order.reshape(-1, batch)[:total]
 
 
@@ -74,6 +74,10 @@ class Work(ABC):
     def batches(self, epochs: int, steps: int | None, stream: int) -> Iterator[tuple[Batch, Tensor | None]]:
         """The batches in their order, each with who is still at work (None: all)."""
 
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
+        """A step of plain SGD, in place."""
+        v[..., self.space.part(part)].add_(self.gradient(v, batch, part), alpha=-lr)
+
     def close(self, v: Tensor) -> Tensor:
         return v
 
@@ -90,19 +94,29 @@ class Work(ABC):
     ) -> Tensor:
         if steps is None and epochs is None:
             steps = self.algorithm.steps
+        lr = lr or self.algorithm.lr
         moves = self.space.part(part)
         v = self.open(start, part)
         moving = v[..., moves]
-        update = Update(self.algorithm, lr or self.algorithm.lr)
+        update = None if plain(self.algorithm) else Update(self.algorithm, lr)
         if moving.shape[-1]:
             for batch, active in self.batches(epochs or self.algorithm.epochs, steps, stream):
-                g = self.gradient(v, batch, part)
-                if pull is not None:
-                    g = g.add_(pull(v)[..., moves])
-                update(moving, g, active)
+                extra = None if pull is None else pull(v)[..., moves]
+                if update is not None:
+                    g = self.gradient(v, batch, part)
+                    update(moving, g if extra is None else g + extra, active)
+                    continue
+                self.step(v, batch, part, lr)
+                if extra is not None:
+                    moving.add_(extra if active is None else torch.where(active, extra, 0), alpha=-lr)
         return self.close(v)
 
 
-def order_of(seed: int, round: int, name: str, purpose: str, stream: int) -> np.random.Generator:
+def plain(algorithm: Algorithm) -> bool:
+    """SGD that neither remembers nor clips: gradient and pull may then be applied one after the other."""
+    return algorithm.optimizer == "sgd" and algorithm.momentum == 0 and algorithm.clip is None
+
+
+def order_of(seed: int, round: int, name: str, purpose: str, stream: int) -> torch.Generator:
     """The random order of a client's batches in a round."""
-    return randomness.generator(seed, purpose, round, name, stream)
+    return randomness.torch_generator(seed, purpose, round, name, stream)

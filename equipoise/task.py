@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from equipoise.data.federation import Memory
 from equipoise.errors import EquipoiseError
 from equipoise.space import Space
 
@@ -41,8 +42,13 @@ def _squared(output: Tensor, target: Tensor) -> Tensor:
     return (output.reshape(len(target), -1) - target.reshape(len(target), -1)).square().mean(-1)
 
 
+def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """One value a sample, in fewer operations than F.cross_entropy takes when it is traced."""
+    return -output.log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
+
+
 LOSSES = {
-    "cross-entropy": Loss(F.cross_entropy, lambda o, t: F.cross_entropy(o, t, reduction="none")),
+    "cross-entropy": Loss(F.cross_entropy, _cross_entropy),
     "squared": Loss(lambda o, t: _squared(o, t).mean(), _squared),
 }
 METRICS = {
@@ -162,6 +168,7 @@ class Replica:
         task.space.bind(self.module, self.vector)
         named = dict(self.module.named_parameters())
         self.parameters = [named[entry.name] for entry in task.space.entries]
+        self.memory = Memory()
         self.unseeded = False
         self.random = torch.Generator()
         for layer in self.module.modules():

@@ -29,6 +29,18 @@ class Ragged:
         return len(self.lengths)
 
 
+class Memory:
+    """Room for a batch, used again and again: new memory is slow to touch for the first time."""
+
+    def __init__(self) -> None:
+        self.room: Tensor | None = None
+
+    def take(self, like: Tensor, samples: int) -> Tensor:
+        if self.room is None or len(self.room) < samples or self.room.shape[1:] != like.shape[1:]:
+            self.room = like.new_empty((samples, *like.shape[1:]))
+        return self.room[:samples]
+
+
 @dataclass(frozen=True)
 class Federation:
     """Samples x with targets y, and who owns which. Nothing is copied a client."""
@@ -55,8 +67,10 @@ class Federation:
     def __len__(self) -> int:
         return len(self.names)
 
-    def gather(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        x = self.x.index_select(0, indices)
+    def gather(self, indices: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of these samples; with `memory`, the inputs last until it is used again."""
+        out = None if memory is None else memory.take(self.x, len(indices))
+        x = torch.index_select(self.x, 0, indices, out=out)
         return x.permute(0, 3, 1, 2) if self.channels_last else x, self.y.index_select(0, indices)
 
     def sample(self) -> tuple[Tensor, Tensor]:

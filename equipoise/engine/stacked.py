@@ -14,11 +14,11 @@ from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from equipoise.algorithm import Algorithm
-from equipoise.data.federation import Federation
+from equipoise.data.federation import Federation, Memory
 from equipoise.descend import Batch, Work, order_of, plan
 from equipoise.engine.executor import Done, Executor, Job, Model, Scores
 from equipoise.errors import EquipoiseError
-from equipoise.space import Part
+from equipoise.space import Entry, Part
 from equipoise.state import stack
 from equipoise.task import Task
 
@@ -33,13 +33,13 @@ def _narrow_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         if x.ndim != 2 or layer.bias is None:
             return nn.functional.linear(x, layer.weight, layer.bias)
-        return torch.addmm(layer.bias[:, None], layer.weight, x.t()).t()
+        return (layer.weight @ x.t() + layer.bias[:, None]).t()
 
     return forward
 
 
-class StackedGradient:
-    """The gradients of a stack of clients, as one flat (cohort, P) tensor."""
+class StackedModule:
+    """The gradients of a stack of clients, traced once for each shape of the batches."""
 
     def __init__(self, task: Task, compiled: bool = False):
         self.task, self.compiled = task, compiled
@@ -47,16 +47,31 @@ class StackedGradient:
         for layer in self.module.modules():
             if type(layer) is nn.Linear and layer.out_features <= _NARROW:
                 layer.forward = _narrow_linear(layer)  # type: ignore[method-assign]
+        self.memory = Memory()
         self.traced: dict[tuple[object, ...], Callable[..., Tensor]] = {}
 
-    def __call__(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
-        x, y, weights = batch
-        key = (part, x.shape, x.dtype, y.shape)
-        if key not in self.traced:
-            self.traced[key] = self._trace(v, x, y, weights, part)
-        return self.traced[key](v, x, y, weights)
+    def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
+        """As one flat (cohort, P) tensor."""
 
-    def _trace(self, v: Tensor, x: Tensor, y: Tensor, weights: Tensor | None, part: Part) -> Callable[..., Tensor]:
+        def flat(v: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+            pieces = [g.permute(0, 1, 3, 4, 2) if g.ndim == 5 else g for _, g in self._each(v, x, y, weights, part)]
+            return torch.cat([piece.reshape(len(v), -1) for piece in pieces], dim=1)
+
+        return self._call(("gradient", part), flat, v, batch)
+
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
+        """Straight into the vector, without putting the gradient together first."""
+
+        def into(v: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+            for entry, g in self._each(v, x, y, weights, part):
+                entry.view(v).add_(g, alpha=-lr)
+            return v
+
+        self._call(("step", part, lr), into, v, batch)
+
+    def _each(
+        self, v: Tensor, x: Tensor, y: Tensor, weights: Tensor, part: Part
+    ) -> list[tuple[Entry, Tensor]]:
         space, each = self.task.space, self.task.loss.each
         low, high, _ = space.part(part).indices(space.size)
         moving = [e for e in space.entries if low <= e.offset < high]
@@ -66,14 +81,28 @@ class StackedGradient:
         def loss(p: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
             return (each(functional_call(self.module, {**p, **fixed}, (x,)), y) * weights).sum()
 
-        def gradient(v: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-            p, fixed = ({e.name: e.view(v) for e in entries} for entries in (moving, still))
-            g = vmap(grad(loss))(p, fixed, x, y, weights)
-            pieces = [g[e.name].permute(0, 1, 3, 4, 2) if len(e.shape) == 4 else g[e.name] for e in moving]
-            return torch.cat([piece.reshape(len(v), -1) for piece in pieces], dim=1)
+        p, fixed = ({e.name: e.view(v) for e in entries} for entries in (moving, still))
+        gradients = vmap(grad(loss))(p, fixed, x, y, weights)
+        return [(e, gradients[e.name]) for e in moving]
 
-        traced = make_fx(gradient)(v, x, y, weights)
-        return torch.compile(traced, dynamic=False) if self.compiled else traced
+    def _call(self, what: tuple[object, ...], function: Callable[..., Tensor], v: Tensor, batch: Batch) -> Tensor:
+        x, y, weights = batch
+        key = (*what, x.shape, y.shape, v.dtype)
+        if key not in self.traced:
+            graph = make_fx(function)(v.clone(), x, y, weights)
+            _simplify(graph)
+            self.traced[key] = torch.compile(graph, dynamic=False) if self.compiled else graph
+        return self.traced[key](v, x, y, weights)
+
+
+def _simplify(module: torch.fx.GraphModule) -> None:
+    """Take out what nobody asks for (the loss itself) and views that change nothing: each costs microseconds a step."""
+    views = (torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default)
+    for node in module.graph.nodes:
+        if node.target in views and node.meta["val"].shape == node.args[0].meta["val"].shape:
+            node.replace_all_uses_with(node.args[0])
+    module.graph.eliminate_dead_code()
+    module.recompile()
 
 
 class Cohort(Work):
@@ -81,7 +110,7 @@ class Cohort(Work):
 
     def __init__(
         self,
-        gradient: StackedGradient,
+        module: StackedModule,
         federation: Federation,
         algorithm: Algorithm,
         seed: int,
@@ -89,8 +118,8 @@ class Cohort(Work):
         who: Sequence[int],
         purpose: str,
     ):
-        self.stacked_gradient, self.federation, self.algorithm = gradient, federation, algorithm
-        self.space, self.dtype = gradient.task.space, gradient.task.dtype
+        self.module, self.federation, self.algorithm = module, federation, algorithm
+        self.space, self.dtype = module.task.space, module.task.dtype
         self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
         self.samples = np.zeros(len(who), dtype=np.int64)
         self.size = torch.tensor([[len(federation.train[i])] for i in who], dtype=self.dtype)
@@ -99,7 +128,10 @@ class Cohort(Work):
         return start.clone(memory_format=torch.contiguous_format)
 
     def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
-        return self.stacked_gradient(v, batch, part)
+        return self.module.gradient(v, batch, part)
+
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
+        self.module.step(v, batch, part, lr)
 
     def batches(self, epochs: int, steps: int | None, stream: int) -> Iterator[tuple[Batch, Tensor | None]]:
         owned = [self.federation.train[i] for i in self.who]
@@ -120,9 +152,9 @@ class Cohort(Work):
         active = torch.from_numpy(counts > 0)
         everyone = active.flatten(1).all(1).tolist()
         indices = torch.from_numpy(order).flatten(1)
+        lead = (len(plans), batch)
         for t in range(length):
-            x, y = self.federation.gather(indices[t])
-            lead = (len(plans), batch)
+            x, y = self.federation.gather(indices[t], self.module.memory)
             yield (x.unflatten(0, lead), y.unflatten(0, lead), weights[t]), None if everyone[t] else active[t]
 
 
@@ -146,7 +178,7 @@ class Stacked(Executor):
             raise EquipoiseError(f"engine.mode = 'stacked' is not possible here, because {why}; use 'threads'")
         self.threads_before = torch.get_num_threads()
         torch.set_num_threads(workers)
-        self.gradient = StackedGradient(task, compiled)
+        self.module = StackedModule(task, compiled)
 
     def close(self) -> None:
         torch.set_num_threads(self.threads_before)
@@ -161,7 +193,7 @@ class Stacked(Executor):
 
     def _cohort(self, round: int, group: list[Job], purpose: str) -> Cohort:
         who = [job.who for job in group]
-        return Cohort(self.gradient, self.federation, self.algorithm, self.seed, round, who, purpose)
+        return Cohort(self.module, self.federation, self.algorithm, self.seed, round, who, purpose)
 
     @torch.no_grad()
     def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
@@ -203,7 +235,7 @@ class Stacked(Executor):
                 for k, row in enumerate(rows):
                     padded[k, : len(row)] = row
                 x, y = self.federation.gather(torch.from_numpy(padded.reshape(-1)))
-                outputs = vmap(lambda p, x: functional_call(self.gradient.module, p, (x,)))(
+                outputs = vmap(lambda p, x: functional_call(self.module.module, p, (x,)))(
                     views, x.unflatten(0, padded.shape)
                 ).flatten(0, 1)
                 both = self._each(outputs, y).reshape(2, len(group), width)

@@ -47,17 +47,16 @@ class OneClient(Work):
         self.chunk = max(1, _CHUNK_BYTES // (bytes_a_sample * algorithm.batch))
 
     def open(self, start: Tensor, part: Part) -> Tensor:
-        moves = self.space.part(part)
-        low, high, _ = moves.indices(self.space.size)
-        self.moving = []
+        """Load the replica; the gradients of the part that moves will gather in one buffer, of which each is a view."""
+        low, high, _ = self.space.part(part).indices(self.space.size)
+        buffer = torch.zeros_like(self.replica.vector)
+        self.moving = buffer[low:high]
         for entry, parameter in zip(self.space.entries, self.replica.parameters, strict=True):
-            moves_too = low <= entry.offset < high
-            parameter.requires_grad_(moves_too)
-            if moves_too:
-                self.moving.append(parameter)
+            moves = low <= entry.offset < high
+            parameter.requires_grad_(moves)
+            parameter.grad = entry.view(buffer) if moves else None
         self.replica.vector.copy_(start)
         self.replica.module.train()
-        self.flat = self.replica.vector.new_empty(high - low)
         return self.replica.vector
 
     def close(self, v: Tensor) -> Tensor:
@@ -71,7 +70,7 @@ class OneClient(Work):
         for first in range(0, len(order), self.chunk):
             rows = order[first : first + self.chunk]
             there = rows >= 0
-            x, y = self.federation.gather(torch.from_numpy(self.indices[rows[there]]))
+            x, y = self.federation.gather(torch.from_numpy(self.indices[rows[there]]), self.replica.memory)
             sizes = there.sum(1).tolist()
             self.gradient_samples += len(y)
             for xb, yb in zip(x.split(sizes), y.split(sizes), strict=True):
@@ -79,12 +78,10 @@ class OneClient(Work):
 
     def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
         x, y, _ = batch
+        self.moving.zero_()
         with torch.enable_grad():
-            loss = self.task.loss.mean(self.replica.module(x), y)
-            grads = torch.autograd.grad(loss, self.moving, materialize_grads=True)
-        # Into the vector's own order: convolution weights lie with their channels last.
-        pieces = [(g.permute(0, 2, 3, 1) if g.ndim == 4 else g).reshape(-1) for g in grads]
-        return torch.cat(pieces, out=self.flat)
+            self.task.loss.mean(self.replica.module(x), y).backward()  # type: ignore[no-untyped-call]
+        return self.moving
 
 
 class Threads(Executor):
@@ -171,7 +168,7 @@ class Threads(Executor):
         with torch.inference_mode():
             for first in range(0, len(indices), _SCORE_BATCH):
                 rows = slice(first, first + _SCORE_BATCH)
-                x, y = self.federation.gather(torch.from_numpy(indices[rows]))
+                x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.memory)
                 output = module(x)
                 each = self.task.loss.each
                 losses = each(output, y) if each else self.task.loss.mean(output, y).expand(len(y))

@@ -1,0 +1,266 @@
+"""Training samples a second: Equipoise against the usual simulator style and against the bare ceiling, in one run.
+
+    python benchmarks/throughput.py [--seconds 3] [--repeats 3] [--no-compile] [--out FILE.json]
+
+usual    a module and a DataLoader a client, torch.optim, clients one after another, torch's default threads
+ceiling  the same forward, backward and update steps on batches that lie ready in memory, no federation; the better of
+         one worker a core (threads, or processes) and all cores on each operator, the better of two ways to hold parameters
+equipoise  whole rounds of FedAvg through the simulator, evaluation apart
+
+Every figure is the median over `repeats` turns, in which all contestants take their turn one after another.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import sys
+import threading
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from equipoise.algorithms import ALGORITHMS
+from equipoise.data.federation import Federation, Ragged
+from equipoise.engine.simulate import Engine, Schedule, Simulation
+from equipoise.models import MODELS
+from equipoise.task import Task
+
+CLIENTS = 10
+CASES = {
+    "softmax-100": ("softmax", (1, 28, 28), 100, 600),
+    "mlp-100": ("mlp", (1, 28, 28), 100, 600),
+    "lenet-10": ("lenet", (3, 32, 32), 10, 300),
+    "lenet-64": ("lenet", (3, 32, 32), 64, 640),
+}
+BARS = {"softmax-100": 4, "softmax-100-compiled": 8, "mlp-100": 2.5, "lenet-10": 1.8, "lenet-64": 1.3}
+CORES = len(os.sched_getaffinity(0))
+
+
+def make_data(shape, samples):
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(CLIENTS * samples, *shape, generator=rng)
+    y = torch.randint(0, 10, (CLIENTS * samples,), generator=rng)
+    return x, y
+
+
+def build(name, shape):
+    return MODELS[name]().build(shape, 10)
+
+
+def for_seconds(seconds, work):
+    """Call `work` (which returns the samples it trained on) until the time is up; samples a second."""
+    work()
+    samples, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds:
+        samples += work()
+    return samples / (time.perf_counter() - began)
+
+
+def usual(name, shape, batch, samples, seconds, threads=CORES):
+    torch.set_num_threads(threads)
+    x, y = make_data(shape, samples)
+    modules = [build(name, shape) for _ in range(CLIENTS)]
+    loaders = [
+        DataLoader(TensorDataset(xs, ys), batch_size=batch, shuffle=True)
+        for xs, ys in zip(x.split(samples), y.split(samples), strict=True)
+    ]
+
+    def one_round():
+        for module, loader in zip(modules, loaders, strict=True):
+            optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+            for xb, yb in loader:
+                optimizer.zero_grad()
+                F.cross_entropy(module(xb), yb).backward()
+                optimizer.step()
+        return CLIENTS * samples
+
+    return for_seconds(seconds, one_round)
+
+
+def ready_steps(name, shape, batch, samples, seconds, threads, views):
+    """Steps on batches that lie ready, in this thread: samples a second."""
+    torch.set_num_threads(threads)
+    module = build(name, shape)
+    x, y = make_data(shape, samples)
+    if name == "lenet":
+        module, x = module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
+    batches = list(zip(x[:samples].split(batch), y[:samples].split(batch), strict=True))
+    parameters = list(module.parameters())
+    if views:  # gradients accumulate in place, one fused update
+        vector = torch.cat([p.detach().flatten() for p in parameters])
+        gradient, offset = torch.zeros_like(vector), 0
+        for p in parameters:
+            p.data = vector[offset : offset + p.numel()].view(p.shape)
+            p.grad = gradient[offset : offset + p.numel()].view(p.shape)
+            offset += p.numel()
+
+    def all_batches():
+        for xb, yb in batches:
+            loss = F.cross_entropy(module(xb), yb)
+            if views:
+                gradient.zero_()
+                loss.backward()
+                vector.add_(gradient, alpha=-0.01)
+            else:
+                gradients = torch.autograd.grad(loss, parameters)
+                with torch.no_grad():
+                    torch._foreach_add_(parameters, gradients, alpha=-0.01)
+        return samples
+
+    return for_seconds(seconds, all_batches)
+
+
+def ready_steps_in_processes(pool, *case):
+    return sum(pool.starmap(ready_steps, [case] * CORES, chunksize=1))
+
+
+def ready_steps_in_threads(*case):
+    found = []
+    workers = [threading.Thread(target=lambda: found.append(ready_steps(*case))) for _ in range(CORES)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return sum(found)
+
+
+def ceiling(pool, name, shape, batch, samples, seconds):
+    ways = {}
+    for views in (False, True):
+        held = "views" if views else "separate"
+        ways[f"threads, {held}"] = ready_steps_in_threads(name, shape, batch, samples, seconds, 1, views)
+        ways[f"processes, {held}"] = ready_steps_in_processes(pool, name, shape, batch, samples, seconds, 1, views)
+        ways[f"all cores an operator, {held}"] = ready_steps(name, shape, batch, samples, seconds, CORES, views)
+    return ways
+
+
+def federation(shape, samples, clients=CLIENTS, held_out=0):
+    x, y = make_data(shape, samples)
+    indices = [np.arange(i * samples, (i + 1) * samples) for i in range(clients)]
+    train, test = [i[: samples - held_out] for i in indices], [i[samples - held_out :] for i in indices]
+    names = tuple(f"client-{i:03d}" for i in range(clients))
+    none = Ragged([np.empty(0, np.int64)] * clients)
+    return Federation(x, y, names, Ragged(train), none, Ragged(test), classes=10)
+
+
+class Ours:
+    """A federation whose rounds can be run one by one."""
+
+    def __init__(self, name, shape, batch, samples, compiled=False):
+        fed = federation(shape, samples)
+        task = Task(build(name, shape), fed.sample())
+        algorithm = ALGORITHMS["fedavg"](lr=0.01, batch=batch)
+        never = 10**9
+        schedule = Schedule(rounds=never, evaluate_every=never, checkpoint_every=never)
+        began = time.perf_counter()
+        self.run = Simulation(task, fed, algorithm, schedule, Engine(compile=compiled))
+        self.run._round(1)
+        self.first_round = time.perf_counter() - began
+
+    def __call__(self, seconds):
+        torch.set_num_threads(CORES if self.run.mode == "stacked" else 1)
+
+        def one_round():
+            before = self.run.counters.gradient_samples
+            self.run._round(self.run.done + 1)
+            return self.run.counters.gradient_samples - before
+
+        return for_seconds(seconds, one_round)
+
+
+def measure(case, pool, seconds, repeats, compiled):
+    name, shape, batch, samples = CASES[case]
+    ours = {case: Ours(name, shape, batch, samples)}
+    if compiled and ours[case].run.mode == "stacked":
+        ours[f"{case}-compiled"] = Ours(name, shape, batch, samples, compiled=True)
+    turns = {"usual": [], "usual, one thread": [], **{key: [] for key in ours}}
+    ceilings = {}
+    for _ in range(repeats):
+        turns["usual"].append(usual(name, shape, batch, samples, seconds))
+        turns["usual, one thread"].append(usual(name, shape, batch, samples, seconds, threads=1))
+        for way, speed in ceiling(pool, name, shape, batch, samples, seconds).items():
+            ceilings.setdefault(way, []).append(speed)
+        for key, contestant in ours.items():
+            turns[key].append(contestant(seconds))
+    found = {key: statistics.median(values) for key, values in turns.items()}
+    best = max(ceilings, key=lambda way: statistics.median(ceilings[way]))
+    top = statistics.median(ceilings[best])
+    rows = []
+    for key, contestant in ours.items():
+        rows.append(
+            {
+                "case": key,
+                "mode": contestant.run.mode,
+                "samples_per_second": round(found[key]),
+                "usual": round(found["usual"]),
+                "usual_one_thread": round(found["usual, one thread"]),
+                "ceiling": round(top),
+                "ceiling_way": best,
+                "ratio_to_usual": round(found[key] / found["usual"], 2),
+                "ratio_to_usual_one_thread": round(found[key] / found["usual, one thread"], 2),
+                "share_of_ceiling": round(found[key] / top, 3),
+                "bar": BARS.get(key),
+                "first_round_seconds": round(contestant.first_round, 2),
+            }
+        )
+        contestant.run.close()
+    return rows
+
+
+def whole_rounds(rounds=5):
+    """Ditto and lenet, 10 of 100 clients a round, all clients evaluated every round."""
+    shape, samples = (3, 32, 32), 60
+    global CLIENTS
+    CLIENTS, before = 100, CLIENTS
+    fed = federation(shape, samples, clients=100, held_out=20)
+    CLIENTS = before
+    task = Task(build("lenet", shape), fed.sample())
+    schedule = Schedule(rounds=10**9, participation=10, checkpoint_every=10**9)
+    run = Simulation(task, fed, ALGORITHMS["ditto"](lr=0.01, batch=10), schedule, Engine())
+    run._round(1)
+    timings = []
+    run.watcher.round = lambda line: None
+    log = run._log
+    run._log = lambda line, timing: (timings.append(timing), log(line, timing))
+    for _ in range(rounds):
+        run._round(run.done + 1)
+    run.close()
+    train, evaluate = (statistics.median(t[k] for t in timings) for k in ("train", "evaluate"))
+    return {
+        "what": "ditto, lenet, 10 of 100 clients of 40 samples, every client's models evaluated every round",
+        "round_seconds": round(train + evaluate, 4),
+        "train_seconds": round(train, 4),
+        "evaluate_seconds": round(evaluate, 4),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=list(CASES), action="append")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument("--out", help="also write the JSON here")
+    options = parser.parse_args()
+    compiled = not options.no_compile and shutil.which("g++") is not None
+    with multiprocessing.get_context("spawn").Pool(CORES) as pool:
+        rows = []
+        for case in options.only or CASES:
+            print(f"measuring {case} …", file=sys.stderr)
+            rows += measure(case, pool, options.seconds, options.repeats, compiled)
+    result = {"cores": CORES, "torch": torch.__version__, "throughput": rows, "whole_rounds": whole_rounds()}
+    text = json.dumps(result, indent=2)
+    print(text)
+    if options.out:
+        with open(options.out, "w") as file:
+            file.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
