@@ -4,7 +4,8 @@
 
 usual    a module and a DataLoader a client, torch.optim, clients one after another, torch's default threads
 ceiling  the same forward, backward and update steps on batches that lie ready in memory, no federation; the better of
-         one worker a core (threads, or processes) and all cores on each operator, the better of two ways to hold parameters
+         one worker a core (threads, or processes) and all cores on each operator, and the better of two ways to hold
+         parameters
 equipoise  whole rounds of FedAvg through the simulator, evaluation apart
 
 Every figure is the median over `repeats` turns, in which all contestants take their turn one after another.
@@ -19,6 +20,7 @@ import statistics
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -35,8 +37,8 @@ CLIENTS = 10
 CASES = {
     "softmax-100": ("softmax", (1, 28, 28), 100, 600),
     "mlp-100": ("mlp", (1, 28, 28), 100, 600),
-    "lenet-10": ("lenet", (3, 32, 32), 10, 300),
-    "lenet-64": ("lenet", (3, 32, 32), 64, 640),
+    "lenet-10": ("lenet", (3, 32, 32), 10, 1000),
+    "lenet-64": ("lenet", (3, 32, 32), 64, 2000),
 }
 BARS = {"softmax-100": 4, "softmax-100-compiled": 8, "mlp-100": 2.5, "lenet-10": 1.8, "lenet-64": 1.3}
 CORES = len(os.sched_getaffinity(0))
@@ -53,9 +55,10 @@ def build(name, shape):
     return MODELS[name]().build(shape, 10)
 
 
-def for_seconds(seconds, work):
+def for_seconds(seconds, work, together=lambda: None):
     """Call `work` (which returns the samples it trained on) until the time is up; samples a second."""
     work()
+    together()  # workers that are measured at once begin at once, or each would be measured alone for a while
     samples, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         samples += work()
@@ -83,14 +86,14 @@ def usual(name, shape, batch, samples, seconds, threads=CORES):
     return for_seconds(seconds, one_round)
 
 
-def ready_steps(name, shape, batch, samples, seconds, threads, views):
+def ready_steps(name, shape, batch, samples, seconds, threads, views, together=lambda: None):
     """Steps on batches that lie ready, in this thread: samples a second."""
     torch.set_num_threads(threads)
     module = build(name, shape)
     x, y = make_data(shape, samples)
     if name == "lenet":
         module, x = module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
-    batches = list(zip(x[:samples].split(batch), y[:samples].split(batch), strict=True))
+    batches = list(zip(x.split(batch), y.split(batch), strict=True))  # of all clients
     parameters = list(module.parameters())
     if views:  # gradients accumulate in place, one fused update
         vector = torch.cat([p.detach().flatten() for p in parameters])
@@ -100,8 +103,13 @@ def ready_steps(name, shape, batch, samples, seconds, threads, views):
             p.grad = gradient[offset : offset + p.numel()].view(p.shape)
             offset += p.numel()
 
-    def all_batches():
-        for xb, yb in batches:
+    position, at_once = 0, max(1, samples // batch)
+
+    def some_batches():
+        nonlocal position
+        count = 0
+        for xb, yb in batches[position : position + at_once]:
+            count += len(yb)
             loss = F.cross_entropy(module(xb), yb)
             if views:
                 gradient.zero_()
@@ -111,23 +119,33 @@ def ready_steps(name, shape, batch, samples, seconds, threads, views):
                 gradients = torch.autograd.grad(loss, parameters)
                 with torch.no_grad():
                     torch._foreach_add_(parameters, gradients, alpha=-0.01)
-        return samples
+        position = (position + at_once) % len(batches)
+        return count
 
-    return for_seconds(seconds, all_batches)
+    return for_seconds(seconds, some_batches, together)
+
+
+_barrier = None
+
+
+def remember(barrier):
+    """In each process of the pool: where its workers wait for one another."""
+    global _barrier
+    _barrier = barrier
+
+
+def ready_steps_together(*case):
+    return ready_steps(*case, together=_barrier.wait)
 
 
 def ready_steps_in_processes(pool, *case):
-    return sum(pool.starmap(ready_steps, [case] * CORES, chunksize=1))
+    return sum(pool.starmap(ready_steps_together, [case] * CORES, chunksize=1))
 
 
 def ready_steps_in_threads(*case):
-    found = []
-    workers = [threading.Thread(target=lambda: found.append(ready_steps(*case))) for _ in range(CORES)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return sum(found)
+    barrier = threading.Barrier(CORES)
+    with ThreadPoolExecutor(CORES) as pool:
+        return sum(pool.map(lambda _: ready_steps(*case, together=barrier.wait), range(CORES)))
 
 
 def ceiling(pool, name, shape, batch, samples, seconds):
@@ -160,7 +178,7 @@ class Ours:
         schedule = Schedule(rounds=never, evaluate_every=never, checkpoint_every=never)
         began = time.perf_counter()
         self.run = Simulation(task, fed, algorithm, schedule, Engine(compile=compiled))
-        self.run._round(1)
+        self.run.advance()
         self.first_round = time.perf_counter() - began
 
     def __call__(self, seconds):
@@ -168,7 +186,7 @@ class Ours:
 
         def one_round():
             before = self.run.counters.gradient_samples
-            self.run._round(self.run.done + 1)
+            self.run.advance()
             return self.run.counters.gradient_samples - before
 
         return for_seconds(seconds, one_round)
@@ -223,13 +241,13 @@ def whole_rounds(rounds=5):
     task = Task(build("lenet", shape), fed.sample())
     schedule = Schedule(rounds=10**9, participation=10, checkpoint_every=10**9)
     run = Simulation(task, fed, ALGORITHMS["ditto"](lr=0.01, batch=10), schedule, Engine())
-    run._round(1)
+    run.advance()
     timings = []
     run.watcher.round = lambda line: None
     log = run._log
     run._log = lambda line, timing: (timings.append(timing), log(line, timing))
     for _ in range(rounds):
-        run._round(run.done + 1)
+        run.advance()
     run.close()
     train, evaluate = (statistics.median(t[k] for t in timings) for k in ("train", "evaluate"))
     return {
@@ -249,7 +267,8 @@ def main():
     parser.add_argument("--out", help="also write the JSON here")
     options = parser.parse_args()
     compiled = not options.no_compile and shutil.which("g++") is not None
-    with multiprocessing.get_context("spawn").Pool(CORES) as pool:
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(CORES, remember, (context.Barrier(CORES),)) as pool:
         rows = []
         for case in options.only or CASES:
             print(f"measuring {case} …", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Equipoise: personalised federated learning. Every client ends with a model of its own, and all learn from each other."""
+"""Personalised federated learning: every client ends with a model of its own, and all learn from each other."""
 
 from equipoise.algorithm import Algorithm, LocalData, Start
 from equipoise.algorithms import ALGORITHMS, Ditto, FedAvg, FedAvgFT, FedPer, FedProx, FedProxFT, FedRep, Local

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.executor import BUFFERS, Job, Model
-from equipoise.engine.simulate import DTYPES, Engine, Schedule, Simulation, Watcher
+from equipoise.engine.simulate import DTYPES, Engine, Schedule, Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.runfolder import RunFolder
 from equipoise.task import Each, Task
+from equipoise.watcher import Watcher
 
 
 class Result:
@@ -51,7 +52,9 @@ class Result:
             return names.index(client)
         if isinstance(client, int) and 0 <= client < len(names):
             return client
-        raise EquipoiseError(f"there is no client {client!r}; clients are 0 to {len(names) - 1}, or by name, such as {names[0]!r}")
+        raise EquipoiseError(
+            f"there is no client {client!r}; clients are 0 to {len(names) - 1}, or by name, such as {names[0]!r}"
+        )
 
     def personal_vector(self, client: int | str) -> Model:
         run = self._run
@@ -84,7 +87,9 @@ class Result:
     def hybrid(self, client: int | str) -> nn.Module:
         """The better of the client's own and the global model, by its validation samples."""
         if "hybrid" not in self._run.evaluator.tables():
-            raise EquipoiseError("there is no hybrid model without a personal model, a global one and validation samples")
+            raise EquipoiseError(
+                "there is no hybrid model without a personal model, a global one and validation samples"
+            )
         takes_global = self._run.evaluator.takes_global()[self._who(client)]
         who = self._who(client)
         buffers = self._run.store.get(who).get(BUFFERS)
@@ -119,10 +124,16 @@ def train(
     `loss` is "cross-entropy", "squared" or a function (output, target). With `out` the run is also written there.
     """
     schedule = Schedule(
-        seed=seed, rounds=rounds, participation=participation, evaluate_every=evaluate_every, checkpoint_every=checkpoint_every
+        seed=seed,
+        rounds=rounds,
+        participation=participation,
+        evaluate_every=evaluate_every,
+        checkpoint_every=checkpoint_every,
     )
     engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
-    federation = clients if isinstance(clients, Federation) else from_clients(clients, names=names, split=split, seed=seed)
+    federation = (
+        clients if isinstance(clients, Federation) else from_clients(clients, names=names, split=split, seed=seed)
+    )
     number = DTYPES[dtype]
     task = Task(module, federation.prepared(number, False).sample(), head=head, loss=loss, metric=metric, dtype=number)
     folder = None

@@ -14,12 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+from equipoise.watcher import Watcher
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Personalised federated learning: every client ends with a model of its own, and all learn from each other.\n\n"
+    help="Personalised federated learning: every client ends with a model of its own, and all learn from each other."
+    "\n\n"
     "Begin with `equipoise demo`; then write a TOML file (see `equipoise run --help`) and run it.",
 )
 out_console, err_console = Console(), Console(stderr=True)
@@ -58,8 +60,8 @@ def _progress() -> Progress:
     )
 
 
-class _Bar:
-    """Shows a run on a progress bar; a `Watcher`."""
+class _Bar(Watcher):
+    """Shows a run on a progress bar."""
 
     def __init__(self, progress: Progress | None, name: str):
         self.progress = progress
@@ -75,9 +77,13 @@ class _Bar:
         self.done = line["round"]
         if self.progress is not None and self.bar is not None:
             shown = {k: v for k in ("personal", "global") if (v := line.get(k))}
-            texts = [f"{k} {100 * v['accuracy']:.1f}%" if "accuracy" in v else f"{k} {next(iter(v.values())):.4g}" for k, v in shown.items()]
-            update = {"score": " ".join(texts)} if texts else {}
-            self.progress.update(self.bar, completed=self.done, **update)
+            texts = [
+                f"{k} {100 * v['accuracy']:.1f}%" if "accuracy" in v else f"{k} {next(iter(v.values())):.4g}"
+                for k, v in shown.items()
+            ]
+            self.progress.update(self.bar, completed=self.done)
+            if texts:
+                self.progress.update(self.bar, score=" ".join(texts))
 
     def tell(self, text: str) -> None:
         err_console.print(f"equipoise: {escape(text)}", highlight=False)
@@ -88,7 +94,9 @@ def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Change a setting: --set algorithm.lr=0.1 --set seed=1"),
+        typer.Option(
+            "--set", metavar="SECTION.KEY=VALUE", help="Change a setting: --set algorithm.lr=0.1 --set seed=1"
+        ),
     ] = None,
     out: Out = None,
     data: Data = None,
@@ -110,10 +118,10 @@ def run(
     bar = _Bar(progress, experiment.algorithm_name)
     try:
         if progress is None:
-            runs.run(experiment, folder, data, resume, bar)  # type: ignore[arg-type]
+            runs.run(experiment, folder, data, resume, bar)
         else:
             with progress:
-                runs.run(experiment, folder, data, resume, bar)  # type: ignore[arg-type]
+                runs.run(experiment, folder, data, resume, bar)
     except Interrupted:
         again = ["equipoise", "run", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += ["--data", str(data)] if data else []
@@ -134,18 +142,21 @@ def demo(out: Out = None) -> None:
     progress = _progress()
     try:
         with progress:
-            found, picture = run_demo(folder, lambda name: _Bar(progress, name))  # type: ignore[arg-type,return-value]
+            found, picture = run_demo(folder, lambda name: _Bar(progress, name))
     except Interrupted:
         again = ["equipoise", "demo", *(["--out", str(out)] if out else [])]
         _interrupted("stopped, all rounds so far are saved", shlex.join(again))
     out_console.print(report.as_table(report.compare(found)))
     say = lambda text: out_console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
-    say("personal: every client's own model; global: one for all; hybrid: the better of the two on the client's validation samples.")
+    say(
+        "personal: every client's own model; global: one for all; hybrid: the better of the two, by validation samples."
+    )
     say(f"Picture:     {escape(str(picture))}")
     say(f"Run folders: {escape(str(folder))}/local, fedavg, …")
     say("Try next:")
     say(f"  equipoise compare {escape(shlex.quote(str(folder)))} --format md")
-    say(f"  equipoise run {escape(shlex.quote(str(folder / 'ditto' / 'run.toml')))} --set algorithm.lam=1.0 --out runs/ditto-lam1")
+    config = escape(shlex.quote(str(folder / "ditto" / "run.toml")))
+    say(f"  equipoise run {config} --set algorithm.lam=1.0 --out runs/ditto-lam1")
     say(f"  equipoise export {escape(shlex.quote(str(folder / 'ditto')))} --client 0 --out client-0.safetensors")
     say("  equipoise list algorithms")
 
@@ -184,7 +195,9 @@ def list_(
             table = Table(box=None, padding=(0, 2, 0, 2), show_header=False)
             for row in entry["parameters"]:
                 default = "" if row["default"] is None else f"= {json.dumps(row['default'])}"
-                table.add_row(escape(row["name"]), escape(default), escape(row["meaning"]), f"[dim]{escape(row['allowed'])}[/dim]")
+                table.add_row(
+                    escape(row["name"]), escape(default), escape(row["meaning"]), f"[dim]{escape(row['allowed'])}[/dim]"
+                )
             out_console.print(table)
 
 
@@ -204,7 +217,9 @@ def export(
         raise EquipoiseError("say which model to export: either --client K or --global")
     result, experiment = reopen(folder, data)
     name = export_model(result, experiment, client, out)
-    out_console.print(escape(f"The model of {name} is in {out}; load it with equipoise.load_model({str(out)!r})"), highlight=False)
+    out_console.print(
+        escape(f"The model of {name} is in {out}; load it with equipoise.load_model({str(out)!r})"), highlight=False
+    )
 
 
 def _interrupted(what: str, command: str) -> NoReturn:

@@ -67,7 +67,9 @@ class Experiment:
         for key, value in tables.items():
             known = [*_SECTIONS, *Schedule.model_fields]
             if key not in known:
-                raise EquipoiseError(f"unknown {'section' if isinstance(value, dict) else 'setting'} {key}{nearest(key, known)}")
+                raise EquipoiseError(
+                    f"unknown {'section' if isinstance(value, dict) else 'setting'} {key}{nearest(key, known)}"
+                )
             if key in _SECTIONS and not isinstance(value, dict):
                 raise EquipoiseError(f"{key} = {value!r} is not allowed; it must be a section, [{key}]")
         for section in ("data", "model", "algorithm"):
@@ -77,10 +79,14 @@ class Experiment:
         given = dict(tables["data"])
         divided = given.pop("partition", {"kind": "natural"})
         if not isinstance(divided, dict):
-            raise EquipoiseError(f'data.partition = {divided!r} is not allowed; it must be a table such as {{ kind = "iid" }}')
+            raise EquipoiseError(
+                f'data.partition = {divided!r} is not allowed; it must be a table such as {{ kind = "iid" }}'
+            )
         for key in given:
             if key not in DataSettings.model_fields:
-                raise EquipoiseError(f"unknown setting data.{key}{nearest(key, [*DataSettings.model_fields, 'partition'])}")
+                raise EquipoiseError(
+                    f"unknown setting data.{key}{nearest(key, [*DataSettings.model_fields, 'partition'])}"
+                )
         data = read(DataSettings, given, "data")
         if data.name not in SOURCES:
             raise EquipoiseError(f"data.name = {data.name!r} is unknown{nearest(data.name, SOURCES)}")
@@ -103,7 +109,9 @@ class Experiment:
         """The whole configuration, every default written out; what is off (None) is left out, as TOML wants it."""
 
         def plain(settings: Settings) -> dict[str, Any]:
-            return {k: list(v) if isinstance(v, tuple) else v for k, v in settings.model_dump().items() if v is not None}
+            return {
+                k: list(v) if isinstance(v, tuple) else v for k, v in settings.model_dump().items() if v is not None
+            }
 
         return {
             **plain(self.schedule),

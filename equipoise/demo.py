@@ -2,14 +2,21 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from equipoise.config import Experiment
-from equipoise.engine.simulate import Watcher
 from equipoise.report import Run, find_runs, plot
 from equipoise.runs import run
+from equipoise.watcher import Watcher
 
 ROUNDS = 30
-METHODS = {"local": {}, "fedavg": {}, "fedavg-ft": {"finetune_epochs": 2}, "ditto": {"lam": 0.3}, "fedrep": {}}
+METHODS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "fedavg": {},
+    "fedavg-ft": {"finetune_epochs": 2},
+    "ditto": {"lam": 0.3},
+    "fedrep": {},
+}
 DEFAULT_FOLDER = Path("runs/demo")
 
 

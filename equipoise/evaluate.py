@@ -128,7 +128,7 @@ class Evaluator:
         return tables
 
     def takes_global(self) -> np.ndarray:
-        """Which clients' hybrid model is the global one: better on their own validation samples, where they have any."""
+        """Whose hybrid model is the global one: better on the client's validation samples, where it has any."""
         return np.asarray(self.metric.better(self.shared.scores[:, 1], self.personal.scores[:, 1]))
 
     def summary(self) -> dict[str, Any]:

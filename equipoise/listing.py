@@ -20,4 +20,5 @@ def _entries(registry: dict[str, Any]) -> list[dict[str, Any]]:
 def listing(kind: str) -> list[dict[str, Any]]:
     if kind == "data":
         return [{"name": n, "summary": s.summary, "paper": s.paper, "parameters": []} for n, s in SOURCES.items()]
-    return _entries({"algorithms": ALGORITHMS, "models": MODELS, "partitions": PARTITIONS}[kind])
+    registries: dict[str, dict[str, Any]] = {"algorithms": ALGORITHMS, "models": MODELS, "partitions": PARTITIONS}
+    return _entries(registries[kind])

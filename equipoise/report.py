@@ -58,13 +58,19 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
         first = group[0]
         name = first.config.get("algorithm.name", first.summary["algorithm"])
         row: dict[str, Any] = {"algorithm": name, "data": first.summary["dataset"]}
-        settings = {k: first.config[k] for k in shown if k in first.config and k.startswith(_common(name, first, groups))}
+        settings = {
+            k: first.config[k] for k in shown if k in first.config and k.startswith(_common(name, first, groups))
+        }
         row["settings"] = " ".join(f"{k.removeprefix('algorithm.')}={v}" for k, v in settings.items())
         row["seeds"] = len(group)
         metric = first.summary["metric"]
         row["metric"] = metric
         for kind in KINDS:
-            for short, field in ((kind, metric), (f"{kind}_spread", f"{metric}_std"), (f"{kind}_worst", "worst_decile")):
+            for short, field in (
+                (kind, metric),
+                (f"{kind}_spread", f"{metric}_std"),
+                (f"{kind}_worst", "worst_decile"),
+            ):
                 values = [run.summary[kind][field] for run in group if field in run.summary.get(kind, {})]
                 row[short] = mean(values) if values else None
                 row[f"{short}_std"] = stdev(values) if len(values) > 1 else None
@@ -75,7 +81,7 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
 
 
 def _differences(runs: list[Run]) -> list[str]:
-    """Settings that are not the same in all runs, apart from the algorithm's name and the data's, which have columns."""
+    """Settings that are not the same in all runs, apart from the names, which have columns."""
     keys = sorted({key for run in runs for key in run.config})
     skip = ("seed", "algorithm.name", "data.name")
     return [k for k in keys if k not in skip and len({json.dumps(r.config.get(k)) for r in runs}) > 1]
@@ -84,7 +90,7 @@ def _differences(runs: list[Run]) -> list[str]:
 def _common(name: str, first: Run, groups: dict[str, list[Run]]) -> tuple[str, ...]:
     """Prefixes of settings worth showing: an algorithm's own only where it stands in the table more than once."""
     same = [group for group in groups.values() if group[0].config.get("algorithm.name") == name]
-    return ("", ) if len(same) > 1 else ("data.", "model.", "rounds", "participation")
+    return ("",) if len(same) > 1 else ("data.", "model.", "rounds", "participation")
 
 
 def _figure(value: float | None, spread: float | None, metric: str) -> str:
@@ -113,7 +119,10 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     return [head[0], *(k for k, wanted in optional.items() if wanted), *head[1:]], body
 
 
-NOTE = "spread: standard deviation over clients, worst tenth: mean of the worst 10% of clients (personal model, else global)"
+NOTE = (
+    "spread: standard deviation over clients; worst tenth: mean of the worst 10% of clients "
+    "(personal model, else global)"
+)
 
 
 def as_table(rows: list[dict[str, Any]]) -> Table:
@@ -152,12 +161,22 @@ def plot(runs: list[Run], path: Path) -> None:
         metric = run.summary["metric"]
         scale = 100 if metric == "accuracy" else 1
         for kind, style in (("personal", "-"), ("global", "--")):
-            points = [(line["round"], scale * line[kind][metric]) for line in run.metrics if metric in line.get(kind, {})]
+            points = [
+                (line["round"], scale * line[kind][metric]) for line in run.metrics if metric in line.get(kind, {})
+            ]
             if points:
                 label = f"{run.summary['algorithm']}, {kind}"
-                axes.plot(*zip(*points, strict=True), style, color=f"C{number}", label=label, marker="." if len(points) == 1 else "")
+                axes.plot(
+                    *zip(*points, strict=True),
+                    style,
+                    color=f"C{number}",
+                    label=label,
+                    marker="." if len(points) == 1 else "",
+                )
     metric = runs[0].summary["metric"]
-    axes.set(xlabel="round", ylabel="test accuracy, mean over clients (%)" if metric == "accuracy" else f"test {metric}")
+    axes.set(
+        xlabel="round", ylabel="test accuracy, mean over clients (%)" if metric == "accuracy" else f"test {metric}"
+    )
     axes.set_title(f"{runs[0].summary['dataset']}, {runs[0].summary['clients']} clients")
     axes.grid(alpha=0.3)
     axes.legend(fontsize="small")

@@ -48,7 +48,9 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise EquipoiseError(f"another process is at work in {self.path}; wait for it, or choose another --out") from None
+                raise EquipoiseError(
+                    f"another process is at work in {self.path}; wait for it, or choose another --out"
+                ) from None
             yield
 
     def append(self, log: Path, line: dict[str, Any]) -> None:
@@ -69,14 +71,18 @@ class RunFolder:
     def length(self, log: Path) -> int:
         return log.stat().st_size if log.exists() else 0
 
-    def write_clients(self, names: tuple[str, ...], sizes: dict[str, np.ndarray], tables: dict[str, np.ndarray]) -> None:
+    def write_clients(
+        self, names: tuple[str, ...], sizes: dict[str, np.ndarray], tables: dict[str, np.ndarray]
+    ) -> None:
         """A row a client: its sizes, and the scores of each of its models."""
         with files.beside(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["client", *sizes, *(f"{kind}_{c}" for kind in tables for c in COLUMNS)])
             for i, name in enumerate(names):
                 scores = [table[i, k] for table in tables.values() for k in range(len(COLUMNS))]
-                writer.writerow([name, *(int(s[i]) for s in sizes.values()), *("" if np.isnan(v) else v for v in scores)])
+                writer.writerow(
+                    [name, *(int(s[i]) for s in sizes.values()), *("" if np.isnan(v) else v for v in scores)]
+                )
 
     def read_summary(self) -> dict[str, Any]:
         if not self.summary.exists():

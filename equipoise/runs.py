@@ -7,9 +7,10 @@ from equipoise import files
 from equipoise.api import Result
 from equipoise.config import Experiment, read_toml
 from equipoise.data.sources import data_folder
-from equipoise.engine.simulate import Simulation, Watcher
+from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.runfolder import RunFolder
+from equipoise.watcher import Watcher
 
 # What may change between a run and its continuation, because results do not depend on it up to that round.
 _MAY_CHANGE = {"rounds", "checkpoint_every", "engine.workers", "engine.memory_mb"}
@@ -38,14 +39,23 @@ def run(
         _same(Experiment.parse(read_toml(folder.config)), experiment, out)
     federation = experiment.federation(source)
     task = experiment.task(federation)
-    config = experiment.to_toml(data=str(source), mode=task.mode() if experiment.engine.mode == "auto" else experiment.engine.mode)
+    config = experiment.to_toml(
+        data=str(source), mode=task.mode() if experiment.engine.mode == "auto" else experiment.engine.mode
+    )
     if resume and exists:
         files.write_text(folder.config, config)
     else:
         folder = RunFolder.create(out, config)
     with folder.locked():
         simulation = Simulation(
-            task, federation, experiment.algorithm, experiment.schedule, experiment.engine, folder, watcher, experiment.data.name
+            task,
+            federation,
+            experiment.algorithm,
+            experiment.schedule,
+            experiment.engine,
+            folder,
+            watcher,
+            experiment.data.name,
         )
         if resume:
             simulation.resume()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class State(dict[str, Tensor]):
     def finite(self) -> bool:
         """No NaN and no infinity anywhere; one pass, no copy (NaN spreads through minimum and maximum)."""
         for t in self.values():
-            if t.numel() and t.is_floating_point() and not all(torch.isfinite(m) for m in torch.aminmax(t)):
+            if t.numel() and t.is_floating_point() and not all(isfinite(m.item()) for m in torch.aminmax(t)):
                 return False
         return True
 

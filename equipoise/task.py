@@ -175,7 +175,7 @@ class Replica:
             if isinstance(layer, nn.modules.dropout._DropoutNd) and not isinstance(
                 layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)
             ):
-                layer.forward = self._dropout(layer)  # type: ignore[method-assign]
+                layer.forward = self._dropout(layer)
 
     def _dropout(self, layer: Any) -> Callable[[Tensor], Tensor]:
         whole_channels = not isinstance(layer, nn.Dropout)
@@ -185,7 +185,8 @@ class Replica:
                 return x
             shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if whole_channels else x.shape
             keep = torch.empty(shape, dtype=x.dtype).bernoulli_(1 - layer.p, generator=self.random)
-            return x * keep / (1 - layer.p)
+            dropped: Tensor = x * keep / (1 - layer.p)
+            return dropped
 
         return forward
 

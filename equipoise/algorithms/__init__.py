@@ -10,6 +10,8 @@ from equipoise.algorithms.fedprox_ft import FedProxFT
 from equipoise.algorithms.fedrep import FedRep
 from equipoise.algorithms.local import Local
 
+__all__ = ["ALGORITHMS", "Ditto", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "FedRep", "Local"]
+
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "local": Local,
     "fedavg": FedAvg,

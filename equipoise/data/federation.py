@@ -106,8 +106,8 @@ def from_shares(
 ) -> Federation:
     """A federation from every client's share of the pool, split by the client's name."""
     parts = [split_client(share, split, randomness.generator(seed, "split", name)) for name, share in shares.items()]
-    columns = [Ragged([part[k] for part in parts]) for k in range(3)]
-    return Federation(x, y, tuple(shares), *columns, classes=classes)
+    train, validation, test = (Ragged([part[k] for part in parts]) for k in range(3))
+    return Federation(x, y, tuple(shares), train, validation, test, classes)
 
 
 def from_clients(
@@ -124,7 +124,11 @@ def from_clients(
     """
     if not clients:
         raise EquipoiseError("the list of clients is empty; give at least one (x, y)")
-    names = list(names) if names is not None else [f"client-{i:0{len(str(len(clients) - 1))}d}" for i in range(len(clients))]
+    names = (
+        list(names)
+        if names is not None
+        else [f"client-{i:0{len(str(len(clients) - 1))}d}" for i in range(len(clients))]
+    )
     if len(names) != len(clients):
         raise EquipoiseError(f"there are {len(clients)} clients and {len(names)} names; give one name a client")
     xs: list[Tensor] = []
@@ -144,7 +148,9 @@ def from_clients(
         if isinstance(client, Mapping):
             unknown = set(client) - set(SPLITS)
             if unknown or "train" not in client:
-                raise EquipoiseError(f"client {name!r} has the parts {sorted(client)}; it needs 'train', and may have 'validation' and 'test'")
+                raise EquipoiseError(
+                    f"client {name!r} has the parts {sorted(client)}; it needs 'train', may have 'validation', 'test'"
+                )
             parts = [take(client[k], name) if k in client else np.empty(0, np.int64) for k in SPLITS]
         else:
             parts = split_client(take(client, name), split, randomness.generator(seed, "split", name))
@@ -155,7 +161,8 @@ def from_clients(
         raise EquipoiseError(f"clients' samples have different shapes: {', '.join(map(str, sorted(shapes)))}")
     y = torch.cat(ys)
     classes = None if y.is_floating_point() else int(y.max()) + 1
-    return Federation(torch.cat(xs), y, tuple(names), *(Ragged(column) for column in columns), classes=classes)
+    train, validation, test = (Ragged(column) for column in columns)
+    return Federation(torch.cat(xs), y, tuple(names), train, validation, test, classes)
 
 
 def _pair(part: Any, name: str) -> tuple[Tensor, Tensor]:

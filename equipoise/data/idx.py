@@ -20,7 +20,9 @@ def find(folders: list[Path], name: str, where_to_get: str) -> Path:
             if path.exists():
                 return path
     looked = " and ".join(str(folder) for folder in folders)
-    raise EquipoiseError(f"the file {name}.gz was not found in {looked}; {where_to_get}, and name the folder with --data")
+    raise EquipoiseError(
+        f"the file {name}.gz was not found in {looked}; {where_to_get}, and name the folder with --data"
+    )
 
 
 def read_idx(path: Path) -> np.ndarray:
@@ -29,7 +31,9 @@ def read_idx(path: Path) -> np.ndarray:
     except (OSError, EOFError) as error:
         raise EquipoiseError(f"{path} cannot be read: {error}; fetch it again") from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
-        raise EquipoiseError(f"{path} is not an IDX file: it begins with {content[:4].hex()}, not with 0000080x or 00000c0x")
+        raise EquipoiseError(
+            f"{path} is not an IDX file: it begins with {content[:4].hex()}, not with 0000080x or 00000c0x"
+        )
     axes = content[3]
     header = 4 + 4 * axes
     if len(content) < header:
@@ -38,7 +42,9 @@ def read_idx(path: Path) -> np.ndarray:
     kind = np.dtype(_TYPES[content[2]])
     expected = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
     if len(content) - header != expected:
-        raise EquipoiseError(f"{path} holds {len(content) - header} bytes of data where its header says {expected}; fetch it again")
+        raise EquipoiseError(
+            f"{path} holds {len(content) - header} bytes of data where its header says {expected}; fetch it again"
+        )
     return np.frombuffer(content, dtype=kind, offset=header).reshape(shape)
 
 

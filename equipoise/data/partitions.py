@@ -50,12 +50,12 @@ class Labels(Partition):
     def divide(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         known = np.unique(labels)
         if self.per_client > len(known):
-            raise EquipoiseError(f"data.partition.per_client = {self.per_client}, but there are only {len(known)} labels")
+            raise EquipoiseError(f"data.partition.per_client = {self.per_client}, but there are {len(known)} labels")
         if clients * self.per_client < len(known):
             raise EquipoiseError(
                 f"{clients} clients of {self.per_client} labels cannot hold all {len(known)} labels; raise either number"
             )
-        # Deal the labels round after round, always those that were dealt least, so that all get out equally often.
+        # Deal the labels round after round, always those dealt least, so that all get out equally often.
         dealt = np.zeros(len(known), dtype=np.int64)
         holders: list[list[int]] = [[] for _ in known]
         for client in range(clients):
@@ -67,7 +67,9 @@ class Labels(Partition):
         for label, owners in zip(known, holders, strict=True):
             samples = rng.permutation(np.flatnonzero(labels == label))
             if len(samples) < len(owners):
-                raise EquipoiseError(f"label {label} has {len(samples)} samples for {len(owners)} clients; use fewer clients")
+                raise EquipoiseError(
+                    f"label {label} has {len(samples)} samples for {len(owners)} clients; use fewer clients"
+                )
             for client, piece in zip(owners, np.array_split(samples, len(owners)), strict=True):
                 shares[client].append(piece)
         return [np.concatenate(pieces) for pieces in shares]
@@ -107,7 +109,9 @@ class Natural(Partition):
 
     def __call__(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Shares:
         if pool.owners is None:
-            raise EquipoiseError("data.partition.kind = 'natural' needs data that name their owners, such as digits-by-writer")
+            raise EquipoiseError(
+                "data.partition.kind = 'natural' needs data that name their owners, such as digits-by-writer"
+            )
         names, owner = np.unique(pool.owners, return_inverse=True)
         if clients is not None and clients > len(names):
             raise EquipoiseError(f"data.clients = {clients}, but these data come from only {len(names)} owners")

@@ -30,7 +30,9 @@ SOURCES: dict[str, Source] = {
     "fashion-mnist": Source(
         "Articles of clothing, 70,000 of 28x28 grey, 10 classes, in IDX files.",
         "Xiao et al., Fashion-MNIST, 2017",
-        lambda data: idx.load("fashion-mnist", data, "get the four files from github.com/zalandoresearch/fashion-mnist"),
+        lambda data: idx.load(
+            "fashion-mnist", data, "get the four files from github.com/zalandoresearch/fashion-mnist"
+        ),
     ),
 }
 

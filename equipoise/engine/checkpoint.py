@@ -1,6 +1,7 @@
 """Saving a run so that it can go on as if nothing had happened.
 
-A checkpoint is a manifest (JSON) that names its files with their digests. The last two are kept, so that there is one to fall back on.
+A checkpoint is a manifest (JSON) that names its files with their digests. The last two are kept, so that there is one
+to fall back on.
 """
 
 import json
@@ -35,7 +36,9 @@ class Checkpoints:
         files.make_folder(folder)
         self.digests: dict[str, str] = {}  # segments never change: each is read for its digest once
 
-    def save(self, round: int, server: State, store: ClientStore, scores: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def save(
+        self, round: int, server: State, store: ClientStore, scores: dict[str, Tensor], facts: dict[str, Any]
+    ) -> None:
         store.flush()
         name = f"server-{round:06d}.safetensors"
         tensors = {f"server.{k}": t for k, t in server.items()}
@@ -79,7 +82,7 @@ class Checkpoints:
 
     def load(self, store: ClientStore) -> tuple[Saved | None, list[str]]:
         """The newest checkpoint that is whole, and what is wrong with those that are not."""
-        complaints = []
+        complaints: list[str] = []
         for path in self.manifests():
             try:
                 manifest = json.loads(path.read_text())
@@ -95,7 +98,9 @@ class Checkpoints:
                 rows = {int(k): v for k, v in manifest["store"]["rows"].items()}
                 store.restore(groups["store"], manifest["store"]["written"], rows)
                 self.digests = dict(manifest["files"])
-                return Saved(manifest["round"], State(groups["server"]), groups["scores"], manifest["facts"]), complaints
+                return Saved(
+                    manifest["round"], State(groups["server"]), groups["scores"], manifest["facts"]
+                ), complaints
             except FileNotFoundError as error:
                 complaints.append(f"the checkpoint {path.name} cannot be used: {Path(error.filename).name} is missing")
             except (ValueError, KeyError, OSError) as error:

@@ -69,5 +69,6 @@ class Executor(ABC):
     def score_one(self, vector: Tensor, indices: np.ndarray) -> Scores:
         """One model on many samples, whoever owns them."""
 
+    @abstractmethod
     def close(self) -> None:
         """Give back what was taken (threads, settings of torch)."""

@@ -28,6 +28,7 @@ from equipoise.runfolder import RunFolder
 from equipoise.settings import Count, Settings
 from equipoise.state import State, Uploads
 from equipoise.task import Task
+from equipoise.watcher import Watcher
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -49,7 +50,9 @@ class Schedule(Settings):
     def cohort(self, clients: int) -> int:
         if isinstance(self.participation, int):
             if self.participation > clients:
-                raise EquipoiseError(f"participation = {self.participation} is more than the {clients} clients there are")
+                raise EquipoiseError(
+                    f"participation = {self.participation} is more than the {clients} clients there are"
+                )
             return self.participation
         return max(1, round(self.participation * clients))
 
@@ -76,16 +79,6 @@ class Engine(Settings):
         if mode == "stacked":
             return Stacked(task, federation, algorithm, seed, workers, self.compile)
         return Threads(task, federation, algorithm, seed, workers)
-
-
-class Watcher:
-    """Told how a run goes; this one keeps quiet."""
-
-    def begin(self, rounds: int, done: int) -> None: ...
-
-    def round(self, line: dict[str, Any]) -> None: ...
-
-    def tell(self, text: str) -> None: ...
 
 
 @dataclass
@@ -151,7 +144,7 @@ class Simulation:
         try:
             with _listening(self.interrupted):
                 while self.done < self.schedule.rounds:
-                    if not self._round(self.done + 1):
+                    if not self.advance():
                         break
         finally:
             self.close()
@@ -160,8 +153,9 @@ class Simulation:
             raise Interrupted
         self._finish()
 
-    def _round(self, round: int) -> bool:
-        """One round, or False if it was broken off; then nothing has changed."""
+    def advance(self) -> bool:
+        """One more round, or False if it was broken off; then nothing has changed."""
+        round = self.done + 1
         began = time.perf_counter()
         jobs = [Job(who, self.store.get(who), self.algorithm.down(self.server, who)) for who in self.sample(round)]
         results = list(self.executor.train(round, jobs, self.interrupted.is_set))

@@ -46,7 +46,7 @@ class StackedModule:
         self.module = copy.deepcopy(task.module)
         for layer in self.module.modules():
             if type(layer) is nn.Linear and layer.out_features <= _NARROW:
-                layer.forward = _narrow_linear(layer)  # type: ignore[method-assign]
+                layer.forward = _narrow_linear(layer)  # type: ignore[method-assign,assignment]
         self.memory = Memory()
         self.traced: dict[tuple[object, ...], Callable[..., Tensor]] = {}
 
@@ -69,9 +69,7 @@ class StackedModule:
 
         self._call(("step", part, lr), into, v, batch)
 
-    def _each(
-        self, v: Tensor, x: Tensor, y: Tensor, weights: Tensor, part: Part
-    ) -> list[tuple[Entry, Tensor]]:
+    def _each(self, v: Tensor, x: Tensor, y: Tensor, weights: Tensor, part: Part) -> list[tuple[Entry, Tensor]]:
         space, each = self.task.space, self.task.loss.each
         low, high, _ = space.part(part).indices(space.size)
         moving = [e for e in space.entries if low <= e.offset < high]
@@ -151,10 +149,10 @@ class Cohort(Work):
         weights = torch.from_numpy(there / np.maximum(counts, 1)).to(self.dtype)
         active = torch.from_numpy(counts > 0)
         everyone = active.flatten(1).all(1).tolist()
-        indices = torch.from_numpy(order).flatten(1)
+        flat = torch.from_numpy(order).flatten(1)
         lead = (len(plans), batch)
         for t in range(length):
-            x, y = self.federation.gather(indices[t], self.module.memory)
+            x, y = self.federation.gather(flat[t], self.module.memory)
             yield (x.unflatten(0, lead), y.unflatten(0, lead), weights[t]), None if everyone[t] else active[t]
 
 
@@ -255,4 +253,6 @@ class Stacked(Executor):
 
     def _each(self, output: Tensor, y: Tensor) -> Scores:
         assert self.task.loss.each is not None
-        return np.stack([self.task.loss.each(output, y).double().numpy(), self.task.metric.each(output, y).double().numpy()])
+        return np.stack(
+            [self.task.loss.each(output, y).double().numpy(), self.task.metric.each(output, y).double().numpy()]
+        )

@@ -1,8 +1,8 @@
 """Where the clients' states live: in memory while they fit, in files when they do not.
 
-Files are segments: never changed after they are written, each with the states of some clients as rows. A table says which
-row of which segment is a client's newest. A checkpoint writes only what changed since the last one; a segment that has mostly
-been superseded gives its living rows to the next and is then removed.
+Files are segments: never changed after they are written, each with the states of some clients as rows. A table says
+which row of which segment is a client's newest. A checkpoint writes only what changed since the last one; a segment
+that has mostly been superseded gives its living rows to the next and is then removed.
 """
 
 from collections import OrderedDict

@@ -50,7 +50,7 @@ class OneClient(Work):
         """Load the replica; the gradients of the part that moves will gather in one buffer, of which each is a view."""
         low, high, _ = self.space.part(part).indices(self.space.size)
         buffer = torch.zeros_like(self.replica.vector)
-        self.moving = buffer[low:high]
+        self.moving, self.slope = self.replica.vector[low:high], buffer[low:high]
         for entry, parameter in zip(self.space.entries, self.replica.parameters, strict=True):
             moves = low <= entry.offset < high
             parameter.requires_grad_(moves)
@@ -78,10 +78,12 @@ class OneClient(Work):
 
     def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
         x, y, _ = batch
-        self.moving.zero_()
-        with torch.enable_grad():
-            self.task.loss.mean(self.replica.module(x), y).backward()  # type: ignore[no-untyped-call]
-        return self.moving
+        self.slope.zero_()
+        self.task.loss.mean(self.replica.module(x), y).backward()
+        return self.slope
+
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
+        self.moving.add_(self.gradient(v, batch, part), alpha=-lr)
 
 
 class Threads(Executor):
@@ -95,7 +97,6 @@ class Threads(Executor):
 
     def _begin(self) -> None:
         torch.set_num_threads(1)
-        torch.set_grad_enabled(False)
         self.own.replica = Replica(self.task)
         self.own.replica.unseeded = self.task.unseeded
 
@@ -123,9 +124,7 @@ class Threads(Executor):
         replica: Replica = self.own.replica
         if len(self.task.buffers):
             replica.load_buffers(job.client.get(BUFFERS, self.task.buffers))
-        return OneClient(
-            self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose
-        )
+        return OneClient(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
 
     def _client(self, job: Job) -> State:
         return State({name: t for name, t in job.client.items() if name != BUFFERS})
@@ -158,6 +157,7 @@ class Threads(Executor):
         pieces = np.array_split(indices, max(1, -(-len(indices) // (8 * _SCORE_BATCH))))
         return np.concatenate(list(self.score([Model(0, vector)] * len(pieces), pieces)), axis=1)
 
+    @torch.no_grad()
     def _score(self, model: Model, indices: np.ndarray) -> Scores:
         replica: Replica = self.own.replica
         replica.vector.copy_(model.vector)
@@ -165,12 +165,11 @@ class Threads(Executor):
             replica.load_buffers(self.task.buffers if model.buffers is None else model.buffers)
         module = replica.module.eval()
         scores = np.empty((2, len(indices)))
-        with torch.inference_mode():
-            for first in range(0, len(indices), _SCORE_BATCH):
-                rows = slice(first, first + _SCORE_BATCH)
-                x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.memory)
-                output = module(x)
-                each = self.task.loss.each
-                losses = each(output, y) if each else self.task.loss.mean(output, y).expand(len(y))
-                scores[0, rows], scores[1, rows] = losses.numpy(), self.task.metric.each(output, y).numpy()
+        for first in range(0, len(indices), _SCORE_BATCH):
+            rows = slice(first, first + _SCORE_BATCH)
+            x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.memory)
+            output = module(x)
+            each = self.task.loss.each
+            losses = each(output, y) if each else self.task.loss.mean(output, y).expand(len(y))
+            scores[0, rows], scores[1, rows] = losses.numpy(), self.task.metric.each(output, y).numpy()
         return scores

@@ -1,0 +1,16 @@
+"""Whoever wants to see how a run goes."""
+
+from typing import Any
+
+
+class Watcher:
+    """Told of every round; this one keeps quiet."""
+
+    def begin(self, rounds: int, done: int) -> None:
+        """`done` of `rounds` are there already."""
+
+    def round(self, line: dict[str, Any]) -> None:
+        """A round is over; `line` is what metrics.jsonl says of it."""
+
+    def tell(self, text: str) -> None:
+        """Something a person should know, in a sentence."""
