@@ -1,0 +1,76 @@
+"""A module as a vector."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from equipoise.errors import EquipoiseError
+from equipoise.models import MODELS
+from equipoise.models.base import Split
+from equipoise.space import Space
+from equipoise.task import Replica, Task
+
+SHAPES = {"softmax": (1, 28, 28), "mlp": (1, 28, 28), "lenet": (3, 32, 32), "cnn": (3, 32, 32)}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_module_to_vector_and_back(name: str) -> None:
+    shape = SHAPES.get(name, (3, 32, 32))
+    module = MODELS[name]().build(shape, 10)
+    space = Space(module, "head")
+    back = space.module(module, space.vector(module))
+    x = torch.randn(3, *shape)
+    torch.testing.assert_close(back(x), module.eval()(x))
+    for (a, p), (b, q) in zip(module.named_parameters(), back.named_parameters(), strict=True):
+        assert a == b
+        assert torch.equal(p, q)
+        assert q.is_contiguous()
+
+
+@pytest.mark.parametrize(("name", "count"), [("softmax", 7_850), ("mlp", 109_386), ("lenet", 62_006), ("cnn", 268_650)])
+def test_the_papers_parameter_counts(name: str, count: int) -> None:
+    assert Space(MODELS[name]().build(SHAPES[name], 10), "head").size == count
+
+
+@given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(0, 3))
+@settings(max_examples=25)
+def test_body_and_head_join_to_the_whole(widths: list[int], head: int) -> None:
+    layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    module = nn.Sequential(*layers)
+    names = [str(i) for i in range(len(layers))]
+    space = Space(module, names[: min(head, len(names))])
+    vector = torch.randn(3, space.size)
+    assert torch.equal(space.join(space.body(vector), space.head(vector)), vector)
+    assert space.body_size + space.head_size == sum(p.numel() for p in module.parameters())
+    one = space.join(space.body(vector[0]), space.head(vector))  # one body for a stack of heads
+    assert torch.equal(one[2], torch.cat([space.body(vector[0]), space.head(vector[2])]))
+    for part in (space.body(vector), space.head(vector)):  # slices, never copies
+        assert part.untyped_storage().data_ptr() == vector.untyped_storage().data_ptr()
+
+
+def test_views_of_a_stack_are_the_views_of_its_rows() -> None:
+    module = MODELS["lenet"]().build((3, 32, 32), 10)
+    space = Space(module, "head")
+    stack = torch.randn(4, space.size)
+    for name, view in space.views(stack).items():
+        assert torch.equal(view[2], space.views(stack[2])[name])
+
+
+def test_the_head_is_named_by_its_module() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
+    assert Space(module, "1").head_size == 16
+    assert Space(module, None).head_size == 0
+    with pytest.raises(EquipoiseError, match="no parameters under head='fc'; it has 0, 1"):
+        Space(module, "fc")
+
+
+def test_a_replica_is_loaded_by_one_copy() -> None:
+    module = Split(nn.Linear(2, 3), nn.Linear(3, 2))
+    task = Task(module, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)))
+    replica = Replica(task)
+    replica.vector.copy_(torch.arange(float(task.space.size)))
+    assert replica.module.body.weight[0, 0] == 0
+    assert replica.module.head.bias[-1] == task.space.size - 1
+    assert torch.equal(task.space.vector(replica.module), replica.vector)
