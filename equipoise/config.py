@@ -44,7 +44,7 @@ def _named(registry: Mapping[str, type[S]], table: dict[str, Any], where: str, k
     if key not in table:
         raise EquipoiseError(f"{where}.{key} is missing; there is {', '.join(registry)}")
     name = table[key]
-    if name not in registry:
+    if not isinstance(name, str) or name not in registry:
         raise EquipoiseError(f"{where}.{key} = {name!r} is unknown{nearest(str(name), registry)}")
     fields = registry[name].model_fields
     return name, read(registry[name], {k: v for k, v in table.items() if k != key or key in fields}, where)

@@ -6,7 +6,7 @@ class EquipoiseError(Exception):
 
 
 class RunFailed(EquipoiseError):
-    """A run that began well and cannot go on (every update bad, disk full)."""
+    """A run that began well and came to nothing: every update has NaN or infinite numbers."""
 
 
 class Interrupted(Exception):

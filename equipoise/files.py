@@ -11,7 +11,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.errors import EquipoiseError
 
 
 @contextmanager
@@ -24,7 +24,9 @@ def beside(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        raise RunFailed(f"cannot write {path}: {error.strerror or error}") from error
+        raise EquipoiseError(
+            f"cannot write {path}: {error.strerror or error}; what was saved before is whole"
+        ) from None
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from equipoise import files
-from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.errors import EquipoiseError
 from equipoise.evaluate import COLUMNS
 
 
@@ -60,7 +60,7 @@ class RunFolder:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise RunFailed(f"cannot write {log}: {error.strerror}; the last checkpoint is whole") from None
+            raise EquipoiseError(f"cannot write {log}: {error.strerror}; the last checkpoint is whole") from None
 
     def cut(self, log: Path, length: int) -> None:
         """Back to the length that the log had at a checkpoint."""

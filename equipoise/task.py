@@ -23,6 +23,12 @@ class Loss:
     mean: Callable[[Tensor, Tensor], Tensor]
     each: Each | None
 
+    def of_each(self, output: Tensor, target: Tensor) -> Tensor:
+        """One value a sample, if need be as the mean over that sample alone."""
+        if self.each is not None:
+            return self.each(output, target)
+        return torch.stack([self.mean(output[i : i + 1], target[i : i + 1]) for i in range(len(target))])
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -114,7 +114,9 @@ def simulation(
 
 def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head", **schedule: Any) -> Simulation:
     schedule = {"participation": 1.0, "evaluate_every": 10**6, **schedule}
-    run = simulation(algorithm, problem.federation(), linear_module(problem.features), head=head, loss="squared", **schedule)
+    run = simulation(
+        algorithm, problem.federation(), linear_module(problem.features), head=head, loss="squared", **schedule
+    )
     run.run()
     return run
 

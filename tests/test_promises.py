@@ -72,7 +72,8 @@ _KILLED = """
     from tests.conftest import simulation
 
     name, folder, mode, after = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    run = simulation(ALGORITHMS[name](lr=0.05, epochs=2, batch=4), folder=folder, mode=mode, rounds=9, checkpoint_every=2)
+    algorithm = ALGORITHMS[name](lr=0.05, epochs=2, batch=4)
+    run = simulation(algorithm, folder=folder, mode=mode, rounds=9, checkpoint_every=2)
     log = run._log
     def slow(line, timing):
         log(line, timing)
@@ -107,9 +108,7 @@ def test_killed_and_resumed_ends_with_the_same_bytes(
     time.sleep(delay)
     child.send_signal(signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
-    resumed = simulation(
-        algorithm, folder=tmp_path / "killed", mode=mode, rounds=9, checkpoint_every=2, new=False
-    )
+    resumed = simulation(algorithm, folder=tmp_path / "killed", mode=mode, rounds=9, checkpoint_every=2, new=False)
     resumed.resume()
     assert 0 <= resumed.done < 9
     resumed.run()

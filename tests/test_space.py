@@ -1,5 +1,7 @@
 """A module as a vector."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -37,7 +39,7 @@ def test_the_papers_parameter_counts(name: str, count: int) -> None:
 @given(st.lists(st.integers(1, 5), min_size=2, max_size=4), st.integers(0, 3))
 @settings(max_examples=25)
 def test_body_and_head_join_to_the_whole(widths: list[int], head: int) -> None:
-    layers = [nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
     module = nn.Sequential(*layers)
     names = [str(i) for i in range(len(layers))]
     space = Space(module, names[: min(head, len(names))])

@@ -59,7 +59,9 @@ def fedprox_solves_its_proximal_problem(p: LeastSquares) -> None:
     w = np.zeros(p.features)
     sizes = np.array([len(x) for x in p.x])
     for _ in range(2):  # each round every client solves min f_i(v) + mu/2 |v - w|^2 to the end
-        solved = [np.linalg.solve(p.hessian(i) + mu * np.eye(p.features), p.right(i) + mu * w) for i in range(p.clients)]
+        solved = [
+            np.linalg.solve(p.hessian(i) + mu * np.eye(p.features), p.right(i) + mu * w) for i in range(p.clients)
+        ]
         w = np.average(solved, axis=0, weights=sizes)
     np.testing.assert_allclose(run.server.w.numpy(), w, rtol=1e-9)
 
@@ -157,7 +159,9 @@ def test_fedrep_moves_the_head_first_and_then_the_body() -> None:
     run = simulation(FedRep(head_epochs=3, **COMMON), participation=1.0, rounds=1)
     space = run.task.space
     w0 = run.task.w0.clone()
-    work = run.executor._each(lambda job: run.executor._work(1, job, "batches").descend(w0, part="head", epochs=3, stream=1), [_job(run)])
+    work = run.executor._each(
+        lambda job: run.executor._work(1, job, "batches").descend(w0, part="head", epochs=3, stream=1), [_job(run)]
+    )
     after_head = next(iter(work))
     run.run()
     assert torch.equal(space.body(after_head), space.body(w0))

@@ -53,7 +53,7 @@ class Labels(Partition):
             raise EquipoiseError(f"data.partition.per_client = {self.per_client}, but there are {len(known)} labels")
         if clients * self.per_client < len(known):
             raise EquipoiseError(
-                f"{clients} clients of {self.per_client} labels cannot hold all {len(known)} labels; raise either number"
+                f"{clients} clients of {self.per_client} labels cannot hold all {len(known)} labels; raise either"
             )
         # Deal the labels round after round, always those dealt least, so that all get out equally often.
         dealt = np.zeros(len(known), dtype=np.int64)

@@ -169,7 +169,6 @@ class Threads(Executor):
             rows = slice(first, first + _SCORE_BATCH)
             x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.memory)
             output = module(x)
-            each = self.task.loss.each
-            losses = each(output, y) if each else self.task.loss.mean(output, y).expand(len(y))
-            scores[0, rows], scores[1, rows] = losses.numpy(), self.task.metric.each(output, y).numpy()
+            losses, metric = self.task.loss.of_each(output, y), self.task.metric.each(output, y)
+            scores[0, rows], scores[1, rows] = losses.numpy(), metric.numpy()
         return scores
