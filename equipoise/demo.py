@@ -9,13 +9,13 @@ from equipoise.report import Run, find_runs, plot
 from equipoise.runs import run
 from equipoise.watcher import Watcher
 
-ROUNDS = 30
+ROUNDS = 20
 METHODS: dict[str, dict[str, Any]] = {
     "local": {},
     "fedavg": {},
-    "fedavg-ft": {"finetune_epochs": 2},
-    "ditto": {"lam": 0.3},
-    "fedrep": {},
+    "fedavg-ft": {"finetune_epochs": 3},
+    "ditto": {"lam": 0.1},
+    "fedrep": {"head_epochs": 3},
 }
 DEFAULT_FOLDER = Path("runs/demo")
 
@@ -26,7 +26,7 @@ def experiment(name: str) -> Experiment:
             "rounds": ROUNDS,
             "participation": 0.5,
             "data": {"name": "digits-by-writer", "partition": {"kind": "natural"}, "split": [0.6, 0.15, 0.25]},
-            "model": {"name": "mlp"},
+            "model": {"name": "mlp", "hidden": [64]},
             "algorithm": {"name": name, "lr": 0.1, "epochs": 2, "batch": 10, **METHODS[name]},
         }
     )

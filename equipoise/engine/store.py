@@ -5,18 +5,23 @@ which row of which segment is a client's newest. A checkpoint writes only what c
 that has mostly been superseded gives its living rows to the next and is then removed.
 """
 
+import json
+import math
+import os
+import struct
 from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import safe_open
 
 from equipoise import files
 from equipoise.state import State
 
 _SEGMENT_BYTES = 128 << 20
 _NOWHERE = -1
+_OPEN_FILES = 64
+_DTYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8}
 
 
 class _Pile:
@@ -42,6 +47,30 @@ class _Pile:
         self.remove(next(iter(self.states)))
 
 
+class _Segment:
+    """A safetensors file from which single rows are read: mapping it as a whole would count as memory."""
+
+    def __init__(self, path: Path):
+        self.file = path.open("rb", buffering=0)
+        (length,) = struct.unpack("<Q", self.file.read(8))
+        header = json.loads(self.file.read(length))
+        self.fields = {
+            name: (_DTYPES[entry["dtype"]], entry["shape"], 8 + length + entry["data_offsets"][0])
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+
+    def read(self, row: int) -> State:
+        state = State()
+        for name, (dtype, (_, *shape), first) in self.fields.items():
+            size = math.prod(shape) * dtype.itemsize
+            content = bytearray(os.pread(self.file.fileno(), size, first + row * size))
+            state[name] = (
+                torch.frombuffer(content, dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+            )
+        return state
+
+
 class ClientStore:
     def __init__(self, clients: int, initial: State, folder: Path | None = None, memory: int = 1 << 30):
         self.initial, self.folder, self.memory = initial, folder, memory
@@ -51,6 +80,7 @@ class ClientStore:
         self.kept = _Pile()  # in a segment, and still in memory
         self.written = 0
         self.rows: dict[int, int] = {}  # rows in each segment
+        self.open: dict[int, _Segment] = {}  # those read lately
 
     def get(self, who: int) -> State:
         state = self.changed.get(who) or self.kept.get(who)
@@ -93,6 +123,7 @@ class ClientStore:
             self.segment[who], self.row[who] = self.written, row
             self.changed.remove(who)
             self._keep(who, state)
+        self.open.pop(self.written, None)
         self.rows[self.written] = len(clients)
         self.written += 1
 
@@ -110,9 +141,12 @@ class ClientStore:
         return self.folder / f"clients-{number:06d}.safetensors"
 
     def _read(self, who: int) -> State:
-        with safe_open(self._path(int(self.segment[who])), framework="pt") as file:
-            row = int(self.row[who])
-            return State({name: file.get_slice(name)[row] for name in file.keys()})  # noqa: SIM118
+        number, row = int(self.segment[who]), int(self.row[who])
+        if number not in self.open:
+            if len(self.open) >= _OPEN_FILES:
+                self.open.clear()
+            self.open[number] = _Segment(self._path(number))
+        return self.open[number].read(row)
 
     def segments(self) -> list[Path]:
         """The files that hold a state some client still has."""
@@ -124,3 +158,4 @@ class ClientStore:
     def restore(self, table: dict[str, torch.Tensor], written: int, rows: dict[int, int]) -> None:
         self.segment, self.row = table["segment"].numpy().copy(), table["row"].numpy().copy()
         self.written, self.rows = written, rows
+        self.open.clear()
