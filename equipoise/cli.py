@@ -20,6 +20,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Personalised federated learning: every client ends with a model of its own, and all learn from each other."
     "\n\n"
     "Begin with `equipoise demo`; then write a TOML file (see `equipoise run --help`) and run it.",
@@ -105,9 +106,18 @@ def run(
 ) -> None:
     """Run an experiment.
 
-    A small one: seed = 0, rounds = 20, then [data] name = "digits-by-writer", [model] name = "mlp",
-    [algorithm] name = "ditto". Everything else has a default; `equipoise list` shows what there is.
-    The run folder gets run.toml, metrics.jsonl, timings.jsonl, clients.csv, summary.json and checkpoint/.
+    \b
+    A small one, with nothing to download:
+        rounds = 20
+        [data]
+        name = "digits-by-writer"
+        [model]
+        name = "mlp"
+        [algorithm]
+        name = "ditto"
+
+    Everything else has a default; `equipoise list algorithms` shows what there is. The run folder gets run.toml (every
+    setting), metrics.jsonl (a line a round), timings.jsonl, clients.csv, summary.json and checkpoint/.
     """
     from equipoise import report, runs
     from equipoise.config import Experiment

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from equipoise.config import read_toml
@@ -127,7 +128,7 @@ NOTE = (
 
 def as_table(rows: list[dict[str, Any]]) -> Table:
     head, body = _cells(rows)
-    table = Table(caption=NOTE, caption_justify="left")
+    table = Table(caption=NOTE, caption_justify="left", box=SIMPLE_HEAD)
     for column in head:
         table.add_column(column, justify="left" if column in ("algorithm", "data", "settings") else "right")
     for cells in body:
@@ -155,24 +156,24 @@ def plot(runs: list[Run], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    curves: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    styles: dict[tuple[tuple[float, float], ...], tuple[str, str]] = {}
     for number, run in enumerate(runs):
         metric = run.summary["metric"]
         scale = 100 if metric == "accuracy" else 1
         for kind, style in (("personal", "-"), ("global", "--")):
-            points = [
-                (line["round"], scale * line[kind][metric]) for line in run.metrics if metric in line.get(kind, {})
-            ]
-            if points:
-                label = f"{run.summary['algorithm']}, {kind}"
-                axes.plot(
-                    *zip(*points, strict=True),
-                    style,
-                    color=f"C{number}",
-                    label=label,
-                    marker="." if len(points) == 1 else "",
-                )
+            points = tuple((line["round"], scale * line[kind][metric]) for line in run.metrics if kind in line)
+            if points:  # methods that share a global model share its curve
+                curves.setdefault(points, []).append(f"{run.summary['algorithm']} ({kind})")
+                styles.setdefault(points, (style, f"C{number}"))
+    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    for points, labels in curves.items():
+        style, colour = styles[points]
+        marker = "." if len(points) == 1 else ""
+        axes.plot(*zip(*points, strict=True), style, color=colour, label=", ".join(labels), marker=marker)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     metric = runs[0].summary["metric"]
     axes.set(
         xlabel="round", ylabel="test accuracy, mean over clients (%)" if metric == "accuracy" else f"test {metric}"
