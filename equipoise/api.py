@@ -115,13 +115,15 @@ def train(
     workers: int = 0,
     dtype: str = "float32",
     out: str | Path | None = None,
+    resume: bool = False,
     watcher: Watcher | None = None,
 ) -> Result:
     """Train a federation of `clients` and return every client's model.
 
     `module` is any nn.Module, and `head` the name of the part that personal-head methods keep on the client.
     `clients` is a list with a pair (x, y), a Dataset or a dictionary of train, validation and test for each.
-    `loss` is "cross-entropy", "squared" or a function (output, target). With `out` the run is also written there.
+    `loss` is "cross-entropy", "squared" or a function (output, target). With `out` the run is also written there,
+    and with `resume` it goes on from where it was.
     """
     schedule = Schedule(
         seed=seed,
@@ -136,11 +138,21 @@ def train(
     )
     number = DTYPES[dtype]
     task = Task(module, federation.prepared(number, False).sample(), head=head, loss=loss, metric=metric, dtype=number)
-    folder = None
-    if out is not None:
-        note = f"# written by equipoise.train with {type(algorithm).__name__}: {algorithm.model_dump()}\n"
-        folder = RunFolder.create(Path(out), note)
-    simulation = Simulation(task, federation, algorithm, schedule, engine, folder, watcher)
+    if out is None:
+        simulation = Simulation(task, federation, algorithm, schedule, engine, None, watcher)
+        _run(simulation)
+        return Result(simulation)
+    named = {"name": type(algorithm).__name__, **algorithm.table()}
+    settings = {**schedule.table(), "algorithm": named, "engine": engine.table()}
+    folder = RunFolder.create_or_resume(Path(out), settings, resume, mode=engine.mode_for(task))
+    with folder.locked():
+        simulation = Simulation(task, federation, algorithm, schedule, engine, folder, watcher)
+        if resume:
+            simulation.resume()
+        _run(simulation)
+    return Result(simulation)
+
+
+def _run(simulation: Simulation) -> None:
     with torch.random.fork_rng(devices=[]):  # a module that draws from torch's own stream leaves the caller's alone
         simulation.run()
-    return Result(simulation)

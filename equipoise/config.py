@@ -3,11 +3,9 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import tomli_w
 import torch
 from torch import nn
 
@@ -21,11 +19,11 @@ from equipoise.engine.simulate import DTYPES, Engine, Schedule
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
+from equipoise.runfolder import WRITTEN, read_toml
 from equipoise.settings import Count, S, Settings, nearest, read
 from equipoise.task import Task
 
 _SECTIONS = ("data", "model", "algorithm", "engine")
-_WRITTEN = "written"  # the section that a run adds for its readers, and that is not read back
 
 
 class DataSettings(Settings):
@@ -63,7 +61,7 @@ class Experiment:
 
     @staticmethod
     def parse(tables: Mapping[str, Any]) -> "Experiment":
-        tables = {k: v for k, v in tables.items() if k != _WRITTEN}
+        tables = {k: v for k, v in tables.items() if k != WRITTEN}
         for key, value in tables.items():
             known = [*_SECTIONS, *Schedule.model_fields]
             if key not in known:
@@ -106,24 +104,14 @@ class Experiment:
         return Experiment.parse(override(read_toml(path), sets))
 
     def tables(self) -> dict[str, Any]:
-        """The whole configuration, every default written out; what is off (None) is left out, as TOML wants it."""
-
-        def plain(settings: Settings) -> dict[str, Any]:
-            return {
-                k: list(v) if isinstance(v, tuple) else v for k, v in settings.model_dump().items() if v is not None
-            }
-
+        """The whole configuration, every default written out."""
         return {
-            **plain(self.schedule),
-            "data": {**plain(self.data), "partition": plain(self.partition)},
-            "model": {"name": self.model_name, **plain(self.model)},
-            "algorithm": {"name": self.algorithm_name, **plain(self.algorithm)},
-            "engine": plain(self.engine),
+            **self.schedule.table(),
+            "data": {**self.data.table(), "partition": self.partition.table()},
+            "model": {"name": self.model_name, **self.model.table()},
+            "algorithm": {"name": self.algorithm_name, **self.algorithm.table()},
+            "engine": self.engine.table(),
         }
-
-    def to_toml(self, **written: str) -> str:
-        written = {"equipoise": version("equipoise"), "torch": torch.__version__, **written}
-        return tomli_w.dumps({**self.tables(), _WRITTEN: written})
 
     def federation(self, folder: Path) -> Federation:
         pool = SOURCES[self.data.name].load(folder)
@@ -142,17 +130,6 @@ class Experiment:
         module = self.module(tuple(federation.x.shape[1:]), federation.classes)
         loss = "squared" if federation.classes is None else "cross-entropy"
         return Task(module, federation.prepared(dtype, False).sample(), loss=loss, dtype=dtype)
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise EquipoiseError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise EquipoiseError(f"{path} cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise EquipoiseError(f"{path} is not valid TOML: {error}") from None
 
 
 def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:

@@ -11,13 +11,11 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from equipoise.config import read_toml
 from equipoise.errors import EquipoiseError
 from equipoise.evaluate import KINDS
-from equipoise.runfolder import RunFolder
-from equipoise.runs import flatten
+from equipoise.runfolder import WRITTEN, RunFolder, flatten, read_toml
 
-_FOR_READERS = ("written.", "engine.workers", "engine.memory_mb", "checkpoint_every")  # no run is another for these
+_FOR_READERS = (f"{WRITTEN}.", "engine.workers", "engine.memory_mb", "checkpoint_every")  # no run is another for these
 
 
 @dataclass(frozen=True)

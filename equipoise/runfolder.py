@@ -4,16 +4,44 @@ import csv
 import fcntl
 import json
 import os
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
 from equipoise import files
 from equipoise.errors import EquipoiseError
 from equipoise.evaluate import COLUMNS
+
+WRITTEN = "written"
+"""The section that a run adds to its configuration for its readers; it is no setting."""
+
+# What may change between a run and its continuation, because results do not depend on it up to that round.
+_MAY_CHANGE = {"rounds", "checkpoint_every", "engine.workers", "engine.memory_mb"}
+
+
+def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EquipoiseError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EquipoiseError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise EquipoiseError(f"{path} is not valid TOML: {error}") from None
 
 
 class RunFolder:
@@ -31,6 +59,24 @@ class RunFolder:
             raise EquipoiseError(f"{path} already holds a run; add --resume to go on with it, or choose another --out")
         if any(not p.name.endswith(".part") for p in path.iterdir()):
             raise EquipoiseError(f"{path} is not empty and not a run; choose another --out")
+        files.write_text(folder.config, config)
+        return folder
+
+    @staticmethod
+    def create_or_resume(path: Path, settings: dict[str, Any], resume: bool, **written: str) -> "RunFolder":
+        """The folder of a new run, or that of one with the same settings that is to go on."""
+        written = {"equipoise": version("equipoise"), "torch": version("torch"), **written}
+        config = tomli_w.dumps({**settings, WRITTEN: written})
+        if not resume or not (path / "run.toml").exists():
+            return RunFolder.create(path, config)
+        folder = RunFolder(path)
+        old, new = flatten(read_toml(folder.config)), flatten(settings)
+        for key in sorted(old.keys() | new.keys()):
+            if key not in _MAY_CHANGE and not key.startswith(WRITTEN) and old.get(key) != new.get(key):
+                raise EquipoiseError(
+                    f"the run in {path} had {key} = {old.get(key)!r}, not {new.get(key)!r}; "
+                    "resume it with the same settings, or choose another --out"
+                )
         files.write_text(folder.config, config)
         return folder
 

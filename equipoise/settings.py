@@ -22,6 +22,11 @@ class Settings(BaseModel):
     )
     paper: ClassVar[str] = ""
 
+    def table(self) -> dict[str, Any]:
+        """As it stands in TOML, every default written out; what is off (None) is left out."""
+        values = self.model_dump().items()
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in values if v is not None}
+
     @classmethod
     def summary(cls) -> str:
         """The first sentence of the class's documentation."""

@@ -122,3 +122,24 @@ def test_a_run_leaves_the_callers_random_numbers_and_threads_alone() -> None:
         eq.train(given, CLIENTS, eq.FedAvg(), head=None, rounds=1, mode=mode)
         assert torch.equal(torch.rand(3), expected)
         assert torch.get_num_threads() == threads
+
+
+def test_a_run_in_a_folder_can_be_resumed_and_lengthened(tmp_path: Path) -> None:
+    options = {"head": None, "out": tmp_path / "run", "checkpoint_every": 2}
+    whole = eq.train(module(), CLIENTS, eq.Ditto(batch=5), head=None, rounds=5)
+    eq.train(module(), CLIENTS, eq.Ditto(batch=5), rounds=3, **options)
+    with pytest.raises(eq.EquipoiseError, match="already holds a run"):
+        eq.train(module(), CLIENTS, eq.Ditto(batch=5), rounds=3, **options)
+    with pytest.raises(eq.EquipoiseError, match=r"had algorithm.batch = 5, not 6"):
+        eq.train(module(), CLIENTS, eq.Ditto(batch=6), rounds=5, resume=True, **options)
+    longer = eq.train(module(), CLIENTS, eq.Ditto(batch=5), rounds=5, resume=True, **options)
+    assert longer.metrics == whole.metrics
+
+
+def test_no_setting_is_passed_over_in_silence() -> None:
+    from equipoise.engine.simulate import Engine
+    from equipoise.task import Task
+
+    task = Task(module(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
+    with pytest.raises(eq.EquipoiseError, match=r"engine.compile = true works with engine.mode = 'stacked' only"):
+        Engine(compile=True, mode="threads").mode_for(task)

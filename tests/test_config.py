@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.config import Experiment, override, read_toml
+from equipoise.config import Experiment, override
 from equipoise.errors import EquipoiseError
+from equipoise.runfolder import RunFolder, read_toml
 
 
 def tables(**changes: object) -> dict:
@@ -81,9 +82,10 @@ def test_a_missing_section_is_named(section: str) -> None:
         Experiment.parse(whole)
 
 
-def test_what_is_written_is_whole_and_reads_back() -> None:
+def test_what_is_written_is_whole_and_reads_back(tmp_path: Path) -> None:
     experiment = Experiment.parse(tables())
-    text = experiment.to_toml(data="/somewhere", mode="stacked")
+    RunFolder.create_or_resume(tmp_path / "run", experiment.tables(), resume=False, data="/somewhere", mode="stacked")
+    text = (tmp_path / "run" / "run.toml").read_text()
     assert Experiment.parse(tomllib.loads(text)) == experiment
     for line in ("seed = 0", "evaluate_every = 1", "batch = 50", 'kind = "natural"', "workers = 0", "torch = "):
         assert line in text

@@ -2,6 +2,7 @@
 
 import os
 import resource
+import shutil
 import signal
 import threading
 import time
@@ -75,10 +76,18 @@ class Engine(Settings):
 
     def executor(self, task: Task, federation: Federation, algorithm: Algorithm, seed: int) -> Executor:
         workers = self.workers or len(os.sched_getaffinity(0))
-        mode = task.mode() if self.mode == "auto" else self.mode
-        if mode == "stacked":
+        if self.mode_for(task) == "stacked":
             return Stacked(task, federation, algorithm, seed, workers, self.compile)
         return Threads(task, federation, algorithm, seed, workers)
+
+    def mode_for(self, task: Task) -> str:
+        """What `auto` comes to; and no setting is passed over in silence."""
+        mode = task.mode() if self.mode == "auto" else self.mode
+        if self.compile and mode != "stacked":
+            raise EquipoiseError("engine.compile = true works with engine.mode = 'stacked' only; this run uses threads")
+        if self.compile and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+            raise EquipoiseError("engine.compile = true needs a C++ compiler, and none was found; leave it out")
+        return mode
 
 
 @dataclass

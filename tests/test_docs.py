@@ -1,0 +1,73 @@
+"""What the documentation says can be done."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise.algorithm import Algorithm
+from equipoise.algorithms import ALGORITHMS
+from equipoise.data.partitions import PARTITIONS
+from equipoise.models import MODELS
+from tests.conftest import simulation
+from tests.test_cli import equipoise_command
+
+ROOT = Path(__file__).parent.parent
+
+
+def blocks(file: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(), re.DOTALL)
+
+
+def test_the_readmes_commands_run(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    commands = [
+        line for block in blocks("README.md", "sh") for line in block.splitlines() if line.startswith("equipoise")
+    ]
+    assert len(commands) >= 5
+    for command in commands:
+        arguments = shlex.split(command, comments=True)[1:]
+        if arguments[0] == "run":
+            arguments += ["--set", "rounds=2"]
+        done = equipoise_command(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
+
+
+def test_the_skeleton_in_contributing_is_an_algorithm() -> None:
+    [code] = blocks("CONTRIBUTING.md", "python")
+    names: dict[str, object] = {"__name__": "skeleton"}
+    exec(code, names)
+    cls = names["Mine"]
+    assert isinstance(cls, type)
+    assert issubclass(cls, Algorithm)
+    runs = [simulation(cls(lr=0.05, batch=4), mode=mode) for mode in ("threads", "stacked")]
+    for run in runs:
+        run.run()
+    torch.testing.assert_close(runs[0].server.w, runs[1].server.w, rtol=1e-9, atol=1e-11)
+
+
+def test_every_algorithm_is_in_the_docs() -> None:
+    text = (ROOT / "docs" / "algorithms.md").read_text()
+    for name, cls in ALGORITHMS.items():
+        assert f"| `{name}` | `{cls.__module__.rsplit('.', 1)[1]}.py` |" in text
+
+
+def test_the_readme_names_what_there_is() -> None:
+    text = (ROOT / "README.md").read_text()
+    for name in (*MODELS, *PARTITIONS):
+        assert f"`{name}`" in text
+
+
+@pytest.mark.parametrize("name", ["throughput", "scale"])
+def test_the_published_figures_are_those_of_the_benchmarks(name: str) -> None:
+    """docs/performance.md shows what is in the JSON that the benchmark wrote, to the digit."""
+    text = (ROOT / "docs" / "performance.md").read_text()
+    result = json.loads((ROOT / "docs" / "benchmarks" / f"{name}.json").read_text())
+    rows = result.get("throughput", [result])
+    for row in rows:
+        for key in ("ratio_to_usual", "share_of_ceiling", "ratio", "peak_memory_mb"):
+            if key in row:
+                assert f"{row[key]}" in text, (row.get("case"), key)
