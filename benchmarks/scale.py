@@ -21,7 +21,8 @@ import torch
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.federation import Federation, Ragged
-from equipoise.engine.simulate import Engine, Schedule, Simulation
+from equipoise.engine.options import Engine, Schedule
+from equipoise.engine.simulate import Simulation
 from equipoise.models import MODELS
 from equipoise.runfolder import RunFolder
 from equipoise.state import State

@@ -29,7 +29,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.federation import Federation, Ragged
-from equipoise.engine.simulate import Engine, Schedule, Simulation
+from equipoise.engine.options import Engine, Schedule
+from equipoise.engine.simulate import Simulation
 from equipoise.models import MODELS
 from equipoise.task import Task
 

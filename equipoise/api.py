@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.executor import BUFFERS, Job, Model
-from equipoise.engine.simulate import DTYPES, Engine, Schedule, Simulation
+from equipoise.engine.options import DTYPES, Engine, Schedule
+from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.runfolder import RunFolder
 from equipoise.task import Each, Task

@@ -15,7 +15,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.data.federation import Federation, from_shares
 from equipoise.data.partitions import PARTITIONS, Partition
 from equipoise.data.sources import SOURCES
-from equipoise.engine.simulate import DTYPES, Engine, Schedule
+from equipoise.engine.options import DTYPES, Engine, Schedule
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings

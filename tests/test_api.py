@@ -137,7 +137,7 @@ def test_a_run_in_a_folder_can_be_resumed_and_lengthened(tmp_path: Path) -> None
 
 
 def test_no_setting_is_passed_over_in_silence() -> None:
-    from equipoise.engine.simulate import Engine
+    from equipoise.engine.options import Engine
     from equipoise.task import Task
 
     task = Task(module(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
