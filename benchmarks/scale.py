@@ -45,6 +45,8 @@ def start(clients, folder):
     fed = federation(clients)
     task = Task(MODELS["softmax"]().build((784,), 10), fed.sample())
     never = 10**9
+    folder.mkdir()
+    run_folder = RunFolder(folder)
     schedule = Schedule(rounds=never, participation=COHORT, evaluate_every=never, checkpoint_every=10)
     run = Simulation(
         task,
@@ -52,7 +54,7 @@ def start(clients, folder):
         ALGORITHMS["ditto"](lr=0.01, batch=20),
         schedule,
         Engine(memory_mb=MEMORY_MB),
-        RunFolder.create(folder, ""),
+        run_folder,
     )
     for who in range(clients):
         run.store.put(who, State(v=task.w0.clone()))

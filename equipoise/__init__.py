@@ -8,6 +8,7 @@ from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.export import load_model
 from equipoise.space import Space
 from equipoise.state import State, Upload, Uploads
+from equipoise.task import Metric
 
 __all__ = [
     "ALGORITHMS",
@@ -24,6 +25,7 @@ __all__ = [
     "Interrupted",
     "Local",
     "LocalData",
+    "Metric",
     "Result",
     "RunFailed",
     "Space",

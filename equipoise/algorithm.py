@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, ClassVar, Literal, Protocol
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from equipoise.settings import Count, Fraction, Positive, Settings
@@ -60,11 +61,14 @@ class LocalData(Protocol):
 class Algorithm(Settings, ABC):
     """Hyper-parameters are the fields; there is no state, no data, no model and no logger in here."""
 
+    keeps_head: ClassVar[bool] = False
+    """Does the method need to know where the model's head begins?"""
+
     lr: Positive = 0.01
     "learning rate of local training"
-    epochs: Count = 1
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
     "passes over the client's training data in a round"
-    steps: Count | None = None
+    steps: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
     "steps of local training in a round, in place of epochs"
     batch: Count = 50
     "samples in a step; the last batch of an epoch may be smaller"

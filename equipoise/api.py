@@ -16,7 +16,8 @@ from equipoise.engine.options import DTYPES, Engine, Schedule
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.runfolder import RunFolder
-from equipoise.task import Each, Task
+from equipoise.settings import read
+from equipoise.task import Metric, Task
 from equipoise.watcher import Watcher
 
 
@@ -81,9 +82,12 @@ class Result:
             raise EquipoiseError(f"{type(self._run.algorithm).__name__} has no global model; ask for a client's own")
         return vector
 
-    def global_model(self) -> nn.Module:
-        """The model that all clients share."""
-        return self._run.task.to_module(self.global_vector())
+    def global_model(self, client: int | str | None = None) -> nn.Module:
+        """The model that all clients share; where it has buffers (BatchNorm), with those of `client`."""
+        if client is None and self._run.task.buffer_names:
+            raise EquipoiseError("the model's buffers stay with the clients; say whose to use: global_model(client)")
+        buffers = None if client is None else self._run.store.get(self._who(client)).get(BUFFERS)
+        return self._run.task.to_module(self.global_vector(), buffers)
 
     def hybrid(self, client: int | str) -> nn.Module:
         """The better of the client's own and the global model, by its validation samples."""
@@ -92,9 +96,7 @@ class Result:
                 "there is no hybrid model without a personal model, a global one and validation samples"
             )
         takes_global = self._run.evaluator.takes_global()[self._who(client)]
-        who = self._who(client)
-        buffers = self._run.store.get(who).get(BUFFERS)
-        return self._run.task.to_module(self.global_vector(), buffers) if takes_global else self.personal(client)
+        return self.global_model(client) if takes_global else self.personal(client)
 
 
 def train(
@@ -104,7 +106,7 @@ def train(
     *,
     head: str | Sequence[str] | None = "head",
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
-    metric: str | Each | None = None,
+    metric: str | Metric | None = None,
     names: Sequence[str] | None = None,
     split: Sequence[float] = (0.7, 0.1, 0.2),
     seed: int = 0,
@@ -133,7 +135,12 @@ def train(
         evaluate_every=evaluate_every,
         checkpoint_every=checkpoint_every,
     )
-    engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
+    engine = read(Engine, {"mode": mode, "workers": workers, "dtype": dtype}, "")
+    if algorithm.keeps_head and head == "head" and not hasattr(module, "head"):
+        raise EquipoiseError(
+            f"{type(algorithm).__name__} keeps the model's head on the client; name the submodule that is the head, "
+            "or say head=None if there is to be none"
+        )
     federation = (
         clients if isinstance(clients, Federation) else from_clients(clients, names=names, split=split, seed=seed)
     )
@@ -144,9 +151,14 @@ def train(
         _run(simulation)
         return Result(simulation)
     named = {"name": type(algorithm).__name__, **algorithm.table()}
-    settings = {**schedule.table(), "algorithm": named, "engine": engine.table()}
-    folder = RunFolder.create_or_resume(Path(out), settings, resume, mode=engine.mode_for(task))
-    with folder.locked():
+    settings = {
+        **schedule.table(),
+        "algorithm": named,
+        "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
+        "data": {"clients": len(federation), "samples": federation.fingerprint()},
+        "engine": engine.table(),
+    }
+    with RunFolder.at_work(Path(out), settings, resume, mode=engine.mode_for(task)) as folder:
         simulation = Simulation(task, federation, algorithm, schedule, engine, folder, watcher)
         if resume:
             simulation.resume()

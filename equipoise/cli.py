@@ -77,11 +77,11 @@ class _Bar(Watcher):
     def round(self, line: dict[str, Any]) -> None:
         self.done = line["round"]
         if self.progress is not None and self.bar is not None:
-            shown = {k: v for k in ("personal", "global") if (v := line.get(k))}
-            texts = [
-                f"{k} {100 * v['accuracy']:.1f}%" if "accuracy" in v else f"{k} {next(iter(v.values())):.4g}"
-                for k, v in shown.items()
-            ]
+            texts = []
+            for kind in ("personal", "global"):
+                name, score = next(iter(line.get(kind, {}).items()), ("", None))
+                if score is not None:
+                    texts.append(f"{kind} {100 * score:.1f}%" if name == "accuracy" else f"{kind} {score:.4g}")
             self.progress.update(self.bar, completed=self.done)
             if texts:
                 self.progress.update(self.bar, score=" ".join(texts))

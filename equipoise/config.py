@@ -12,7 +12,7 @@ from torch import nn
 from equipoise import randomness
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
-from equipoise.data.federation import Federation, from_shares
+from equipoise.data.federation import Federation, check_split, from_shares
 from equipoise.data.partitions import PARTITIONS, Partition
 from equipoise.data.sources import SOURCES
 from equipoise.engine.options import DTYPES, Engine, Schedule
@@ -88,11 +88,7 @@ class Experiment:
         data = read(DataSettings, given, "data")
         if data.name not in SOURCES:
             raise EquipoiseError(f"data.name = {data.name!r} is unknown{nearest(data.name, SOURCES)}")
-        if min(data.split) < 0 or abs(sum(data.split) - 1) > 1e-6 or data.split[0] == 0:
-            raise EquipoiseError(
-                f"data.split = {list(data.split)} is not allowed; it must be three fractions "
-                "(train, validation, test) that sum to 1, the first above 0"
-            )
+        check_split(data.split)
         _, partition = _named(PARTITIONS, divided, "data.partition", "kind")
         model_name, model = _named(MODELS, dict(tables["model"]), "model")
         algorithm_name, algorithm = _named(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
@@ -136,7 +132,7 @@ def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     """`section.key=value` on top; the value is written as in TOML, and quotes around words may be left out."""
     for item in sets:
         key, equals, text = item.partition("=")
-        if not equals or not key.strip():
+        if not equals or not key.strip() or key.strip().startswith(f"{WRITTEN}."):
             raise EquipoiseError(f"--set {item} is not allowed; it must be section.key=value, such as algorithm.lr=0.1")
         try:
             value = tomllib.loads(f"value = {text}")["value"]

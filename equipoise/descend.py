@@ -36,7 +36,7 @@ class Update:
         self.second: Any = 0.0
         self.count = 0
 
-    def __call__(self, v: Tensor, g: Tensor, active: Tensor | None) -> None:
+    def __call__(self, v: Tensor, g: Tensor) -> None:
         if self.clip is not None:
             g = g * (self.clip / g.norm(dim=-1, keepdim=True).clamp(min=self.clip))
         if self.adam:  # Kingma and Ba, 2015, Alg. 1, with its usual constants
@@ -46,8 +46,6 @@ class Update:
             g = (self.first / (1 - 0.9**self.count)) / ((self.second / (1 - 0.999**self.count)).sqrt() + 1e-8)
         elif self.momentum:
             self.first = g = self.momentum * self.first + g
-        if active is not None:  # a client that has done its steps stands still while others go on
-            g = torch.where(active, g, 0)
         v.add_(g, alpha=-self.lr)
 
 
@@ -60,7 +58,8 @@ class Work(ABC):
     space: Space
     size: Tensor
     algorithm: Algorithm
-    gradient_samples: int = 0
+    samples: np.ndarray
+    "how many samples each client has had through a backward pass"
 
     @abstractmethod
     def open(self, start: Tensor, part: Part) -> Tensor:
@@ -72,7 +71,7 @@ class Work(ABC):
 
     @abstractmethod
     def batches(self, epochs: int, steps: int | None, stream: int) -> Iterator[tuple[Batch, Tensor | None]]:
-        """The batches in their order, each with who is still at work (None: all)."""
+        """The batches in their order, each with a mask of the clients that are done already (None: nobody is)."""
 
     def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
         """A step of plain SGD, in place."""
@@ -100,15 +99,20 @@ class Work(ABC):
         moving = v[..., moves]
         update = None if plain(self.algorithm) else Update(self.algorithm, lr)
         if moving.shape[-1]:
-            for batch, active in self.batches(epochs or self.algorithm.epochs, steps, stream):
+            for batch, done in self.batches(epochs or self.algorithm.epochs, steps, stream):
                 extra = None if pull is None else pull(v)[..., moves]
+                before = None if done is None else v[done]
                 if update is not None:
                     g = self.gradient(v, batch, part)
-                    update(moving, g if extra is None else g + extra, active)
-                    continue
-                self.step(v, batch, part, lr)
-                if extra is not None:
-                    moving.add_(extra if active is None else torch.where(active, extra, 0), alpha=-lr)
+                    update(moving, g if extra is None else g + extra)
+                else:
+                    if extra is not None and extra.untyped_storage().data_ptr() == v.untyped_storage().data_ptr():
+                        extra = extra.clone()  # a pull that is a view of v must not feel the step
+                    self.step(v, batch, part, lr)
+                    if extra is not None:
+                        moving.add_(extra, alpha=-lr)
+                if before is not None:  # a client that has done its steps stands still while others go on
+                    v[done] = before
         return self.close(v)
 
 

@@ -1,6 +1,5 @@
 """Scores of the personal, the global and the hybrid model of every client."""
 
-from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any
 
@@ -132,26 +131,31 @@ class Evaluator:
         return np.asarray(self.metric.better(self.shared.scores[:, 1], self.personal.scores[:, 1]))
 
     def summary(self) -> dict[str, Any]:
-        return {kind: summarise(table, self.metric) for kind, table in self.tables().items()}
+        has = {split: getattr(self.federation, split).lengths > 0 for split in ("validation", "test")}
+        return {
+            kind: summarise(table[has["test"], 2:], table[has["validation"], 1], self.metric)
+            for kind, table in self.tables().items()
+        }
 
 
-def summarise(table: np.ndarray, metric: Metric) -> dict[str, float]:
-    """Figures over the clients that have test samples, each client counting once."""
-    rows = table[~np.isnan(table[:, 3])]
-    if not len(rows):
+def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:
+    """Figures over clients, each counting once, from their (loss, score) on test and their score on validation.
+
+    A client whose score is NaN spoils the figure, as it should; in JSON that is null.
+    """
+    if not len(test):
         return {}
-    loss, score = rows[:, 2], rows[:, 3]
+    loss, score = test[:, 0], test[:, 1]
     worst_first = np.sort(score) if metric.higher_is_better else -np.sort(-score)
-    tenth = max(1, round(0.1 * len(rows)))
+    tenth = max(1, round(0.1 * len(test)))
     name = metric.name
-    figures: dict[str, Callable[[], Any]] = {
-        name: score.mean,
-        f"{name}_std": score.std,
-        "loss": loss.mean,
-        "loss_variance": loss.var,
-        "worst_decile": worst_first[:tenth].mean,
+    figures = {
+        name: score.mean(),
+        f"{name}_std": score.std(),
+        "loss": loss.mean(),
+        "loss_variance": loss.var(),
+        "worst_decile": worst_first[:tenth].mean() if np.isfinite(score).all() else np.nan,
     }
-    validation = table[~np.isnan(table[:, 1]), 1]
     if len(validation):
-        figures[f"validation_{name}"] = validation.mean
-    return {key: float(value()) for key, value in figures.items()}
+        figures[f"validation_{name}"] = validation.mean()
+    return {key: float(value) if np.isfinite(value) else None for key, value in figures.items()}

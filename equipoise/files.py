@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from equipoise.errors import EquipoiseError
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
     """A temporary path that becomes `path` when the block ends well, and goes away when it does not."""
+    if path.is_dir():
+        raise EquipoiseError(f"cannot write {path}: it is a folder, and a file is wanted")
     temporary = path.with_name(path.name + ".part")
     try:
         yield temporary
@@ -28,7 +30,8 @@ def beside(path: Path) -> Iterator[Path]:
             f"cannot write {path}: {error.strerror or error}; what was saved before is whole"
         ) from None
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:

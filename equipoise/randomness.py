@@ -13,7 +13,8 @@ import torch
 
 def key(seed: int, purpose: str, *parts: int | str) -> int:
     """A 128-bit number that stands for this draw and no other."""
-    return int.from_bytes(blake2b(repr((seed, purpose, *parts)).encode(), digest_size=16).digest(), "little")
+    named = (int(seed), purpose, *(str(p) if isinstance(p, str) else int(p) for p in parts))
+    return int.from_bytes(blake2b(repr(named).encode(), digest_size=16).digest(), "little")
 
 
 def generator(seed: int, purpose: str, *parts: int | str) -> np.random.Generator:

@@ -50,7 +50,9 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         key = json.dumps({k: v for k, v in run.config.items() if k != "seed"}, sort_keys=True)
-        groups.setdefault(key, []).append(run)
+        group = groups.setdefault(key, [])
+        if run.summary["seed"] not in [other.summary["seed"] for other in group]:  # a copy of a run is no second seed
+            group.append(run)
     shown = _differences([group[0] for group in groups.values()])
     rows = []
     for group in groups.values():
@@ -70,7 +72,8 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
                 (f"{kind}_spread", f"{metric}_std"),
                 (f"{kind}_worst", "worst_decile"),
             ):
-                values = [run.summary[kind][field] for run in group if field in run.summary.get(kind, {})]
+                found = [run.summary.get(kind, {}).get(field) for run in group]
+                values = [value for value in found if value is not None]
                 row[short] = mean(values) if values else None
                 row[f"{short}_std"] = stdev(values) if len(values) > 1 else None
         for field in ("bytes_up", "bytes_down", "gradient_samples", "seconds"):
@@ -162,7 +165,8 @@ def plot(runs: list[Run], path: Path) -> None:
         metric = run.summary["metric"]
         scale = 100 if metric == "accuracy" else 1
         for kind, style in (("personal", "-"), ("global", "--")):
-            points = tuple((line["round"], scale * line[kind][metric]) for line in run.metrics if kind in line)
+            scores = [(line["round"], line.get(kind, {}).get(metric)) for line in run.metrics]
+            points = tuple((round, scale * score) for round, score in scores if score is not None)
             if points:  # methods that share a global model share its curve
                 curves.setdefault(points, []).append(f"{run.summary['algorithm']} ({kind})")
                 styles.setdefault(points, (style, f"C{number}"))

@@ -21,7 +21,7 @@ from equipoise.evaluate import COLUMNS
 WRITTEN = "written"
 """The section that a run adds to its configuration for its readers; it is no setting."""
 
-# What may change between a run and its continuation, because results do not depend on it up to that round.
+# What may change between a run and its continuation: no model depends on it.
 _MAY_CHANGE = {"rounds", "checkpoint_every", "engine.workers", "engine.memory_mb"}
 
 
@@ -50,35 +50,48 @@ class RunFolder:
         self.metrics, self.timings = path / "metrics.jsonl", path / "timings.jsonl"
         self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
         self.config = path / "run.toml"
+        self.text = ""
+        "what run.toml is to say"
 
     @staticmethod
-    def create(path: Path, config: str) -> "RunFolder":
-        folder = RunFolder(path)
+    @contextmanager
+    def at_work(path: Path, settings: dict[str, Any], resume: bool, **written: str) -> Iterator["RunFolder"]:
+        """The folder of a new run, or that of one with the same settings that is to go on; nobody else works there."""
         files.make_folder(path)
-        if folder.config.exists():
-            raise EquipoiseError(f"{path} already holds a run; add --resume to go on with it, or choose another --out")
-        if any(not p.name.endswith(".part") for p in path.iterdir()):
-            raise EquipoiseError(f"{path} is not empty and not a run; choose another --out")
-        files.write_text(folder.config, config)
-        return folder
-
-    @staticmethod
-    def create_or_resume(path: Path, settings: dict[str, Any], resume: bool, **written: str) -> "RunFolder":
-        """The folder of a new run, or that of one with the same settings that is to go on."""
-        written = {"equipoise": version("equipoise"), "torch": version("torch"), **written}
-        config = tomli_w.dumps({**settings, WRITTEN: written})
-        if not resume or not (path / "run.toml").exists():
-            return RunFolder.create(path, config)
         folder = RunFolder(path)
-        old, new = flatten(read_toml(folder.config)), flatten(settings)
-        for key in sorted(old.keys() | new.keys()):
-            if key not in _MAY_CHANGE and not key.startswith(WRITTEN) and old.get(key) != new.get(key):
+        written = {"equipoise": version("equipoise"), "torch": version("torch"), **written}
+        folder.text = tomli_w.dumps({**settings, WRITTEN: written})
+        with folder.locked():
+            if not folder.config.exists():
+                if any(p.name != "lock" and not p.name.endswith(".part") for p in path.iterdir()):
+                    raise EquipoiseError(f"{path} is not empty and not a run; choose another --out")
+                folder.write_config()
+            elif not resume:
                 raise EquipoiseError(
-                    f"the run in {path} had {key} = {old.get(key)!r}, not {new.get(key)!r}; "
+                    f"{path} already holds a run; add --resume to go on with it, or choose another --out"
+                )
+            else:
+                folder._compare(settings)
+            yield folder
+
+    def _compare(self, settings: dict[str, Any]) -> None:
+        old, new = flatten(read_toml(self.config)), flatten(settings)
+        for key in sorted(old.keys() | new.keys()):
+            if key in _MAY_CHANGE or key.startswith(f"{WRITTEN}."):
+                continue
+            if json.dumps(old.get(key)) != json.dumps(new.get(key)):  # 1 client is not a share of 1.0
+                raise EquipoiseError(
+                    f"the run in {self.path} had {key} = {old.get(key)!r}, not {new.get(key)!r}; "
                     "resume it with the same settings, or choose another --out"
                 )
-        files.write_text(folder.config, config)
-        return folder
+
+    def write_config(self) -> None:
+        files.write_text(self.config, self.text)
+
+    def unfinished(self) -> None:
+        """There are rounds to come: what an earlier end wrote is no longer true."""
+        for path in (self.summary, self.path / "clients.csv"):
+            path.unlink(missing_ok=True)
 
     @staticmethod
     def open(path: Path) -> "RunFolder":
@@ -102,7 +115,7 @@ class RunFolder:
     def append(self, log: Path, line: dict[str, Any]) -> None:
         try:
             with log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(line, allow_nan=False) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -110,6 +123,8 @@ class RunFolder:
 
     def cut(self, log: Path, length: int) -> None:
         """Back to the length that the log had at a checkpoint."""
+        if self.length(log) < length:
+            raise EquipoiseError(f"{log} is shorter than at the last checkpoint; start the run anew with another --out")
         log.touch()
         with log.open("rb+") as file:
             file.truncate(length)

@@ -23,8 +23,7 @@ def run(
     federation = experiment.federation(source)
     task = experiment.task(federation)
     mode = experiment.engine.mode_for(task)
-    folder = RunFolder.create_or_resume(out, experiment.tables(), resume, data=str(source), mode=mode)
-    with folder.locked():
+    with RunFolder.at_work(out, experiment.tables(), resume, data=str(source), mode=mode) as folder:
         simulation = Simulation(
             task,
             federation,

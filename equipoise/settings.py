@@ -22,6 +22,18 @@ class Settings(BaseModel):
     )
     paper: ClassVar[str] = ""
 
+    def __init__(self, **values: Any) -> None:
+        self._check(values, type(self).__name__)
+
+    # pydantic's mark of an __init__ that does no more than validate
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
+
+    def _check(self, values: Mapping[str, Any], where: str) -> None:
+        try:
+            self.__pydantic_validator__.validate_python(dict(values), self_instance=self)
+        except ValidationError as error:
+            raise EquipoiseError(_sentence(type(self), error, values, where)) from None
+
     def table(self) -> dict[str, Any]:
         """As it stands in TOML, every default written out; what is off (None) is left out."""
         values = self.model_dump().items()
@@ -54,6 +66,8 @@ def _allowed(schema: dict[str, Any]) -> str:
         return repr(schema["const"])
     if "enum" in schema:
         return ", ".join(repr(v) for v in schema["enum"])
+    if "prefixItems" in schema:
+        return f"a list of {len(schema['prefixItems'])}"
     words = {"number": "a number", "integer": "a whole number", "boolean": "true or false", "string": "a string"}
     text = words.get(schema.get("type", ""), "a list" if schema.get("type") == "array" else "a table")
     bounds = [("exclusiveMinimum", ">"), ("minimum", ">="), ("exclusiveMaximum", "<"), ("maximum", "<=")]
@@ -73,24 +87,20 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:
     """`table` as checked settings; what is wrong is told with its full name, `where`.key."""
-
-    def full(key: str) -> str:
-        return f"{where}.{key}" if where else key
-
-    for key in table:
-        if key not in cls.model_fields:
-            raise EquipoiseError(f"unknown setting {full(key)}{nearest(key, cls.model_fields)}")
-    described = {row["name"]: row["allowed"] for row in cls.describe()}
+    settings = cls.__new__(cls)
     # TOML has no tuples; fields that are tuples take lists.
-    table = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
-    try:
-        return cls.model_validate(table)
-    except ValidationError as error:
-        first = error.errors()[0]
-        if first["type"] == "missing":
-            raise EquipoiseError(f"{full(str(first['loc'][0]))} is missing") from None
-        if not first["loc"]:  # a check over several settings at once
-            raise EquipoiseError(f"{where or 'settings'}: {first['msg'].removeprefix('Value error, ')}") from None
-        key = str(first["loc"][0])
-        reason = described[key] if first["type"] != "value_error" else first["msg"].removeprefix("Value error, ")
-        raise EquipoiseError(f"{full(key)} = {table[key]!r} is not allowed; it must be {reason}") from None
+    settings._check({k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}, where)
+    return settings
+
+
+def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, Any], where: str) -> str:
+    """The first thing that is wrong, and what would be right."""
+    first = error.errors()[0]
+    key = str(first["loc"][0])
+    name = f"{where}.{key}" if where else key
+    if first["type"] == "extra_forbidden":
+        return f"unknown setting {name}{nearest(key, cls.model_fields)}"
+    if first["type"] == "missing" and len(first["loc"]) == 1:
+        return f"{name} is missing"
+    allowed = next(row["allowed"] for row in cls.describe() if row["name"] == key)
+    return f"{name} = {values[key]!r} is not allowed; it must be {allowed}"

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
 import torch
@@ -45,12 +46,13 @@ class Space:
     """The layout of a module's parameters in a vector of `size` numbers.
 
     `head` names the submodule (or submodules, by the start of their parameters' names) that a personal
-    head consists of; `None` or no match in an empty list means that the whole module is body.
+    head consists of; with `None` the whole module is body. Frozen parameters (`requires_grad = False`) are
+    no part of it: they stay as they are, the same for all.
     """
 
     def __init__(self, module: nn.Module, head: str | Sequence[str] | None = None):
         prefixes = [head] if isinstance(head, str) else list(head or [])
-        named = [(name, p.shape) for name, p in module.named_parameters()]
+        named = [(name, p.shape) for name, p in module.named_parameters() if p.requires_grad]
 
         def in_head(name: str) -> bool:
             return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
@@ -68,9 +70,10 @@ class Space:
         self.size = offset
         self.body_size = sum(e.numel for e in entries if not in_head(e.name))
 
-    @property
-    def head_size(self) -> int:
-        return self.size - self.body_size
+    def fingerprint(self) -> str:
+        """Stands for the names and shapes of the parameters, and for where the head begins."""
+        layout = repr((self.body_size, [(entry.name, tuple(entry.shape)) for entry in self.entries]))
+        return blake2b(layout.encode(), digest_size=8).hexdigest()
 
     def part(self, part: Part) -> slice:
         return {"all": slice(0, self.size), "body": slice(0, self.body_size), "head": slice(self.body_size, None)}[part]

@@ -3,11 +3,13 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 from equipoise.data.federation import Memory
 from equipoise.errors import EquipoiseError
@@ -61,7 +63,6 @@ METRICS = {
     "accuracy": Metric("accuracy", lambda o, t: (o.argmax(-1) == t).to(o.dtype)),
     "rmse": Metric("rmse", _squared, higher_is_better=False, finish=lambda mean: mean**0.5),
 }
-USUAL_METRIC = {"cross-entropy": "accuracy", "squared": "rmse"}
 
 # Layers whose operators are small enough that many clients are better worked on in one batched call.
 _SMALL = (nn.Linear, nn.LayerNorm, nn.Embedding)
@@ -72,7 +73,7 @@ class Task:
     """A module with its loss and metric, laid out in a `Space`.
 
     `loss` is "cross-entropy", "squared", or a function (output, target) -> mean over the batch or one
-    value a sample. `metric` is "accuracy", "rmse" or a function (output, target) -> one value a sample.
+    value a sample. `metric` is "accuracy", "rmse" or a `Metric`.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class Task:
         *,
         head: str | Sequence[str] | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
-        metric: str | Each | None = None,
+        metric: str | Metric | None = None,
         dtype: torch.dtype = torch.float32,
     ):
         if head == "head" and not hasattr(module, "head"):
@@ -94,43 +95,49 @@ class Task:
             raise EquipoiseError("the model has no parameters to train")
         self.w0 = self.space.vector(module, dtype)
         self.channels_last = any(isinstance(m, nn.Conv2d) for m in module.modules())
-        self.buffers = torch.cat([torch.empty(0), *(b.detach().flatten().float() for b in module.buffers())]).to(dtype)
-        x, y = sample
-        output, self.unseeded = self._probe(x)
-        if isinstance(loss, str):
-            if loss not in LOSSES:
-                raise EquipoiseError(f"unknown loss {loss!r}; there is {', '.join(LOSSES)}, or give a function")
-            self.loss = LOSSES[loss]
-        else:
-            self.loss = _user_loss(loss, output, y)
-        if metric is None:
-            metric = USUAL_METRIC[loss] if isinstance(loss, str) else ("rmse" if y.is_floating_point() else "accuracy")
-        if isinstance(metric, str) and metric not in METRICS:
-            raise EquipoiseError(f"unknown metric {metric!r}; there is {', '.join(METRICS)}, or give a function")
-        self.metric = METRICS[metric] if isinstance(metric, str) else Metric("score", metric)
+        self.unseeded = False
+        self.buffer_names: tuple[str, ...] = ()
+        self.sample = sample
+        output = self._probe(sample[0])
+        self.buffers = read_buffers(self.module, self.buffer_names, dtype)
+        self.outputs = output.shape[-1]
+        self.loss = _loss(loss, output, sample[1])
+        self.metric = _metric(metric, loss, output, sample[1])
 
-    def _probe(self, x: Tensor) -> tuple[Tensor, bool]:
-        """The output for a small batch, and whether training draws random numbers that we cannot seed."""
+    def _probe(self, x: Tensor) -> Tensor:
+        """What the model makes of a few samples; on the way it shows what else it does when it is trained."""
         replica = Replica(self)
         replica.seed(0)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.random.get_rng_state()
             try:
                 replica.module.train()(x)
-                replica.module.eval()
-                output = replica.module(x)
+                moved = dict(replica.module.named_buffers())
+                output: Tensor = replica.module.eval()(x)
             except Exception as error:
                 raise EquipoiseError(f"the model does not take inputs of shape {tuple(x.shape[1:])}: {error}") from None
-            return output, not torch.equal(before, torch.random.get_rng_state())
+            # Random numbers that come from nowhere we know can be seeded only one client at a time.
+            self.unseeded = not torch.equal(before, torch.random.get_rng_state())
+        # Buffers that training moves (BatchNorm statistics) belong to a client; constants (masks) to all.
+        still = dict(self.module.named_buffers())
+        self.buffer_names = tuple(n for n, b in moved.items() if not torch.equal(b, still[n]))
+        return output
 
+    @cached_property
     def why_not_stacked(self) -> str | None:
         """What keeps a stack of clients from being trained in one call, or None if nothing does."""
-        if len(self.buffers):
+        if self.buffer_names:
             return "the model has buffers (BatchNorm statistics), which differ by client"
         if self.unseeded or any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self.module.modules()):
             return "the model draws random numbers (dropout) in training"
         if self.loss.each is None:
             return "the loss gives only a mean over the batch, not one value a sample"
+        views = self.space.views(self.w0.expand(2, -1).contiguous())
+        try:
+            with torch.no_grad():
+                vmap(lambda p, x: functional_call(self.module, p, (x,)))(views, torch.stack([self.sample[0]] * 2))
+        except RuntimeError as error:
+            return f"the model cannot be batched over clients ({str(error).splitlines()[0]})"
         return None
 
     def mode(self) -> str:
@@ -138,17 +145,33 @@ class Task:
         small = all(
             isinstance(m, _SMALL) for m in self.module.modules() if next(m.parameters(recurse=False), None) is not None
         )
-        stackable = self.why_not_stacked() is None
-        return "stacked" if small and stackable and self.space.size <= _SMALL_PARAMETERS else "threads"
+        if small and self.space.size <= _SMALL_PARAMETERS and self.why_not_stacked is None:
+            return "stacked"
+        return "threads"
 
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
         module = self.space.module(self.module, vector)
-        _load_buffers(module, self.buffers if buffers is None else buffers)
+        load_buffers(module, self.buffer_names, self.buffers if buffers is None else buffers)
         return module
 
 
-def _user_loss(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Loss:
-    value = loss(output, target)
+def _loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Loss:
+    if isinstance(loss, str):
+        if loss not in LOSSES:
+            raise EquipoiseError(f"unknown loss {loss!r}; there is {', '.join(LOSSES)}, or give a function")
+        if loss == "squared":
+            _check_squared(output, target)
+        elif target.is_floating_point() or target.ndim != 1:
+            raise EquipoiseError(
+                "the loss 'cross-entropy' needs one whole number a sample as its target; for numbers there is 'squared'"
+            )
+        return LOSSES[loss]
+    try:
+        value = loss(output, target)
+    except Exception as error:
+        raise EquipoiseError(
+            f"the loss fails on outputs {tuple(output.shape)} and targets {tuple(target.shape)}: {error}"
+        ) from error
     if value.ndim == 0:
         return Loss(loss, None)
     if value.shape == (len(target),):
@@ -158,11 +181,48 @@ def _user_loss(loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target:
     )
 
 
-def _load_buffers(module: nn.Module, vector: Tensor) -> None:
-    offset = 0
-    for buffer in module.buffers():
-        buffer.copy_(vector[offset : offset + buffer.numel()].view(buffer.shape))
-        offset += buffer.numel()
+def _metric(metric: str | Metric | None, loss: Any, output: Tensor, target: Tensor) -> Metric:
+    if metric is None:
+        metric = "rmse" if loss == "squared" or target.is_floating_point() else "accuracy"
+    if isinstance(metric, Metric):
+        value = metric.each(output, target)
+        if value.shape != (len(target),):
+            raise EquipoiseError(
+                f"the metric {metric.name!r} returns shape {tuple(value.shape)}; it must be one value a sample"
+            )
+        return metric
+    if not isinstance(metric, str) or metric not in METRICS:
+        raise EquipoiseError(
+            f"unknown metric {metric!r}; there is {', '.join(METRICS)}, "
+            "or give equipoise.Metric(name, function, higher_is_better)"
+        )
+    if metric == "rmse":
+        _check_squared(output, target)
+    return METRICS[metric]
+
+
+def _check_squared(output: Tensor, target: Tensor) -> None:
+    if output.numel() != target.numel():
+        raise EquipoiseError(
+            f"the model gives {output[0].numel()} numbers a sample and the targets are {target[0].numel()}; "
+            "squared errors need as many of each"
+        )
+
+
+def load_buffers(module: nn.Module, names: Sequence[str], vector: Tensor) -> None:
+    offset, buffers = 0, dict(module.named_buffers())
+    for name in names:
+        size = buffers[name].numel()
+        buffers[name].copy_(vector[offset : offset + size].view(buffers[name].shape))
+        offset += size
+
+
+def read_buffers(module: nn.Module, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+    buffers = dict(module.named_buffers())
+    return torch.cat([torch.empty(0, dtype=dtype), *(buffers[name].detach().flatten().to(dtype) for name in names)])
+
+
+_SEEDED_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class Replica:
@@ -175,12 +235,10 @@ class Replica:
         named = dict(self.module.named_parameters())
         self.parameters = [named[entry.name] for entry in task.space.entries]
         self.memory = Memory()
-        self.unseeded = False
+        self.unseeded, self.buffer_names = task.unseeded, task.buffer_names
         self.random = torch.Generator()
         for layer in self.module.modules():
-            if isinstance(layer, nn.modules.dropout._DropoutNd) and not isinstance(
-                layer, (nn.AlphaDropout, nn.FeatureAlphaDropout)
-            ):
+            if type(layer) in _SEEDED_DROPOUT:
                 layer.forward = self._dropout(layer)
 
     def _dropout(self, layer: Any) -> Callable[[Tensor], Tensor]:
@@ -191,7 +249,7 @@ class Replica:
                 return x
             shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if whole_channels else x.shape
             keep = torch.empty(shape, dtype=x.dtype).bernoulli_(1 - layer.p, generator=self.random)
-            dropped: Tensor = x * keep / (1 - layer.p)
+            dropped: Tensor = x * keep / max(1 - layer.p, torch.finfo(x.dtype).tiny)
             return dropped
 
         return forward
@@ -203,7 +261,7 @@ class Replica:
             torch.manual_seed(key % 2**63)
 
     def load_buffers(self, vector: Tensor) -> None:
-        _load_buffers(self.module, vector)
+        load_buffers(self.module, self.buffer_names, vector)
 
     def read_buffers(self) -> Tensor:
-        return torch.cat([b.detach().flatten().to(self.vector.dtype) for b in self.module.buffers()])
+        return read_buffers(self.module, self.buffer_names, self.vector.dtype)

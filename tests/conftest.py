@@ -107,7 +107,12 @@ def simulation(
     number = {"float32": torch.float32, "float64": torch.float64}[dtype]
     sample = federation.prepared(number, False).sample()
     task = Task(module or small_mlp(), sample, head=head, loss=loss, dtype=number)
-    run_folder = None if folder is None else RunFolder.create(folder, "") if new else RunFolder.open(folder)
+    run_folder = None
+    if folder is not None:
+        run_folder = RunFolder(folder)
+        if new:
+            folder.mkdir(parents=True)
+            run_folder.write_config()
     schedule = {"rounds": 4, "participation": 0.5, **schedule}
     engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
     return Simulation(task, federation, algorithm, Schedule(**schedule), engine, run_folder)

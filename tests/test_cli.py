@@ -149,7 +149,7 @@ def test_bad_input_gets_one_sentence(file: Path, tmp_path: Path) -> None:
     one_sentence(run(file, "--set", "participation=60"), 2, "participation = 60", "6 clients")
     one_sentence(run(file, "--set", "data.clients=90"), 2, "data.clients = 90", "80 owners")
     (tmp_path / "taken").write_text("")
-    one_sentence(run(file, "--out", "taken"), 2, "taken")
+    one_sentence(run(file, "--out", "taken"), 2, "cannot create the folder taken")
     one_sentence(run(file, "--out", "taken/below"), 2, "cannot create the folder taken/below")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")

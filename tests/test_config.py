@@ -50,7 +50,7 @@ WRONG = [
     ({"seed": "zero"}, "seed = 'zero' is not allowed; it must be a whole number >= 0"),
     ({"data__name": "fashion"}, "data.name = 'fashion' is unknown; did you mean 'fashion-mnist'"),
     ({"data__splits": [1, 0, 0]}, "unknown setting data.splits; did you mean 'split'"),
-    ({"data__split": [0.5, 0.5]}, "data.split"),
+    ({"data__split": [0.5, 0.5]}, r"data.split = \(0.5, 0.5\) is not allowed; it must be a list of 3"),
     ({"data__split": [0.5, 0.1, 0.1]}, "data.split = .* must be three fractions"),
     ({"data__partition": "iid"}, "data.partition = 'iid' is not allowed; it must be a table"),
     (
@@ -84,7 +84,8 @@ def test_a_missing_section_is_named(section: str) -> None:
 
 def test_what_is_written_is_whole_and_reads_back(tmp_path: Path) -> None:
     experiment = Experiment.parse(tables())
-    RunFolder.create_or_resume(tmp_path / "run", experiment.tables(), resume=False, data="/somewhere", mode="stacked")
+    with RunFolder.at_work(tmp_path / "run", experiment.tables(), resume=False, data="/somewhere", mode="stacked"):
+        pass
     text = (tmp_path / "run" / "run.toml").read_text()
     assert Experiment.parse(tomllib.loads(text)) == experiment
     for line in ("seed = 0", "evaluate_every = 1", "batch = 50", 'kind = "natural"', "workers = 0", "torch = "):

@@ -105,9 +105,9 @@ def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
     run.close()
     lengths = run.federation.train.lengths
     assert work.samples.tolist() == (2 * lengths).tolist()
-    for (_, _, weights), active in steps:
+    for (_, _, weights), done in steps:
         totals = weights.sum(1)
-        expected = torch.ones(6, dtype=torch.float64) if active is None else active[:, 0].double()
+        expected = torch.ones(6, dtype=torch.float64) if done is None else (~done).double()
         torch.testing.assert_close(totals, expected)  # each client at work takes a mean, the others nothing
-    at_work = np.sum([np.ones(6) if a is None else a[:, 0].numpy() for _, a in steps], axis=0)
+    at_work = np.sum([np.ones(6) if done is None else ~done.numpy() for _, done in steps], axis=0)
     assert at_work.tolist() == (2 * -(-lengths // 4)).tolist()

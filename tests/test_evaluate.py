@@ -85,7 +85,7 @@ def test_a_model_that_did_not_change_is_not_scored_again() -> None:
 
 def test_accuracy_is_the_unweighted_mean_over_clients_with_test_samples() -> None:
     table = np.array([[0.1, 0.5, 1.0, 1.0], [np.nan, np.nan, 3.0, 0.0], [0.1, 0.7, np.nan, np.nan]])
-    figures = summarise(table, METRICS["accuracy"])
+    figures = summarise(table[:2, 2:], table[[0, 2], 1], METRICS["accuracy"])
     assert figures["accuracy"] == 0.5
     assert figures["accuracy_std"] == 0.5
     assert figures["loss_variance"] == 1.0
@@ -96,8 +96,8 @@ def test_accuracy_is_the_unweighted_mean_over_clients_with_test_samples() -> Non
 def test_worst_decile_is_the_highest_for_errors() -> None:
     table = np.zeros((20, 4))
     table[:, 3] = np.arange(20)
-    assert summarise(table, METRICS["rmse"])["worst_decile"] == 18.5
-    assert summarise(table, METRICS["accuracy"])["worst_decile"] == 0.5
+    assert summarise(table[:, 2:], table[:, 1], METRICS["rmse"])["worst_decile"] == 18.5
+    assert summarise(table[:, 2:], table[:, 1], METRICS["accuracy"])["worst_decile"] == 0.5
 
 
 def test_regression_is_scored_by_rmse() -> None:

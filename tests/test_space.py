@@ -45,7 +45,7 @@ def test_body_and_head_join_to_the_whole(widths: list[int], head: int) -> None:
     space = Space(module, names[: min(head, len(names))])
     vector = torch.randn(3, space.size)
     assert torch.equal(space.join(space.body(vector), space.head(vector)), vector)
-    assert space.body_size + space.head_size == sum(p.numel() for p in module.parameters())
+    assert space.body(vector).shape[1] + space.head(vector).shape[1] == sum(p.numel() for p in module.parameters())
     one = space.join(space.body(vector[0]), space.head(vector))  # one body for a stack of heads
     assert torch.equal(one[2], torch.cat([space.body(vector[0]), space.head(vector[2])]))
     for part in (space.body(vector), space.head(vector)):  # slices, never copies
@@ -62,8 +62,8 @@ def test_views_of_a_stack_are_the_views_of_its_rows() -> None:
 
 def test_the_head_is_named_by_its_module() -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
-    assert Space(module, "1").head_size == 16
-    assert Space(module, None).head_size == 0
+    assert Space(module, "1").body_size == 9
+    assert Space(module, None).body_size == 25
     with pytest.raises(EquipoiseError, match="no parameters under head='fc'; it has 0, 1"):
         Space(module, "fc")
 

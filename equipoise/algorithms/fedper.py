@@ -15,6 +15,7 @@ class FedPer(Algorithm):
     """
 
     paper: ClassVar[str] = "Arivazhagan et al., Federated Learning with Personalization Layers, 2019, Algs. 1 and 2"
+    keeps_head: ClassVar[bool] = True
 
     def server(self, start: Start) -> State:
         return State(w_b=start.space.body(start.w0))

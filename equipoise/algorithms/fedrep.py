@@ -16,6 +16,7 @@ class FedRep(Algorithm):
     """
 
     paper: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021, Alg. 1"
+    keeps_head: ClassVar[bool] = True
 
     head_epochs: Count = 1
     "passes that fit the head, before the body's"

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,14 @@ class Federation:
         x = torch.index_select(self.x, 0, indices, out=out)
         return x.permute(0, 3, 1, 2) if self.channels_last else x, self.y.index_select(0, indices)
 
+    def fingerprint(self, splits: bool = False) -> str:
+        """Stands for all samples and the clients' names in their order; with `splits`, also for who has which."""
+        hasher = blake2b("\n".join(self.names).encode(), digest_size=8)
+        shares = [s.flat for s in (self.train, self.validation, self.test)] if splits else []
+        for array in (self.x.numpy(), self.y.numpy(), *shares):
+            hasher.update(np.ascontiguousarray(array).data)
+        return hasher.hexdigest()
+
     def sample(self) -> tuple[Tensor, Tensor]:
         """Two samples, to see what the model makes of them."""
         return self.gather(torch.from_numpy(np.resize(self.train[0], 2)))
@@ -83,6 +92,15 @@ class Federation:
         channels_last = channels_last and x.ndim == 4 and not self.channels_last
         x = x.permute(0, 2, 3, 1).contiguous() if channels_last else x.contiguous()
         return replace(self, x=x, y=y, channels_last=channels_last or self.channels_last)
+
+
+def check_split(split: Sequence[float]) -> None:
+    good = len(split) == 3 and min(split) >= 0 and split[0] > 0 and abs(sum(split) - 1) <= 1e-6
+    if not good:
+        raise EquipoiseError(
+            f"data.split = {list(split)} is not allowed; it must be three fractions "
+            "(train, validation, test) that sum to 1, the first above 0"
+        )
 
 
 def split_client(indices: np.ndarray, fractions: Sequence[float], rng: np.random.Generator) -> list[np.ndarray]:
@@ -124,11 +142,9 @@ def from_clients(
     """
     if not clients:
         raise EquipoiseError("the list of clients is empty; give at least one (x, y)")
-    names = (
-        list(names)
-        if names is not None
-        else [f"client-{i:0{len(str(len(clients) - 1))}d}" for i in range(len(clients))]
-    )
+    check_split(split)
+    width = len(str(len(clients) - 1))
+    names = [f"client-{i:0{width}d}" for i in range(len(clients))] if names is None else [str(name) for name in names]
     if len(names) != len(clients):
         raise EquipoiseError(f"there are {len(clients)} clients and {len(names)} names; give one name a client")
     xs: list[Tensor] = []

@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def find(folders: list[Path], name: str, where_to_get: str) -> Path:
 def read_idx(path: Path) -> np.ndarray:
     try:
         content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise EquipoiseError(f"{path} cannot be read: {error}; fetch it again") from None
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in _TYPES:
         raise EquipoiseError(

@@ -1,7 +1,7 @@
 """Partitions: who gets which samples. Shares are disjoint, cover what is divided, and come from the seed alone."""
 
 from abc import ABC, abstractmethod
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -15,7 +15,13 @@ Shares = dict[str, np.ndarray]
 class Partition(Settings, ABC):
     """From a pool of samples to every client's share of it, by the client's name."""
 
-    needs_clients: ClassVar[bool] = True
+    @abstractmethod
+    def __call__(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Shares:
+        """`clients` is how many there are to be, if the user said so."""
+
+
+class Dealt(Partition, ABC):
+    """A partition that invents its clients."""
 
     @abstractmethod
     def divide(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
@@ -31,7 +37,7 @@ class Partition(Settings, ABC):
         return {f"client-{i:0{digits}d}": np.sort(share) for i, share in enumerate(shares)}
 
 
-class IID(Partition):
+class IID(Dealt):
     """Everybody gets an equal share, drawn at random."""
 
     kind: Literal["iid"] = "iid"
@@ -40,7 +46,7 @@ class IID(Partition):
         return np.array_split(rng.permutation(len(labels)), clients)
 
 
-class Labels(Partition):
+class Labels(Dealt):
     """Every client has samples of `per_client` labels only; every label is used, and shared out evenly."""
 
     kind: Literal["labels"] = "labels"
@@ -75,7 +81,7 @@ class Labels(Partition):
         return [np.concatenate(pieces) for pieces in shares]
 
 
-class Dirichlet(Partition):
+class Dirichlet(Dealt):
     """Each label is shared out by proportions drawn from a Dirichlet distribution; a small beta is a strong skew."""
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -102,10 +108,6 @@ class Natural(Partition):
     """The clients are the people whom the samples come from."""
 
     kind: Literal["natural"] = "natural"
-    needs_clients: ClassVar[bool] = False
-
-    def divide(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        raise AssertionError("natural shares come with the data")
 
     def __call__(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Shares:
         if pool.owners is None:

@@ -6,9 +6,11 @@ to fall back on.
 
 import json
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -28,6 +30,10 @@ class Saved:
     scores: dict[str, Tensor]
     facts: dict[str, Any]
     "counters, and the length of the log at that round"
+
+
+def _digest_of(manifest: dict[str, Any]) -> str:
+    return blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 class Checkpoints:
@@ -53,7 +59,7 @@ class Checkpoints:
             "facts": facts,
         }
         newest = f"round-{round:06d}.json"
-        files.write_json(self.folder / newest, manifest)
+        files.write_json(self.folder / newest, {**manifest, "digest": _digest_of(manifest)})
         self._tidy(store, newest)
 
     def _digest(self, path: Path) -> str:
@@ -73,9 +79,10 @@ class Checkpoints:
                 keep |= {path.name, *json.loads(path.read_text())["files"]}
             except (ValueError, KeyError):
                 continue
-        for path in self.folder.iterdir():
-            if path.name not in keep:
-                path.unlink()
+        for pattern in ("round-*.json", "server-*.safetensors", "clients-*.safetensors", "*.part"):
+            for path in self.folder.glob(pattern):
+                if path.name not in keep:
+                    path.unlink()
         for number in list(store.rows):
             if f"clients-{number:06d}.safetensors" not in keep:
                 del store.rows[number]
@@ -86,6 +93,8 @@ class Checkpoints:
         for path in self.manifests():
             try:
                 manifest = json.loads(path.read_text())
+                if manifest.pop("digest") != _digest_of(manifest):
+                    raise ValueError("it is damaged")
                 for name, expected in manifest["files"].items():
                     if files.digest(self.folder / name) != expected:
                         raise ValueError(f"{name} is damaged")
@@ -103,6 +112,6 @@ class Checkpoints:
                 ), complaints
             except FileNotFoundError as error:
                 complaints.append(f"the checkpoint {path.name} cannot be used: {Path(error.filename).name} is missing")
-            except (ValueError, KeyError, OSError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
                 complaints.append(f"the checkpoint {path.name} cannot be used: {error}")
         return None, complaints

@@ -4,6 +4,8 @@ import resource
 import threading
 import time
 from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,11 @@ from equipoise.engine.executor import BUFFERS, Done, Job
 from equipoise.engine.interrupt import listening
 from equipoise.engine.options import Engine, Schedule
 from equipoise.engine.store import ClientStore
-from equipoise.errors import Interrupted, RunFailed
+from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.evaluate import Evaluator
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Uploads
-from equipoise.task import Task
+from equipoise.task import LOSSES, Task
 from equipoise.watcher import Watcher
 
 
@@ -50,6 +52,11 @@ class Simulation:
         self.task, self.algorithm, self.schedule, self.engine = task, algorithm, schedule, engine
         self.federation = federation.prepared(task.dtype, task.channels_last)
         self.folder, self.watcher, self.dataset = folder, watcher or Watcher(), dataset
+        classes = federation.classes or 0
+        if task.loss is LOSSES["cross-entropy"] and task.outputs < classes:
+            raise EquipoiseError(
+                f"there is a label {classes - 1}, and the model has only {task.outputs} outputs; it needs {classes}"
+            )
         self.start = Start(task.space, task.w0, len(federation))
         self.announced = announce(algorithm, self.start)
         self.cohort = schedule.cohort(len(federation))
@@ -67,6 +74,12 @@ class Simulation:
         self.interrupted = threading.Event()
         self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
         self.evaluator = Evaluator(self.federation, algorithm, self.executor)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Stands for all that a run begins with and its settings do not say."""
+        start = blake2b(self.task.w0.numpy().tobytes(), digest_size=8).hexdigest()
+        return f"{self.federation.fingerprint(splits=True)} {self.task.space.fingerprint()} {start}"
 
     @property
     def mode(self) -> str:
@@ -147,7 +160,8 @@ class Simulation:
         return accepted
 
     def _hopeless(self, round: int, what: str) -> str:
-        kept = "" if self.folder is None else f"; the last checkpoint is in {self.folder.checkpoint}"
+        saved = self.checkpoints is not None and self.checkpoints.manifests()
+        kept = f"; the last checkpoint is in {self.checkpoints.folder}" if self.checkpoints and saved else ""
         return f"round {round}: {what}, so the run stops{kept}. A smaller algorithm.lr, or algorithm.clip, may help"
 
     def _log(self, line: dict[str, Any], timing: dict[str, Any]) -> None:
@@ -164,6 +178,7 @@ class Simulation:
             "counters": asdict(self.counters),
             "logs": {log.name: self.folder.length(log) for log in (self.folder.metrics, self.folder.timings)},
             "has": self.evaluator.has,
+            "federation": self.fingerprint,
             "adaptation_samples": self.evaluator.adaptation_samples,
         }
         scores = {f"personal.{k}": t for k, t in self.evaluator.personal.tensors().items()}
@@ -178,6 +193,8 @@ class Simulation:
             self.watcher.tell(complaint + ("; the one before is used" if saved else "; the run starts anew"))
         if saved is None:
             return None
+        if saved.facts["federation"] != self.fingerprint:
+            raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
         self.done, self.server = saved.round, saved.server
         self.counters = Counters(**saved.facts["counters"])
         self.evaluator.has = saved.facts["has"]
@@ -191,9 +208,16 @@ class Simulation:
         """Go on from the newest checkpoint that is whole, or from the start if there is none."""
         assert self.folder is not None
         lengths = self.restore() or {}
+        if self.done > self.schedule.rounds:
+            raise EquipoiseError(
+                f"the run in {self.folder.path} has done {self.done} rounds; rounds = {self.schedule.rounds} is less"
+            )
         for log in (self.folder.metrics, self.folder.timings):
             self.folder.cut(log, lengths.get(log.name, 0))
         self.lines = self.folder.read_metrics()
+        if self.done < self.schedule.rounds:
+            self.folder.unfinished()
+        self.folder.write_config()
 
     def summary(self) -> dict[str, Any]:
         # What was trained to make the models of the last evaluation (fine-tuning) is part of their price.

@@ -47,6 +47,8 @@ class StackedModule:
         for layer in self.module.modules():
             if type(layer) is nn.Linear and layer.out_features <= _NARROW:
                 layer.forward = _narrow_linear(layer)  # type: ignore[method-assign,assignment]
+        self.module.train()
+        self.scoring = copy.deepcopy(task.module).eval()
         self.memory = Memory()
         self.traced: dict[tuple[object, ...], Callable[..., Tensor]] = {}
 
@@ -139,21 +141,23 @@ class Cohort(Work):
             rng = order_of(self.seed, self.round, self.federation.names[i], self.purpose, stream)
             plans.append(plan(len(indices), batch, epochs, steps, rng))
         length = max(len(p) for p in plans)
-        order = np.zeros((length, len(plans), batch), dtype=np.int64)
+        # Where a batch is not full, a sample of the client's own stands in, with weight zero.
+        own = np.array([indices[0] for indices in owned])
+        order = np.broadcast_to(own[:, None], (length, len(plans), batch)).copy()
         there = np.zeros(order.shape, dtype=bool)
         for k, (p, indices) in enumerate(zip(plans, owned, strict=True)):
             there[: len(p), k] = p >= 0
-            order[: len(p), k] = indices[p]
+            order[: len(p), k] = np.where(p >= 0, indices[p], indices[0])
         counts = there.sum(-1, keepdims=True)
         self.samples += counts.sum((0, 2))
         weights = torch.from_numpy(there / np.maximum(counts, 1)).to(self.dtype)
-        active = torch.from_numpy(counts > 0)
-        everyone = active.flatten(1).all(1).tolist()
+        done = torch.from_numpy(counts[..., 0] == 0)
+        someone = done.any(1).tolist()
         flat = torch.from_numpy(order).flatten(1)
         lead = (len(plans), batch)
         for t in range(length):
             x, y = self.federation.gather(flat[t], self.module.memory)
-            yield (x.unflatten(0, lead), y.unflatten(0, lead), weights[t]), None if everyone[t] else active[t]
+            yield (x.unflatten(0, lead), y.unflatten(0, lead), weights[t]), done[t] if someone[t] else None
 
 
 def groups(items: Sequence[int], limit: int = _GROUP) -> list[list[int]]:
@@ -172,7 +176,7 @@ class Stacked(Executor):
         compiled: bool = False,
     ):
         super().__init__(task, federation, algorithm, seed, workers)
-        if (why := task.why_not_stacked()) is not None:
+        if (why := task.why_not_stacked) is not None:
             raise EquipoiseError(f"engine.mode = 'stacked' is not possible here, because {why}; use 'threads'")
         self.threads_before = torch.get_num_threads()
         torch.set_num_threads(workers)
@@ -233,7 +237,7 @@ class Stacked(Executor):
                 for k, row in enumerate(rows):
                     padded[k, : len(row)] = row
                 x, y = self.federation.gather(torch.from_numpy(padded.reshape(-1)))
-                outputs = vmap(lambda p, x: functional_call(self.module.module, p, (x,)))(
+                outputs = vmap(lambda p, x: functional_call(self.module.scoring, p, (x,)))(
                     views, x.unflatten(0, padded.shape)
                 ).flatten(0, 1)
                 both = self._each(outputs, y).reshape(2, len(group), width)
@@ -243,12 +247,14 @@ class Stacked(Executor):
 
     @torch.no_grad()
     def score_one(self, vector: Tensor, indices: np.ndarray) -> Scores:
+        if not len(indices):
+            return np.empty((2, 0))
         views = self.task.space.views(vector)
         pieces = np.array_split(indices, max(1, -(-len(indices) // 4096)))
         scored = []
         for piece in pieces:
             x, y = self.federation.gather(torch.from_numpy(piece))
-            scored.append(self._each(functional_call(self.task.module, views, (x,)), y))
+            scored.append(self._each(functional_call(self.module.scoring, views, (x,)), y))
         return np.concatenate(scored, axis=1)
 
     def _each(self, output: Tensor, y: Tensor) -> Scores:

@@ -21,7 +21,10 @@ from equipoise.state import State
 _SEGMENT_BYTES = 128 << 20
 _NOWHERE = -1
 _OPEN_FILES = 64
-_DTYPES = {"F32": torch.float32, "F64": torch.float64, "I64": torch.int64, "I32": torch.int32, "U8": torch.uint8}
+_DTYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+}
 
 
 class _Pile:

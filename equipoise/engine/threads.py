@@ -14,6 +14,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation
 from equipoise.descend import Batch, Work, order_of, plan
 from equipoise.engine.executor import BUFFERS, Done, Executor, Job, Model, Scores
+from equipoise.errors import EquipoiseError
 from equipoise.space import Part
 from equipoise.state import State
 from equipoise.task import Replica, Task
@@ -43,6 +44,7 @@ class OneClient(Work):
         self.key = (seed, round, federation.names[who], purpose)
         self.indices = federation.train[who]
         self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
+        self.samples = np.zeros(1, dtype=np.int64)
         bytes_a_sample = max(1, federation.x[0].numel() * federation.x.element_size())
         self.chunk = max(1, _CHUNK_BYTES // (bytes_a_sample * algorithm.batch))
 
@@ -72,14 +74,17 @@ class OneClient(Work):
             there = rows >= 0
             x, y = self.federation.gather(torch.from_numpy(self.indices[rows[there]]), self.replica.memory)
             sizes = there.sum(1).tolist()
-            self.gradient_samples += len(y)
+            self.samples += len(y)
             for xb, yb in zip(x.split(sizes), y.split(sizes), strict=True):
                 yield (xb, yb, None), None
 
     def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
         x, y, _ = batch
         self.slope.zero_()
-        self.task.loss.mean(self.replica.module(x), y).backward()
+        try:
+            self.task.loss.mean(self.replica.module(x), y).backward()
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise EquipoiseError(f"the model or its loss fails on a batch of {len(x)} samples: {error}") from error
         return self.slope
 
     def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
@@ -98,7 +103,6 @@ class Threads(Executor):
     def _begin(self) -> None:
         torch.set_num_threads(1)
         self.own.replica = Replica(self.task)
-        self.own.replica.unseeded = self.task.unseeded
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
@@ -135,7 +139,7 @@ class Threads(Executor):
             client, upload = self.algorithm.local(self._client(job), job.down, work)
             if len(self.task.buffers):
                 client = State(client, **{BUFFERS: work.replica.read_buffers()})
-            return Done(job.who, client, upload, work.gradient_samples)
+            return Done(job.who, client, upload, int(work.samples[0]))
 
         return self._each(local, jobs, stopped)
 
@@ -144,9 +148,9 @@ class Threads(Executor):
             work = self._work(round, job, "adapt")
             vector = self.algorithm.personal(self._client(job), job.down, work)
             buffers = job.client.get(BUFFERS)
-            if len(self.task.buffers) and work.gradient_samples:
+            if len(self.task.buffers) and work.samples[0]:
                 buffers = work.replica.read_buffers()
-            return (None if vector is None else Model(job.who, vector, buffers)), work.gradient_samples
+            return (None if vector is None else Model(job.who, vector, buffers)), int(work.samples[0])
 
         return self._each(personal, jobs)
 
@@ -154,6 +158,8 @@ class Threads(Executor):
         return self._each(lambda pair: self._score(*pair), list(zip(models, indices, strict=True)))
 
     def score_one(self, vector: Tensor, indices: np.ndarray) -> Scores:
+        if not len(indices):
+            return np.empty((2, 0))
         pieces = np.array_split(indices, max(1, -(-len(indices) // (8 * _SCORE_BATCH))))
         return np.concatenate(list(self.score([Model(0, vector)] * len(pieces), pieces)), axis=1)
 

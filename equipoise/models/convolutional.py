@@ -24,7 +24,7 @@ class LeNet(ModelSettings):
     paper: ClassVar[str] = "LeCun et al., 1998; 62,006 parameters on 32x32 colour images with 10 classes"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        channels, *sides = _image(shape, 12, "lenet")
+        channels, *sides = _image(shape, 16, "lenet")
         height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
         body = nn.Sequential(
             *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
