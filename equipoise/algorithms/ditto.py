@@ -32,7 +32,7 @@ class Ditto(Algorithm):
 
     def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w_i = data.descend(down.w)
-        v = data.descend(  # Alg. 1, line 7: v <- v - eta (grad F_i(v) + lam (v - w)), w as received
+        v = data.descend(  # Alg. 1: v <- v - eta (grad F_i(v) + lam (v - w)), w as received
             client.v,
             lr=self.personal_lr,
             epochs=self.personal_epochs,
