@@ -73,9 +73,9 @@ class Work(ABC):
     def batches(self, epochs: int, steps: int | None, stream: int) -> Iterator[tuple[Batch, Tensor | None]]:
         """The batches in their order, each with a mask of the clients that are done already (None: nobody is)."""
 
+    @abstractmethod
     def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
         """A step of plain SGD, in place."""
-        v[..., self.space.part(part)].add_(self.gradient(v, batch, part), alpha=-lr)
 
     def close(self, v: Tensor) -> Tensor:
         return v

@@ -4,6 +4,7 @@ import csv
 import fcntl
 import json
 import os
+import shutil
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import numpy as np
 import tomli_w
 
 from equipoise import files
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.evaluate import COLUMNS
 
 WRITTEN = "written"
@@ -62,7 +63,8 @@ class RunFolder:
         written = {"equipoise": version("equipoise"), "torch": version("torch"), **written}
         folder.text = tomli_w.dumps({**settings, WRITTEN: written})
         with folder.locked():
-            if not folder.config.exists():
+            new = not folder.config.exists()
+            if new:
                 if any(p.name != "lock" and not p.name.endswith(".part") for p in path.iterdir()):
                     raise EquipoiseError(f"{path} is not empty and not a run; choose another --out")
                 folder.write_config()
@@ -72,7 +74,15 @@ class RunFolder:
                 )
             else:
                 folder._compare(settings)
-            yield folder
+            try:
+                yield folder
+            except RunFailed:
+                raise
+            except EquipoiseError:
+                if new and not folder.metrics.exists():  # it never began: nobody needs to clean up after a typo
+                    folder.config.unlink(missing_ok=True)
+                    shutil.rmtree(folder.checkpoint, ignore_errors=True)
+                raise
 
     def _compare(self, settings: dict[str, Any]) -> None:
         old, new = flatten(read_toml(self.config)), flatten(settings)

@@ -333,6 +333,8 @@ def test_odd_paths_and_clients_on_the_command_line(tmp_path: Path) -> None:
     one_sentence(export("--client", "²", "--out", "x"), 2, "there is no client '²'")
     one_sentence(export("--client", "0", "--out", "x"), 2, "FedAvg has no personal models; ask for the global one")
     set_ = lambda *a: equipoise_command("run", file, *(x for s in a for x in ("--set", s)), cwd=tmp_path)  # noqa: E731
+    one_sentence(set_("participation=60"), 2, "participation = 60 is more than the 6 clients")
+    assert set_("participation=6").returncode == 0  # nothing was left behind that would be in the way
     one_sentence(set_("written.x=1"), 2, "--set written.x=1")
     one_sentence(set_("algorithm.steps=1000000000000"), 2, "algorithm.steps", "<= 1e+06")
     one_sentence(set_("model.name=lenet", "data.split=[0.5,0.5]"), 2, "data.split", "a list of 3")
