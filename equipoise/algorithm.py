@@ -78,6 +78,8 @@ class Algorithm(Settings, ABC):
     "momentum of sgd"
     clip: Positive | None = None
     "largest norm of a step's gradient, pull included"
+    adapt_epochs: Count = 5
+    "passes over the training data of a client that took no part in training, to adapt the result to it"
 
     @abstractmethod
     def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
@@ -101,6 +103,13 @@ class Algorithm(Settings, ABC):
 
     def personal(self, client: State, down: State, data: LocalData) -> Tensor | None:
         """The model that the client predicts with, or None where the method has no personal models."""
+        return None
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor | None:
+        """The model of a client that took no part in training, from its initial state and what the server would send.
+
+        None where the method has nothing to offer it but the global model.
+        """
         return None
 
     def shared(self, server: State) -> Tensor | None:

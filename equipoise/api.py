@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.data.federation import Federation, from_clients
+from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.engine.executor import BUFFERS, Job, Model
 from equipoise.engine.options import DTYPES, Engine, Schedule
 from equipoise.engine.simulate import Simulation
@@ -46,7 +46,7 @@ class Result:
 
     def scores(self) -> dict[str, np.ndarray]:
         """For each kind of model a row a client: loss and metric on validation, loss and metric on test."""
-        return {kind: table.copy() for kind, table in self._run.evaluator.tables().items()}
+        return {kind: table.copy() for kind, table in self._run.tables().items()}
 
     def _who(self, client: int | str) -> int:
         names = self._run.federation.names
@@ -64,7 +64,8 @@ class Result:
         executor = run.engine.executor(run.task, run.federation, run.algorithm, run.schedule.seed)
         try:
             job = Job(who, run.store.get(who), run.algorithm.down(run.server, who))
-            model, _ = next(iter(executor.personal(run.done, [job])))
+            unseen = run.federation.names[who] in run.federation.unseen
+            model, _ = next(iter(executor.personal(run.done, [job], unseen)))
         finally:
             executor.close()
         if model is None:
@@ -91,11 +92,12 @@ class Result:
 
     def hybrid(self, client: int | str) -> nn.Module:
         """The better of the client's own and the global model, by its validation samples."""
-        if "hybrid" not in self._run.evaluator.tables():
+        evaluator = self._run.evaluator_of(self._who(client))
+        if "hybrid" not in evaluator.tables():
             raise EquipoiseError(
                 "there is no hybrid model without a personal model, a global one and validation samples"
             )
-        takes_global = self._run.evaluator.takes_global()[self._who(client)]
+        takes_global = evaluator.takes_global()[self._who(client)]
         return self.global_model(client) if takes_global else self.personal(client)
 
 
@@ -108,7 +110,8 @@ def train(
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
     metric: str | Metric | None = None,
     names: Sequence[str] | None = None,
-    split: Sequence[float] = (0.7, 0.1, 0.2),
+    split: Sequence[float] = SPLIT,
+    unseen: float = 0.0,
     seed: int = 0,
     rounds: int = 50,
     participation: float | int = 1.0,
@@ -125,8 +128,9 @@ def train(
 
     `module` is any nn.Module, and `head` the name of the part that personal-head methods keep on the client.
     `clients` is a list with a pair (x, y), a Dataset or a dictionary of train, validation and test for each.
-    `loss` is "cross-entropy", "squared" or a function (output, target). With `out` the run is also written there,
-    and with `resume` it goes on from where it was.
+    `loss` is "cross-entropy", "squared" or a function (output, target). `unseen` is the part of the clients that is
+    kept out of training, adapts the result to its own data and is scored apart. With `out` the run is also written
+    there, and with `resume` it goes on from where it was.
     """
     schedule = Schedule(
         seed=seed,
@@ -144,6 +148,9 @@ def train(
     federation = (
         clients if isinstance(clients, Federation) else from_clients(clients, names=names, split=split, seed=seed)
     )
+    if not 0 <= unseen < 1:
+        raise EquipoiseError(f"unseen = {unseen} is not allowed; it must be a number >= 0 and < 1")
+    federation = federation.holding_out(unseen, seed)
     number = DTYPES[dtype]
     task = Task(module, federation.prepared(number, False).sample(), head=head, loss=loss, metric=metric, dtype=number)
     if out is None:
@@ -155,7 +162,7 @@ def train(
         **schedule.table(),
         "algorithm": named,
         "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
-        "data": {"clients": len(federation), "samples": federation.fingerprint()},
+        "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
         "engine": engine.table(),
     }
     with RunFolder.at_work(Path(out), settings, resume, mode=engine.mode_for(task)) as folder:

@@ -5,16 +5,15 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from equipoise.cli_data import data_app, show
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
-from equipoise.watcher import Watcher
+from equipoise.terminal import Bar, Data, Out, Sets, interrupted, out_console, progress_bar
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,12 +24,8 @@ app = typer.Typer(
     "\n\n"
     "Begin with `equipoise demo`; then write a TOML file (see `equipoise run --help`) and run it.",
 )
-out_console, err_console = Console(), Console(stderr=True)
-
-Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder of the run.")]
-Data = Annotated[
-    Path | None, typer.Option("--data", metavar="DIR", help="Where data sets are; else $EQUIPOISE_DATA, else ./data.")
-]
+app.command()(show)
+app.add_typer(data_app, name="data")
 
 
 class Format(StrEnum):
@@ -47,58 +42,10 @@ class Kind(StrEnum):
     partitions = "partitions"
 
 
-def _progress() -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rounds"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[score]}"),
-        console=err_console,
-    )
-
-
-class _Bar(Watcher):
-    """Shows a run on a progress bar."""
-
-    def __init__(self, progress: Progress | None, name: str):
-        self.progress = progress
-        self.bar = None if progress is None else progress.add_task(name, total=None, score="")
-        self.done = 0
-
-    def begin(self, rounds: int, done: int) -> None:
-        self.done = done
-        if self.progress is not None and self.bar is not None:
-            self.progress.reset(self.bar, total=rounds, completed=done, score="")
-
-    def round(self, line: dict[str, Any]) -> None:
-        self.done = line["round"]
-        if self.progress is not None and self.bar is not None:
-            texts = []
-            for kind in ("personal", "global"):
-                name, score = next(iter(line.get(kind, {}).items()), ("", None))
-                if score is not None:
-                    texts.append(f"{kind} {100 * score:.1f}%" if name == "accuracy" else f"{kind} {score:.4g}")
-            self.progress.update(self.bar, completed=self.done)
-            if texts:
-                self.progress.update(self.bar, score=" ".join(texts))
-
-    def tell(self, text: str) -> None:
-        err_console.print(f"equipoise: {escape(text)}", highlight=False)
-
-
 @app.command()
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
-    sets: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set", metavar="SECTION.KEY=VALUE", help="Change a setting: --set algorithm.lr=0.1 --set seed=1"
-        ),
-    ] = None,
+    sets: Sets = None,
     out: Out = None,
     data: Data = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")] = False,
@@ -124,8 +71,8 @@ def run(
 
     experiment = Experiment.load(file, sets or [])
     folder = out or runs.default_folder(file, experiment)
-    progress = None if quiet else _progress()
-    bar = _Bar(progress, experiment.algorithm_name)
+    progress = None if quiet else progress_bar()
+    bar = Bar(progress, experiment.algorithm_name)
     try:
         if progress is None:
             runs.run(experiment, folder, data, resume, bar)
@@ -135,7 +82,7 @@ def run(
     except Interrupted:
         again = ["equipoise", "run", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += ["--data", str(data)] if data else []
-        _interrupted(f"stopped after round {bar.done}, all of it saved", shlex.join([*again, "--resume"]))
+        interrupted(f"stopped after round {bar.done}, all of it saved", shlex.join([*again, "--resume"]))
     if not quiet:
         out_console.print(report.as_table(report.compare(report.find_runs([folder]))))
         out_console.print(f"Run folder: {escape(str(folder))}", highlight=False)
@@ -149,13 +96,13 @@ def demo(out: Out = None) -> None:
     from equipoise.demo import demo as run_demo
 
     folder = out or DEFAULT_FOLDER
-    progress = _progress()
+    progress = progress_bar()
     try:
         with progress:
-            found, picture = run_demo(folder, lambda name: _Bar(progress, name))
+            found, picture = run_demo(folder, lambda name: Bar(progress, name))
     except Interrupted:
         again = ["equipoise", "demo", *(["--out", str(out)] if out else [])]
-        _interrupted("stopped, all rounds so far are saved", shlex.join(again))
+        interrupted("stopped, all rounds so far are saved", shlex.join(again))
     out_console.print(report.as_table(report.compare(found)))
     say = lambda text: out_console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
     say(
@@ -230,11 +177,6 @@ def export(
     out_console.print(
         escape(f"The model of {name} is in {out}; load it with equipoise.load_model({str(out)!r})"), highlight=False
     )
-
-
-def _interrupted(what: str, command: str) -> NoReturn:
-    err_console.print(f"equipoise: {escape(what)}; go on with:\n  {escape(command)}", highlight=False, soft_wrap=True)
-    raise SystemExit(130)
 
 
 def main() -> None:

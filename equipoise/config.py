@@ -12,15 +12,19 @@ from torch import nn
 from equipoise import randomness
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
-from equipoise.data.federation import Federation, check_split, from_shares
-from equipoise.data.partitions import PARTITIONS, Partition
+from equipoise.data.federation import SPLIT, Federation, check_split, from_shares
+from equipoise.data.noise import with_noise
+from equipoise.data.partitions import PARTITIONS
+from equipoise.data.partitions.base import Partition
+from equipoise.data.pool import Pool
+from equipoise.data.source import Progress, Request, Source
 from equipoise.data.sources import SOURCES
 from equipoise.engine.options import DTYPES, Engine, Schedule
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
 from equipoise.runfolder import WRITTEN, read_toml
-from equipoise.settings import Count, S, Settings, nearest, read
+from equipoise.settings import Count, Fraction, Settings, choose, nearest, read
 from equipoise.task import Task
 
 _SECTIONS = ("data", "model", "algorithm", "engine")
@@ -29,29 +33,20 @@ _SECTIONS = ("data", "model", "algorithm", "engine")
 class DataSettings(Settings):
     """Which data, and how they are dealt to the clients."""
 
-    name: str
-    "a data set; see `equipoise list data`"
     clients: Count | None = None
     "how many clients; may be left out where the data name their owners"
-    split: tuple[float, float, float] = (0.7, 0.1, 0.2)
-    "train, validation and test part of every client's share"
-
-
-def _named(registry: Mapping[str, type[S]], table: dict[str, Any], where: str, key: str = "name") -> tuple[str, S]:
-    """The settings of the thing that `table` names, and its name."""
-    if key not in table:
-        raise EquipoiseError(f"{where}.{key} is missing; there is {', '.join(registry)}")
-    name = table[key]
-    if not isinstance(name, str) or name not in registry:
-        raise EquipoiseError(f"{where}.{key} = {name!r} is unknown{nearest(str(name), registry)}")
-    fields = registry[name].model_fields
-    return name, read(registry[name], {k: v for k, v in table.items() if k != key or key in fields}, where)
+    split: tuple[float, float, float] | None = None
+    "train, validation and test part of every client's share: 0.7, 0.1, 0.2 where it is not given"
+    unseen: Fraction = 0.0
+    "which part of the clients takes no part in training; they adapt the result to their data and are scored apart"
 
 
 @dataclass(frozen=True)
 class Experiment:
     schedule: Schedule
+    data_name: str
     data: DataSettings
+    source: Source
     partition: Partition
     model_name: str
     model: ModelSettings
@@ -80,20 +75,22 @@ class Experiment:
             raise EquipoiseError(
                 f'data.partition = {divided!r} is not allowed; it must be a table such as {{ kind = "iid" }}'
             )
-        for key in given:
-            if key not in DataSettings.model_fields:
-                raise EquipoiseError(
-                    f"unknown setting data.{key}{nearest(key, [*DataSettings.model_fields, 'partition'])}"
-                )
-        data = read(DataSettings, given, "data")
-        if data.name not in SOURCES:
-            raise EquipoiseError(f"data.name = {data.name!r} is unknown{nearest(data.name, SOURCES)}")
-        check_split(data.split)
-        _, partition = _named(PARTITIONS, divided, "data.partition", "kind")
-        model_name, model = _named(MODELS, dict(tables["model"]), "model")
-        algorithm_name, algorithm = _named(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
+        ours = {key: given.pop(key) for key in DataSettings.model_fields if key in given}
+        data_name, source = _source(given)
+        data = read(DataSettings, ours, "data")
+        if source.draws and data.split is not None:
+            raise EquipoiseError(
+                f"data.split is not for data.name = {data_name!r}, which draws samples for validation and test itself; "
+                f"leave it out (`equipoise list data` shows what {data_name} can be told)"
+            )
+        check_split(data.split or SPLIT)
+        _, partition = choose(PARTITIONS, divided, "data.partition", "kind")
+        model_name, model = choose(MODELS, dict(tables["model"]), "model")
+        algorithm_name, algorithm = choose(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
         engine = read(Engine, tables.get("engine", {}), "engine")
-        return Experiment(schedule, data, partition, model_name, model, algorithm_name, algorithm, engine)
+        return Experiment(
+            schedule, data_name, data, source, partition, model_name, model, algorithm_name, algorithm, engine
+        )
 
     @staticmethod
     def load(path: Path, sets: Sequence[str] = ()) -> "Experiment":
@@ -103,29 +100,57 @@ class Experiment:
         """The whole configuration, every default written out."""
         return {
             **self.schedule.table(),
-            "data": {**self.data.table(), "partition": self.partition.table()},
+            "data": {
+                "name": self.data_name,
+                **self.data.table(),
+                **({} if self.source.draws else {"split": list(self.data.split or SPLIT)}),
+                **self.source.table(),
+                "partition": self.partition.table(),
+            },
             "model": {"name": self.model_name, **self.model.table()},
             "algorithm": {"name": self.algorithm_name, **self.algorithm.table()},
             "engine": self.engine.table(),
         }
 
-    def federation(self, folder: Path) -> Federation:
-        pool = SOURCES[self.data.name].load(folder)
+    def pool(self, folder: Path, progress: Progress = lambda done, total: None) -> Pool:
+        """All samples, before they are dealt to clients."""
+        split = self.data.split or SPLIT
+        return self.source.load(Request(folder, self.data.clients, split, self.schedule.seed, progress))
+
+    def federation(self, folder: Path, progress: Progress = lambda done, total: None) -> Federation:
+        pool = self.pool(folder, progress)
         seed = self.schedule.seed
         shares = self.partition(pool, self.data.clients, randomness.generator(seed, "partition"))
-        return from_shares(pool.x, pool.y, shares, self.data.split, seed, pool.classes)
+        x = with_noise(pool.x, shares, self.partition.variances(len(shares)), seed)
+        federation = from_shares(x, pool.y, shares, self.data.split or SPLIT, seed, pool.classes, pool.part)
+        return federation.holding_out(self.data.unseen, seed).called(self._title(pool), pool.notes)
 
-    def module(self, shape: tuple[int, ...], classes: int | None) -> nn.Module:
+    def _title(self, pool: Pool) -> str:
+        """What stands in tables; a portion of the data never goes under the name of the whole."""
+        return f"{self.data_name} ({pool.portion})" if pool.portion else self.data_name
+
+    def module(self, federation: Federation) -> nn.Module:
         """The initial model; every seed has its own."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(randomness.key(self.schedule.seed, "model") % 2**63)
-            return self.model.build(shape, classes or 1)
+            return self.model.build(tuple(federation.sample()[0].shape[1:]), federation.outputs)
 
     def task(self, federation: Federation) -> Task:
         dtype = DTYPES[self.engine.dtype]
-        module = self.module(tuple(federation.x.shape[1:]), federation.classes)
+        module = self.module(federation)
         loss = "squared" if federation.classes is None else "cross-entropy"
         return Task(module, federation.prepared(dtype, False).sample(), loss=loss, dtype=dtype)
+
+
+def _source(given: dict[str, Any]) -> tuple[str, Source]:
+    """The data set; a misspelt key is looked up among all that [data] may hold."""
+    name = given.get("name")
+    if isinstance(name, str) and name in SOURCES:
+        known = [*DataSettings.model_fields, "partition", *SOURCES[name].model_fields]
+        for key in given:
+            if key != "name" and key not in known:
+                raise EquipoiseError(f"unknown setting data.{key}{nearest(key, known)}")
+    return choose(SOURCES, given, "data")
 
 
 def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:

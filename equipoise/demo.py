@@ -25,7 +25,7 @@ def experiment(name: str) -> Experiment:
         {
             "rounds": ROUNDS,
             "participation": 0.5,
-            "data": {"name": "digits-by-writer", "partition": {"kind": "natural"}, "split": [0.6, 0.15, 0.25]},
+            "data": {"name": "digits-by-writer", "extent": "excerpt", "split": [0.6, 0.15, 0.25]},
             "model": {"name": "mlp", "hidden": [64]},
             "algorithm": {"name": name, "lr": 0.1, "epochs": 2, "batch": 10, **METHODS[name]},
         }

@@ -44,10 +44,12 @@ def _digest(*tensors: Tensor | None) -> np.ndarray:
 class Evaluator:
     """Scores models on the clients' validation and test splits; a model that did not change is not scored again."""
 
-    def __init__(self, federation: Federation, algorithm: Algorithm, executor: Executor):
+    def __init__(
+        self, federation: Federation, algorithm: Algorithm, executor: Executor, who: list[int], unseen: bool = False
+    ):
         self.federation, self.algorithm, self.executor = federation, algorithm, executor
+        self.order, self.unseen = who, unseen
         self.metric: Metric = executor.task.metric
-        self.order = sorted(range(len(federation)), key=lambda i: federation.names[i])
         self.personal, self.shared = Table(len(federation)), Table(len(federation))
         self.has = {"personal": False, "global": False}
         self.adaptation_samples = 0
@@ -92,7 +94,7 @@ class Evaluator:
                 for who in self.order[first : first + _AT_ONCE]
             ]
             models = []
-            for model, samples in self.executor.personal(round, jobs):
+            for model, samples in self.executor.personal(round, jobs, self.unseen):
                 self.adaptation_samples += samples
                 if model is None:
                     return
@@ -131,11 +133,26 @@ class Evaluator:
         return np.asarray(self.metric.better(self.shared.scores[:, 1], self.personal.scores[:, 1]))
 
     def summary(self) -> dict[str, Any]:
-        has = {split: getattr(self.federation, split).lengths > 0 for split in ("validation", "test")}
+        mine = np.zeros(len(self.federation), dtype=bool)
+        mine[self.order] = True
+        has = {split: mine & (getattr(self.federation, split).lengths > 0) for split in ("validation", "test")}
         return {
             kind: summarise(table[has["test"], 2:], table[has["validation"], 1], self.metric)
             for kind, table in self.tables().items()
         }
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the tables."""
+        return {"has": self.has, "adaptation_samples": self.adaptation_samples}
+
+    def tensors(self) -> dict[str, Tensor]:
+        personal = {f"personal.{k}": t for k, t in self.personal.tensors().items()}
+        return personal | {f"global.{k}": t for k, t in self.shared.tensors().items()}
+
+    def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.has, self.adaptation_samples = facts["has"], facts["adaptation_samples"]
+        for name, table in (("personal", self.personal), ("global", self.shared)):
+            table.restore({k: tensors[f"{name}.{k}"] for k in ("scores", "digest")})
 
 
 def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:
@@ -152,6 +169,7 @@ def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[
     figures = {
         name: score.mean(),
         f"{name}_std": score.std(),
+        **({"mse": (score**2).mean()} if name == "rmse" else {}),
         "loss": loss.mean(),
         "loss_variance": loss.var(),
         "worst_decile": worst_first[:tenth].mean() if np.isfinite(score).all() else np.nan,

@@ -27,9 +27,9 @@ def export_model(result: Result, experiment: Experiment, client: str | None, pat
     described = {
         "model": {"name": experiment.model_name, **experiment.tables()["model"]},
         "shape": list(federation.sample()[0].shape[1:]),
-        "outputs": federation.classes or 1,
+        "outputs": federation.outputs,
         "dtype": experiment.engine.dtype,
-        "trained": {"algorithm": experiment.algorithm_name, "data": experiment.data.name, "of": name},
+        "trained": {"algorithm": experiment.algorithm_name, "data": federation.title, "of": name},
     }
     files.write_tensors(path, module.state_dict(), {"format": _FORMAT, "equipoise": json.dumps(described)})
     return name

@@ -18,7 +18,10 @@ def _entries(registry: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def listing(kind: str) -> list[dict[str, Any]]:
-    if kind == "data":
-        return [{"name": n, "summary": s.summary, "paper": s.paper, "parameters": []} for n, s in SOURCES.items()]
-    registries: dict[str, dict[str, Any]] = {"algorithms": ALGORITHMS, "models": MODELS, "partitions": PARTITIONS}
+    registries: dict[str, dict[str, Any]] = {
+        "algorithms": ALGORITHMS,
+        "models": MODELS,
+        "data": SOURCES,
+        "partitions": PARTITIONS,
+    }
     return _entries(registries[kind])

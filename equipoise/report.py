@@ -9,6 +9,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from equipoise.errors import EquipoiseError
@@ -49,7 +50,8 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
     """A row for all runs that differ only in the seed, each figure with its mean and spread over them."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        key = json.dumps({k: v for k, v in run.config.items() if k != "seed"}, sort_keys=True)
+        # What was at hand of a data set is no setting: an excerpt and the whole are not seeds of one run.
+        key = json.dumps([{k: v for k, v in run.config.items() if k != "seed"}, run.summary["dataset"]], sort_keys=True)
         group = groups.setdefault(key, [])
         if run.summary["seed"] not in [other.summary["seed"] for other in group]:  # a copy of a run is no second seed
             group.append(run)
@@ -76,10 +78,21 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
                 values = [value for value in found if value is not None]
                 row[short] = mean(values) if values else None
                 row[f"{short}_std"] = stdev(values) if len(values) > 1 else None
+        found = [_unseen(run.summary, metric) for run in group]
+        values = [value for value in found if value is not None]
+        row["unseen"] = mean(values) if values else None
+        row["unseen_std"] = stdev(values) if len(values) > 1 else None
         for field in ("bytes_up", "bytes_down", "gradient_samples", "seconds"):
             row[field] = mean(run.summary[field] for run in group)
         rows.append(row)
     return rows
+
+
+def _unseen(summary: dict[str, Any], metric: str) -> float | None:
+    """The score of clients that took no part: of the adapted model, else of the global one."""
+    scores = summary.get("unseen", {})
+    value: float | None = scores.get("personal", scores.get("global", {})).get(metric)
+    return value
 
 
 def _differences(runs: list[Run]) -> list[str]:
@@ -105,7 +118,9 @@ def _figure(value: float | None, spread: float | None, metric: str) -> str:
 def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """What people read: the models' scores, how far clients lie apart, and what was sent."""
     unit = " %" if all(row["metric"] == "accuracy" for row in rows) else ""
-    head = ["algorithm", f"personal{unit}", f"global{unit}", f"hybrid{unit}", "spread", "worst tenth", "sent MB"]
+    unseen = any(row["unseen"] is not None for row in rows)
+    head = ["algorithm", f"personal{unit}", f"global{unit}", f"hybrid{unit}", "spread", "worst tenth"]
+    head += [*([f"unseen{unit}"] if unseen else []), "sent MB"]
     optional = {
         "data": len({row["data"] for row in rows}) > 1,
         "settings": any(row["settings"] for row in rows),
@@ -117,6 +132,7 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
         cells = [row["algorithm"], *(str(row[k]) for k, wanted in optional.items() if wanted)]
         cells += [_figure(row[k], row[f"{k}_std"], row["metric"]) for k in KINDS]
         cells += [_figure(row[f"{kind}_{k}"], None, row["metric"]) for k in ("spread", "worst")]
+        cells += [_figure(row["unseen"], row["unseen_std"], row["metric"])] if unseen else []
         body.append([*cells, f"{(row['bytes_up'] + row['bytes_down']) / 1e6:.1f}"])
     return [head[0], *(k for k, wanted in optional.items() if wanted), *head[1:]], body
 
@@ -127,9 +143,18 @@ NOTE = (
 )
 
 
+_UNSEEN_NOTE = "; unseen: clients that took no part in training, after adapting the result to their own data"
+
+
+def _note(rows: list[dict[str, Any]]) -> str:
+    names = {row["data"] for row in rows}
+    data = f"Data: {names.pop()}. " if len(names) == 1 and names != {""} else ""
+    return data + NOTE + (_UNSEEN_NOTE if any(row["unseen"] is not None for row in rows) else "")
+
+
 def as_table(rows: list[dict[str, Any]]) -> Table:
     head, body = _cells(rows)
-    table = Table(caption=NOTE, caption_justify="left", box=SIMPLE_HEAD)
+    table = Table(caption=escape(_note(rows)), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for column in head:
         table.add_column(column, justify="left" if column in ("algorithm", "data", "settings") else "right")
     for cells in body:
@@ -148,7 +173,8 @@ def as_text(rows: list[dict[str, Any]], format: str) -> str:
         return text.getvalue().rstrip()
     head, body = _cells(rows)
     lines = [head, ["---"] * len(head), *body]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return f"{table}\n\n{_note(rows)}"
 
 
 def plot(runs: list[Run], path: Path) -> None:

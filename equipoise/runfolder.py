@@ -143,17 +143,22 @@ class RunFolder:
         return log.stat().st_size if log.exists() else 0
 
     def write_clients(
-        self, names: tuple[str, ...], sizes: dict[str, np.ndarray], tables: dict[str, np.ndarray]
+        self,
+        names: tuple[str, ...],
+        unseen: frozenset[str],
+        sizes: dict[str, np.ndarray],
+        tables: dict[str, np.ndarray],
     ) -> None:
-        """A row a client: its sizes, and the scores of each of its models."""
+        """A row a client: its sizes, and the scores of each of its models; who took no part is marked."""
         with files.beside(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["client", *sizes, *(f"{kind}_{c}" for kind in tables for c in COLUMNS)])
+            flag = ["unseen"] if unseen else []
+            writer.writerow(["client", *flag, *sizes, *(f"{kind}_{c}" for kind in tables for c in COLUMNS)])
             for i, name in enumerate(names):
                 scores = [table[i, k] for table in tables.values() for k in range(len(COLUMNS))]
-                writer.writerow(
-                    [name, *(int(s[i]) for s in sizes.values()), *("" if np.isnan(v) else v for v in scores)]
-                )
+                flag = [str(name in unseen).lower()] if unseen else []
+                numbers = (int(s[i]) for s in sizes.values())
+                writer.writerow([name, *flag, *numbers, *("" if np.isnan(v) else v for v in scores)])
 
     def read_summary(self) -> dict[str, Any]:
         if not self.summary.exists():

@@ -20,7 +20,10 @@ def run(
 ) -> Result:
     """A run of the experiment in the folder `out`, from its start or from where it was."""
     source = data_folder(data).resolve()
-    federation = experiment.federation(source)
+    watcher = watcher or Watcher()
+    federation = experiment.federation(source, watcher.reading)
+    for note in federation.notes:
+        watcher.tell(note)
     task = experiment.task(federation)
     mode = experiment.engine.mode_for(task)
     with RunFolder.at_work(out, experiment.tables(), resume, data=str(source), mode=mode) as folder:
@@ -32,7 +35,6 @@ def run(
             experiment.engine,
             folder,
             watcher,
-            experiment.data.name,
         )
         if resume:
             simulation.resume()

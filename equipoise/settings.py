@@ -51,12 +51,16 @@ class Settings(BaseModel):
         return [
             {
                 "name": name,
-                "default": field.default if not field.is_required() else None,
+                "default": _plain(field.default) if not field.is_required() else None,
                 "allowed": _allowed(properties[name]),
                 "meaning": (field.description or "").strip(),
             }
             for name, field in cls.model_fields.items()
         ]
+
+
+def _plain(value: Any) -> Any:
+    return value.table() if isinstance(value, Settings) else value
 
 
 def _allowed(schema: dict[str, Any]) -> str:
@@ -83,6 +87,17 @@ def nearest(word: str, known: Iterable[str]) -> str:
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(known) or 'none'}"
+
+
+def choose(registry: Mapping[str, type[S]], table: Mapping[str, Any], where: str, key: str = "name") -> tuple[str, S]:
+    """The settings of the thing that `table` names, and its name."""
+    if key not in table:
+        raise EquipoiseError(f"{where}.{key} is missing; there is {', '.join(registry)}")
+    name = table[key]
+    if not isinstance(name, str) or name not in registry:
+        raise EquipoiseError(f"{where}.{key} = {name!r} is unknown{nearest(str(name), registry)}")
+    fields = registry[name].model_fields
+    return name, read(registry[name], {k: v for k, v in table.items() if k != key or key in fields}, where)
 
 
 def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:

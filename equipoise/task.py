@@ -50,30 +50,48 @@ def _squared(output: Tensor, target: Tensor) -> Tensor:
     return (output.reshape(len(target), -1) - target.reshape(len(target), -1)).square().mean(-1)
 
 
+def _asked_for(output: Tensor, target: Tensor) -> Tensor:
+    """The outputs that targets are compared with: at the last position, where there is but one target for all."""
+    return output[:, -1] if output.ndim == 3 and target.ndim == 1 else output
+
+
+def _mean_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(_asked_for(output, target).flatten(0, -2), target.flatten())
+
+
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """One value a sample, in fewer operations than F.cross_entropy takes when it is traced."""
-    return -output.log_softmax(-1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    logs = _asked_for(output, target).log_softmax(-1)
+    each = -logs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    return each if each.ndim == 1 else each.mean(-1)
+
+
+def _accuracy(output: Tensor, target: Tensor) -> Tensor:
+    right = (_asked_for(output, target).argmax(-1) == target).to(output.dtype)
+    return right if right.ndim == 1 else right.mean(-1)
 
 
 LOSSES = {
-    "cross-entropy": Loss(F.cross_entropy, _cross_entropy),
+    "cross-entropy": Loss(_mean_cross_entropy, _cross_entropy),
     "squared": Loss(lambda o, t: _squared(o, t).mean(), _squared),
 }
 METRICS = {
-    "accuracy": Metric("accuracy", lambda o, t: (o.argmax(-1) == t).to(o.dtype)),
+    "accuracy": Metric("accuracy", _accuracy),
+    "mse": Metric("mse", _squared, higher_is_better=False),
     "rmse": Metric("rmse", _squared, higher_is_better=False, finish=lambda mean: mean**0.5),
 }
 
-# Layers whose operators are small enough that many clients are better worked on in one batched call.
+# Layers whose operators are small enough that many clients are better worked on in one batched call, as long as
+# parameters times rows a sample are few: measured on transformers and MLPs, the two modes are equally fast near this.
 _SMALL = (nn.Linear, nn.LayerNorm, nn.Embedding)
-_SMALL_PARAMETERS = 250_000
+_SMALL_WORK = 250_000
 
 
 class Task:
     """A module with its loss and metric, laid out in a `Space`.
 
     `loss` is "cross-entropy", "squared", or a function (output, target) -> mean over the batch or one
-    value a sample. `metric` is "accuracy", "rmse" or a `Metric`.
+    value a sample. `metric` is "accuracy", "rmse", "mse" or a `Metric`.
     """
 
     def __init__(
@@ -96,6 +114,8 @@ class Task:
         self.w0 = self.space.vector(module, dtype)
         self.channels_last = any(isinstance(m, nn.Conv2d) for m in module.modules())
         self.unseeded = False
+        self.rows = 1
+        "as how many rows a sample goes through the linear layers: as one, or as one a position"
         self.buffer_names: tuple[str, ...] = ()
         self.sample = sample
         output = self._probe(sample[0])
@@ -108,12 +128,21 @@ class Task:
         """What the model makes of a few samples; on the way it shows what else it does when it is trained."""
         replica = Replica(self)
         replica.seed(0)
+
+        def count_rows(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            self.rows = max(self.rows, output.shape[:-1].numel() // len(x))
+
+        for layer in replica.module.modules():
+            if type(layer) is nn.Linear:
+                layer.register_forward_hook(count_rows)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.random.get_rng_state()
             try:
                 replica.module.train()(x)
                 moved = dict(replica.module.named_buffers())
                 output: Tensor = replica.module.eval()(x)
+            except EquipoiseError:
+                raise
             except Exception as error:
                 raise EquipoiseError(f"the model does not take inputs of shape {tuple(x.shape[1:])}: {error}") from None
             # Random numbers that come from nowhere we know can be seeded only one client at a time.
@@ -141,11 +170,15 @@ class Task:
         return None
 
     def mode(self) -> str:
-        """The fixed rule of `auto`: stacked where every operator is small, threads elsewhere."""
+        """The fixed rule of `auto`: stacked where every operator is small, threads elsewhere.
+
+        Small are layers of certain kinds with few parameters; where a sample is many rows (a text, a row a character),
+        they must be fewer by as much.
+        """
         small = all(
             isinstance(m, _SMALL) for m in self.module.modules() if next(m.parameters(recurse=False), None) is not None
         )
-        if small and self.space.size <= _SMALL_PARAMETERS and self.why_not_stacked is None:
+        if small and self.space.size * self.rows <= _SMALL_WORK and self.why_not_stacked is None:
             return "stacked"
         return "threads"
 
@@ -161,10 +194,8 @@ def _loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor, target
             raise EquipoiseError(f"unknown loss {loss!r}; there is {', '.join(LOSSES)}, or give a function")
         if loss == "squared":
             _check_squared(output, target)
-        elif target.is_floating_point() or target.ndim != 1:
-            raise EquipoiseError(
-                "the loss 'cross-entropy' needs one whole number a sample as its target; for numbers there is 'squared'"
-            )
+        else:
+            _check_classes(output, target)
         return LOSSES[loss]
     try:
         value = loss(output, target)
@@ -196,9 +227,20 @@ def _metric(metric: str | Metric | None, loss: Any, output: Tensor, target: Tens
             f"unknown metric {metric!r}; there is {', '.join(METRICS)}, "
             "or give equipoise.Metric(name, function, higher_is_better)"
         )
-    if metric == "rmse":
+    if metric in ("rmse", "mse"):
         _check_squared(output, target)
     return METRICS[metric]
+
+
+def _check_classes(output: Tensor, target: Tensor) -> None:
+    one_a_sample = target.ndim == 1 and output.ndim in (2, 3)
+    one_a_position = target.ndim == 2 and target.shape == output.shape[:-1]
+    if target.is_floating_point() or not (one_a_sample or one_a_position):
+        raise EquipoiseError(
+            "the loss 'cross-entropy' needs one whole number a sample as its target, or one a position where the model "
+            f"gives an output a position; here outputs have shape {tuple(output.shape)} and targets "
+            f"{tuple(target.shape)}; for numbers there is 'squared'"
+        )
 
 
 def _check_squared(output: Tensor, target: Tensor) -> None:

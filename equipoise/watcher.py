@@ -6,6 +6,9 @@ from typing import Any
 class Watcher:
     """Told of every round; this one keeps quiet."""
 
+    def reading(self, done: int, total: int) -> None:
+        """Data are being decoded; this much of it is done."""
+
     def begin(self, rounds: int, done: int) -> None:
         """`done` of `rounds` are there already."""
 

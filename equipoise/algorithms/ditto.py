@@ -46,5 +46,10 @@ class Ditto(Algorithm):
     def personal(self, client: State, down: State, data: LocalData) -> Tensor:
         return client.v
 
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(
+            down.w, lr=self.personal_lr, epochs=self.adapt_epochs, pull=lambda v: self.lam * (v - down.w)
+        )
+
     def shared(self, server: State) -> Tensor:
         return server.w

@@ -26,5 +26,8 @@ class FedAvg(Algorithm):
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return reduce(uploads)  # w = sum n_i w_i / sum n_i
 
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(down.w, epochs=self.adapt_epochs)
+
     def shared(self, server: State) -> Tensor:
         return server.w

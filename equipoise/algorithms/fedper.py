@@ -33,3 +33,6 @@ class FedPer(Algorithm):
 
     def personal(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(down.w_b, client.w_p)
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(data.space.join(down.w_b, client.w_p), part="head", epochs=self.adapt_epochs)

@@ -41,3 +41,7 @@ class FedRep(Algorithm):
 
     def personal(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(down.phi, client.h)
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        w = data.space.join(down.phi, client.h)
+        return data.descend(w, part="head", epochs=self.adapt_epochs, lr=self.head_lr)

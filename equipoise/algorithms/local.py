@@ -20,3 +20,6 @@ class Local(Algorithm):
 
     def personal(self, client: State, down: State, data: LocalData) -> Tensor:
         return client.v
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(client.v, epochs=self.adapt_epochs)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 from torch import Tensor
 
 from equipoise import randomness
+from equipoise.data.text import numbered
 from equipoise.errors import EquipoiseError
 
 SPLITS = ("train", "validation", "test")
+SPLIT = (0.7, 0.1, 0.2)
+"""The part of each where nothing else is said."""
 
 
 class Ragged:
@@ -56,6 +60,12 @@ class Federation:
     """how many labels there are; None where the targets are numbers"""
     channels_last: bool = False
     """x lies as (sample, height, width, channel): rows are fetched fast and convolutions like them so"""
+    unseen: frozenset[str] = frozenset()
+    """names of the clients that take no part in training"""
+    title: str = ""
+    """what the data are called in tables"""
+    notes: tuple[str, ...] = ()
+    """what a user should know of them"""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
@@ -64,9 +74,35 @@ class Federation:
         for name, length in zip(self.names, self.train.lengths, strict=True):
             if length == 0:
                 raise EquipoiseError(f"client {name!r} has no training samples; give it some, or leave it out")
+        if self.names and len(self.unseen) >= len(self.names):
+            raise EquipoiseError("all clients are unseen; somebody must take part in training")
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @cached_property
+    def by_name(self) -> tuple[list[int], list[int]]:
+        """The clients that train, and those that do not, each in the order of their names."""
+        order = sorted(range(len(self)), key=lambda i: self.names[i])
+        training = [i for i in order if self.names[i] not in self.unseen]
+        return training, [i for i in order if self.names[i] in self.unseen]
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model must give for a sample (or for each position in it)."""
+        return self.classes or self.y[0].numel()
+
+    def holding_out(self, fraction: float, seed: int) -> "Federation":
+        """With this part of the clients, drawn from the seed, held out of training."""
+        if not fraction:
+            return self
+        names = sorted(self.names)
+        count = max(1, round(fraction * len(names)))
+        chosen = randomness.generator(seed, "unseen").choice(len(names), count, replace=False)
+        return replace(self, unseen=frozenset(names[i] for i in chosen))
+
+    def called(self, title: str, notes: tuple[str, ...] = ()) -> "Federation":
+        return replace(self, title=title, notes=notes)
 
     def gather(self, indices: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these samples; with `memory`, the inputs last until it is used again."""
@@ -76,7 +112,7 @@ class Federation:
 
     def fingerprint(self, splits: bool = False) -> str:
         """Stands for all samples and the clients' names in their order; with `splits`, also for who has which."""
-        hasher = blake2b("\n".join(self.names).encode(), digest_size=8)
+        hasher = blake2b("\n".join([*self.names, "", *sorted(self.unseen)]).encode(), digest_size=8)
         shares = [s.flat for s in (self.train, self.validation, self.test)] if splits else []
         for array in (self.x.numpy(), self.y.numpy(), *shares):
             hasher.update(np.ascontiguousarray(array).data)
@@ -121,9 +157,13 @@ def from_shares(
     split: Sequence[float],
     seed: int,
     classes: int | None = None,
+    part: np.ndarray | None = None,
 ) -> Federation:
-    """A federation from every client's share of the pool, split by the client's name."""
-    parts = [split_client(share, split, randomness.generator(seed, "split", name)) for name, share in shares.items()]
+    """A federation from every client's share of the pool, split by the client's name, or as `part` says."""
+    if part is None:
+        parts = [split_client(share, split, randomness.generator(seed, "split", n)) for n, share in shares.items()]
+    else:
+        parts = [[share[part[share] == k] for k in range(3)] for share in shares.values()]
     train, validation, test = (Ragged([part[k] for part in parts]) for k in range(3))
     return Federation(x, y, tuple(shares), train, validation, test, classes)
 
@@ -132,7 +172,7 @@ def from_clients(
     clients: Sequence[Any],
     *,
     names: Sequence[str] | None = None,
-    split: Sequence[float] = (0.7, 0.1, 0.2),
+    split: Sequence[float] = SPLIT,
     seed: int = 0,
 ) -> Federation:
     """A federation from a list with one entry a client.
@@ -143,8 +183,7 @@ def from_clients(
     if not clients:
         raise EquipoiseError("the list of clients is empty; give at least one (x, y)")
     check_split(split)
-    width = len(str(len(clients) - 1))
-    names = [f"client-{i:0{width}d}" for i in range(len(clients))] if names is None else [str(name) for name in names]
+    names = numbered(len(clients)) if names is None else [str(name) for name in names]
     if len(names) != len(clients):
         raise EquipoiseError(f"there are {len(clients)} clients and {len(names)} names; give one name a client")
     xs: list[Tensor] = []

@@ -1,8 +1,9 @@
-"""What a source gives: samples, their targets, and who wrote them where that is known."""
+"""What a source gives: samples, their targets, and what is known of them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 
@@ -14,6 +15,17 @@ class Pool:
     "how many labels there are; None where the targets are numbers"
     owners: np.ndarray | None = None
     "the name of each sample's owner, for the natural partition"
+    part: np.ndarray | None = None
+    "0, 1 or 2 where the source itself says what is for training, validation and test (time goes on, or it draws them)"
+    portion: str = ""
+    "what of the published data this is, where it is not all of it; every table says so"
+    notes: tuple[str, ...] = field(default=())
+    "what a user should know of how the data were read"
 
     def __len__(self) -> int:
-        return len(self.x)
+        return len(self.y)
+
+    def without_inputs(self, rows: np.ndarray) -> "Pool":
+        """Targets and owners of these samples: what a partition looks at."""
+        owners = None if self.owners is None else self.owners[rows]
+        return replace(self, x=self.x[:0], y=self.y[torch.from_numpy(rows)], owners=owners, part=None)

@@ -58,8 +58,11 @@ class Executor(ABC):
         """Every job's `local`, in the order of the jobs; ends early when `stopped`."""
 
     @abstractmethod
-    def personal(self, round: int, jobs: Sequence[Job]) -> Iterator[tuple[Model | None, int]]:
-        """Every job's personal model (None where the method has none), and the samples trained on for it."""
+    def personal(self, round: int, jobs: Sequence[Job], unseen: bool = False) -> Iterator[tuple[Model | None, int]]:
+        """Every job's personal model (None where the method has none), and the samples trained on for it.
+
+        `unseen` clients took no part in training: their model is what `adapt` makes of the result.
+        """
 
     @abstractmethod
     def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:

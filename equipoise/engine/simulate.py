@@ -19,7 +19,7 @@ from equipoise.engine.interrupt import listening
 from equipoise.engine.options import Engine, Schedule
 from equipoise.engine.store import ClientStore
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
-from equipoise.evaluate import Evaluator
+from equipoise.evaluate import KINDS, Evaluator
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Uploads
 from equipoise.task import LOSSES, Task
@@ -35,6 +35,9 @@ class Counters:
     seconds: float = 0.0
 
 
+_UNSEEN = "unseen."
+
+
 class Simulation:
     """A run: the server's state, the clients' and what has been counted so far."""
 
@@ -47,20 +50,19 @@ class Simulation:
         engine: Engine,
         folder: RunFolder | None = None,
         watcher: Watcher | None = None,
-        dataset: str = "",
     ):
         self.task, self.algorithm, self.schedule, self.engine = task, algorithm, schedule, engine
         self.federation = federation.prepared(task.dtype, task.channels_last)
-        self.folder, self.watcher, self.dataset = folder, watcher or Watcher(), dataset
+        self.folder, self.watcher = folder, watcher or Watcher()
         classes = federation.classes or 0
         if task.loss is LOSSES["cross-entropy"] and task.outputs < classes:
             raise EquipoiseError(
                 f"there is a label {classes - 1}, and the model has only {task.outputs} outputs; it needs {classes}"
             )
-        self.start = Start(task.space, task.w0, len(federation))
+        self.training, unseen = federation.by_name
+        self.start = Start(task.space, task.w0, len(self.training))
         self.announced = announce(algorithm, self.start)
-        self.cohort = schedule.cohort(len(federation))
-        self.by_name = np.array(sorted(range(len(federation)), key=lambda i: federation.names[i]))
+        self.cohort = schedule.cohort(len(self.training))
         self.server = algorithm.server(self.start)
         initial = algorithm.client(self.start)
         if len(task.buffers):
@@ -73,7 +75,8 @@ class Simulation:
         self.lines: list[dict[str, Any]] = []
         self.interrupted = threading.Event()
         self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
-        self.evaluator = Evaluator(self.federation, algorithm, self.executor)
+        self.evaluator = Evaluator(self.federation, algorithm, self.executor, self.training)
+        self.newcomers = Evaluator(self.federation, algorithm, self.executor, unseen, unseen=True) if unseen else None
 
     @cached_property
     def fingerprint(self) -> str:
@@ -89,10 +92,10 @@ class Simulation:
         self.executor.close()
 
     def sample(self, round: int) -> list[int]:
-        """Who takes part, drawn from the clients in the order of their names."""
+        """Who takes part, drawn from the training clients in the order of their names."""
         rng = randomness.generator(self.schedule.seed, "participation", round)
-        ranks = rng.choice(len(self.by_name), self.cohort, replace=False)
-        return [int(i) for i in self.by_name[np.sort(ranks)]]
+        ranks = rng.choice(len(self.training), self.cohort, replace=False)
+        return [self.training[rank] for rank in np.sort(ranks)]
 
     def run(self) -> None:
         """All rounds that are left."""
@@ -131,6 +134,9 @@ class Simulation:
         if round % self.schedule.evaluate_every == 0 or round == self.schedule.rounds:
             self.evaluator(round, self.server, self.store)
             line |= self.evaluator.summary()
+        if self.newcomers is not None and round == self.schedule.rounds:  # adapting takes training: once, at the end
+            self.newcomers(round, self.server, self.store)
+            line["unseen"] = self.newcomers.summary()
         line |= {k: v for k, v in asdict(self.counters).items() if k in ("bytes_up", "bytes_down", "gradient_samples")}
         self.counters.seconds += time.perf_counter() - began
         self._log(line, {"round": round, "train": trained - began, "evaluate": time.perf_counter() - trained})
@@ -177,12 +183,13 @@ class Simulation:
         facts = {
             "counters": asdict(self.counters),
             "logs": {log.name: self.folder.length(log) for log in (self.folder.metrics, self.folder.timings)},
-            "has": self.evaluator.has,
             "federation": self.fingerprint,
-            "adaptation_samples": self.evaluator.adaptation_samples,
+            "evaluation": self.evaluator.facts(),
         }
-        scores = {f"personal.{k}": t for k, t in self.evaluator.personal.tensors().items()}
-        scores |= {f"global.{k}": t for k, t in self.evaluator.shared.tensors().items()}
+        scores = self.evaluator.tensors()
+        if self.newcomers is not None:
+            facts["unseen"] = self.newcomers.facts()
+            scores |= {f"{_UNSEEN}{name}": tensor for name, tensor in self.newcomers.tensors().items()}
         self.checkpoints.save(self.done, self.server, self.store, scores, facts)
 
     def restore(self) -> dict[str, int] | None:
@@ -197,10 +204,10 @@ class Simulation:
             raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
         self.done, self.server = saved.round, saved.server
         self.counters = Counters(**saved.facts["counters"])
-        self.evaluator.has = saved.facts["has"]
-        self.evaluator.adaptation_samples = saved.facts["adaptation_samples"]
-        for name, table in (("personal", self.evaluator.personal), ("global", self.evaluator.shared)):
-            table.restore({k: saved.scores[f"{name}.{k}"] for k in ("scores", "digest")})
+        self.evaluator.restore(saved.facts["evaluation"], saved.scores)
+        if self.newcomers is not None:
+            unseen = {k.removeprefix(_UNSEEN): t for k, t in saved.scores.items() if k.startswith(_UNSEEN)}
+            self.newcomers.restore(saved.facts["unseen"], unseen)
         logs: dict[str, int] = saved.facts["logs"]
         return logs
 
@@ -224,12 +231,13 @@ class Simulation:
         samples = self.counters.gradient_samples + self.evaluator.adaptation_samples
         return {
             "algorithm": type(self.algorithm).__name__,
-            "dataset": self.dataset,
+            "dataset": self.federation.title,
             "seed": self.schedule.seed,
-            "clients": len(self.federation),
+            "clients": len(self.training),
             "rounds": self.done,
             "metric": self.task.metric.name,
             **self.evaluator.summary(),
+            **self._unseen(),
             "bytes_up": self.counters.bytes_up,
             "bytes_down": self.counters.bytes_down,
             "parameters_shared": self.announced.parameters_shared,
@@ -242,9 +250,29 @@ class Simulation:
             "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
         }
 
+    def _unseen(self) -> dict[str, Any]:
+        """How clients fare that took no part, apart from all other figures."""
+        if self.newcomers is None or not (summary := self.newcomers.summary()):
+            return {}
+        cost = {"clients": len(self.newcomers.order), "adaptation_samples": self.newcomers.adaptation_samples}
+        return {"unseen": {**cost, **summary}}
+
+    def tables(self) -> dict[str, np.ndarray]:
+        """Every kind's table of scores, a row a client; NaN where a client has no model of that kind."""
+        tables = self.evaluator.tables()
+        if self.newcomers is not None:
+            for kind, scores in self.newcomers.tables().items():
+                blank = np.full_like(scores, np.nan)
+                tables[kind] = tables.get(kind, blank).copy()
+                tables[kind][self.newcomers.order] = scores[self.newcomers.order]
+        return {kind: tables[kind] for kind in KINDS if kind in tables}
+
+    def evaluator_of(self, who: int) -> Evaluator:
+        return self.evaluator if self.newcomers is None or who not in self.newcomers.order else self.newcomers
+
     def _finish(self) -> None:
         if self.folder is None:
             return
         sizes = {name: getattr(self.federation, name).lengths for name in ("train", "validation", "test")}
-        self.folder.write_clients(self.federation.names, sizes, self.evaluator.tables())
+        self.folder.write_clients(self.federation.names, self.federation.unseen, sizes, self.tables())
         files.write_json(self.folder.summary, self.summary())

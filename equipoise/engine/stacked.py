@@ -212,13 +212,12 @@ class Stacked(Executor):
         yield from (done[job.who] for job in jobs if job.who in done)
 
     @torch.no_grad()
-    def personal(self, round: int, jobs: Sequence[Job]) -> Iterator[tuple[Model | None, int]]:
+    def personal(self, round: int, jobs: Sequence[Job], unseen: bool = False) -> Iterator[tuple[Model | None, int]]:
+        make = self.algorithm.adapt if unseen else self.algorithm.personal
         found: dict[int, tuple[Model | None, int]] = {}
         for group in self._groups(jobs):
-            work = self._cohort(round, group, "adapt")
-            vectors = self.algorithm.personal(
-                stack([job.client for job in group]), stack([job.down for job in group]), work
-            )
+            work = self._cohort(round, group, "unseen" if unseen else "adapt")
+            vectors = make(stack([job.client for job in group]), stack([job.down for job in group]), work)
             for k, job in enumerate(group):
                 model = None if vectors is None else Model(job.who, vectors[k])
                 found[job.who] = model, int(work.samples[k])

@@ -143,10 +143,12 @@ class Threads(Executor):
 
         return self._each(local, jobs, stopped)
 
-    def personal(self, round: int, jobs: Sequence[Job]) -> Iterator[tuple[Model | None, int]]:
+    def personal(self, round: int, jobs: Sequence[Job], unseen: bool = False) -> Iterator[tuple[Model | None, int]]:
+        make = self.algorithm.adapt if unseen else self.algorithm.personal
+
         def personal(job: Job) -> tuple[Model | None, int]:
-            work = self._work(round, job, "adapt")
-            vector = self.algorithm.personal(self._client(job), job.down, work)
+            work = self._work(round, job, "unseen" if unseen else "adapt")
+            vector = make(self._client(job), job.down, work)
             buffers = job.client.get(BUFFERS)
             if len(self.task.buffers) and work.samples[0]:
                 buffers = work.replica.read_buffers()

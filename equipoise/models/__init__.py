@@ -1,7 +1,19 @@
 """The registry of models: one line each."""
 
+from equipoise.models.attention import Transformer
 from equipoise.models.base import ModelSettings
-from equipoise.models.convolutional import CNN, LeNet
-from equipoise.models.dense import MLP, Softmax
+from equipoise.models.convolutional import CNN, FemnistCNN, LeNet, MmnistCNN
+from equipoise.models.dense import MLP, Linear, Softmax
+from equipoise.models.recurrent import LSTM
 
-MODELS: dict[str, type[ModelSettings]] = {"softmax": Softmax, "mlp": MLP, "lenet": LeNet, "cnn": CNN}
+MODELS: dict[str, type[ModelSettings]] = {
+    "linear": Linear,
+    "softmax": Softmax,
+    "mlp": MLP,
+    "lenet": LeNet,
+    "cnn": CNN,
+    "cnn-mmnist": MmnistCNN,
+    "cnn-femnist": FemnistCNN,
+    "lstm": LSTM,
+    "transformer": Transformer,
+}

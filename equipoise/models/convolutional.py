@@ -54,3 +54,35 @@ class CNN(ModelSettings):
             inputs, height, width = channels, height // 2, width // 2
         layers += [nn.Flatten(), nn.Linear(inputs * height * width, self.hidden), nn.ReLU()]
         return Split(nn.Sequential(*layers), nn.Linear(self.hidden, outputs))
+
+
+class MmnistCNN(ModelSettings):
+    """Two unpadded 3x3 convolutions with pooling, a hidden layer and dropout; the last layer is the head."""
+
+    paper: ClassVar[str] = "FLAME's CNN for MMNIST: 206,678 parameters on 64x64 colour images with 6 classes"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        channels, *sides = _image(shape, 10, "cnn-mmnist")
+        height, width = (((side - 2) // 2 - 2) // 2 for side in sides)
+        body = nn.Sequential(
+            *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 16, 3), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Flatten(),
+            *(nn.Linear(16 * height * width, 64), nn.ReLU(), nn.Dropout(0.2)),
+        )
+        return Split(body, nn.Linear(64, outputs))
+
+
+class FemnistCNN(ModelSettings):
+    """A padded 7x7 and a padded 3x3 convolution with pooling; the one layer after them is the head."""
+
+    paper: ClassVar[str] = "FLAME's CNN for FEMNIST: 214,590 parameters on 28x28 grey images with 62 classes"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        channels, height, width = _image(shape, 4, "cnn-femnist")
+        body = nn.Sequential(
+            *(nn.Conv2d(channels, 32, 7, padding=3), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+            nn.Flatten(),
+        )
+        return Split(body, nn.Linear(64 * (height // 4) * (width // 4), outputs))

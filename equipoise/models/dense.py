@@ -9,6 +9,18 @@ from equipoise.models.base import ModelSettings, Split
 from equipoise.settings import Count
 
 
+class Linear(ModelSettings):
+    """Linear regression: one layer without a bias that starts at zero, all of it head.
+
+    Inputs carry a constant feature of their own where an intercept is wanted, so that the optimum has a closed form.
+    """
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        head = nn.Linear(prod(shape), outputs, bias=False)
+        nn.init.zeros_(head.weight)
+        return Split(nn.Flatten(), head)
+
+
 class Softmax(ModelSettings):
     """Softmax regression: one linear layer, all of it head."""
 

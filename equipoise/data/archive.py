@@ -1,0 +1,72 @@
+"""Reading packed files. Nothing is unpacked onto the disk: members are read into memory, by name, up to a limit."""
+
+import gzip
+import lzma
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, cast
+
+from equipoise.errors import EquipoiseError
+
+LIMIT = 4 << 30
+"""No file that is read here is larger unpacked; what claims to be is a bomb or a mistake."""
+
+_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+_OPENERS: dict[str, Callable[[Path], object]] = {".gz": gzip.open, ".xz": lzma.open}
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a packed file, as one sentence."""
+    try:
+        yield
+    except _BROKEN as error:
+        reason = str(error) or type(error).__name__
+        raise EquipoiseError(f"{path} cannot be read: {reason}; it is damaged or cut off, fetch it again") from None
+    except (RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, or packed in a way it does not know
+        raise EquipoiseError(f"{path} cannot be read: {error}") from None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
+    """The content of a file that may be packed with gzip or xz."""
+    with told(path), cast(BinaryIO, _OPENERS.get(path.suffix, lambda p: p.open("rb"))(path)) as file:
+        yield file
+
+
+def content(path: Path, limit: int = LIMIT) -> bytes:
+    with opened(path) as file:
+        return within(path, path.name, file, limit)
+
+
+def within(path: Path, name: str, file: BinaryIO, limit: int = LIMIT) -> bytes:
+    data = file.read(limit + 1)
+    if len(data) > limit:
+        raise EquipoiseError(f"{path}: {name} is larger than {limit >> 20} MB unpacked, which cannot be right")
+    return data
+
+
+def tar_members(path: Path, names: tuple[str, ...], limit: int) -> dict[str, bytes]:
+    """The plain files with these last names in a .tar.gz; everything else in it is passed over."""
+    found = {}
+    with told(path), tarfile.open(path, "r:*") as archive:
+        for member in archive:
+            name = Path(member.name).name
+            file = archive.extractfile(member) if member.isreg() and name in names else None
+            if file is not None:
+                found[name] = within(path, name, cast(BinaryIO, file), limit)
+    return found
+
+
+def tar_sizes(path: Path, names: tuple[str, ...]) -> dict[str, int]:
+    with told(path), tarfile.open(path, "r:*") as archive:
+        return {Path(m.name).name: m.size for m in archive if m.isreg() and Path(m.name).name in names}
+
+
+def first_existing(folders: list[Path], names: list[str]) -> Path | None:
+    """The first of these names in the first folder that has one."""
+    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)

@@ -1,0 +1,77 @@
+"""Decoded data are kept, so that the second start is quick: safetensors files, checked before they are believed."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from equipoise import files
+from equipoise.errors import EquipoiseError
+
+_FORMAT = "equipoise-decoded-1"
+
+Arrays = dict[str, np.ndarray]
+
+
+def cache_folder() -> Path | None:
+    """$EQUIPOISE_CACHE, else the user's own cache folder; None where the variable says "off"."""
+    given = os.environ.get("EQUIPOISE_CACHE")
+    if given == "off":
+        return None
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "equipoise"
+
+
+def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
+    """What `decode` makes of these files, from the cache where they have not changed since."""
+    folder = cache_folder()
+    if folder is None:
+        return decode()
+    resolved = [path.resolve() for path in paths]
+    place = blake2b("\n".join(map(str, resolved)).encode(), digest_size=8).hexdigest()
+    entry = folder / f"{name}-{place}.safetensors"
+    stamp = json.dumps([[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in resolved])
+    if (arrays := _read(entry, stamp)) is not None:
+        return arrays
+    arrays = decode()
+    _write(entry, stamp, arrays)
+    return arrays
+
+
+def _digest(arrays: Arrays) -> str:
+    hasher = blake2b(digest_size=16)
+    for name in sorted(arrays):
+        hasher.update(f"{name} {arrays[name].dtype} {arrays[name].shape}".encode())
+        hasher.update(np.ascontiguousarray(arrays[name]).data)
+    return hasher.hexdigest()
+
+
+def _read(entry: Path, stamp: str) -> Arrays | None:
+    """None for whatever is not exactly what was written for exactly these files."""
+    try:
+        with safe_open(entry, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT or metadata.get("files") != stamp:
+                return None
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, ValueError):
+        return None
+    return arrays if metadata.get("digest") == _digest(arrays) else None
+
+
+def _write(entry: Path, stamp: str, arrays: Arrays) -> None:
+    """A cache that cannot be written is no reason to stop; the name is this process's own until it is whole."""
+    mine = entry.with_name(f"{entry.name}.{os.getpid()}")
+    with suppress(EquipoiseError, OSError):
+        files.make_folder(entry.parent)
+        tensors = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
+        files.write_tensors(mine, tensors, {"format": _FORMAT, "files": stamp, "digest": _digest(arrays)})
+        mine.replace(entry)

@@ -1,0 +1,22 @@
+"""The registry of partitions: one line each."""
+
+from equipoise.data.partitions.base import Partition
+from equipoise.data.partitions.dirichlet import Dirichlet
+from equipoise.data.partitions.hybrid import Hybrid
+from equipoise.data.partitions.iid import IID
+from equipoise.data.partitions.labels import Labels
+from equipoise.data.partitions.natural import Natural
+from equipoise.data.partitions.quality import Quality
+from equipoise.data.partitions.quantity import Quantity
+from equipoise.data.partitions.shards import Shards
+
+PARTITIONS: dict[str, type[Partition]] = {
+    "iid": IID,
+    "labels": Labels,
+    "shards": Shards,
+    "dirichlet": Dirichlet,
+    "quantity": Quantity,
+    "quality": Quality,
+    "natural": Natural,
+    "hybrid": Hybrid,
+}

@@ -1,0 +1,73 @@
+"""Two kinds of skew in one federation."""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field, field_validator
+
+from equipoise.data.partitions.base import Dealt, Partition, Shares
+from equipoise.data.partitions.labels import Labels
+from equipoise.data.partitions.natural import Natural
+from equipoise.data.partitions.quantity import Quantity
+from equipoise.data.pool import Pool
+from equipoise.data.text import numbered
+from equipoise.errors import EquipoiseError
+from equipoise.settings import choose
+
+
+class Hybrid(Partition):
+    """Some clients' data are divided in one way, the others' in another; each side gets its part of a mixed pool."""
+
+    paper: ClassVar[str] = "FLAME, Section VI-A: half labels, half quantity"
+    kind: Literal["hybrid"] = "hybrid"
+    first: Partition = Labels(per_client=2)
+    "the partition of the first clients"
+    second: Partition = Quantity(beta=0.5)
+    "the partition of the others"
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    "which part of the clients (and of the samples) goes to the first"
+
+    @field_validator("first", "second", mode="before")
+    @classmethod
+    def _by_kind(cls, value: Any, info: Any) -> Any:
+        from equipoise.data.partitions import PARTITIONS
+
+        if not isinstance(value, dict):
+            return value
+        kinds = {name: kind for name, kind in PARTITIONS.items() if kind is not cls}
+        return choose(kinds, value, f"data.partition.{info.field_name}", "kind")[1]
+
+    def table(self) -> dict[str, Any]:
+        return super().table() | {"first": self.first.table(), "second": self.second.table()}
+
+    def _firsts(self, clients: int) -> int:
+        return min(max(round(self.fraction * clients), 1), clients - 1)
+
+    def __call__(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Shares:
+        if clients is None or clients < 2:
+            raise EquipoiseError("data.clients must be at least 2 for a hybrid of two partitions")
+        if isinstance(self.first, Natural) and isinstance(self.second, Natural):
+            raise EquipoiseError("data.partition has natural twice; a hybrid needs two kinds")
+        firsts = self._firsts(clients)
+        mixed = rng.permutation(len(pool))
+        cut = round(len(pool) * firsts / clients)
+        names = numbered(clients)
+        shares: Shares = {}
+        for part, count, rows, known in (
+            (self.first, firsts, np.sort(mixed[:cut]), names[:firsts]),
+            (self.second, clients - firsts, np.sort(mixed[cut:]), names[firsts:]),
+        ):
+            side = part(pool.without_inputs(rows), count, rng)
+            renamed = known if isinstance(part, Dealt) else list(side)
+            shares |= {name: rows[share] for name, share in zip(renamed, side.values(), strict=True)}
+        short = min(len(share) for share in shares.values())
+        if short < self.min_samples:
+            raise EquipoiseError(
+                f"data.partition.min_samples = {self.min_samples} cannot be had: a client gets {short} samples; "
+                "set it in first and second, or use fewer clients"
+            )
+        return shares
+
+    def variances(self, clients: int) -> np.ndarray:
+        firsts = self._firsts(clients)
+        return np.concatenate([self.first.variances(firsts), self.second.variances(clients - firsts)])

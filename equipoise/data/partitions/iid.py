@@ -1,0 +1,17 @@
+"""No skew at all."""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+
+from equipoise.data.partitions.base import Dealt
+
+
+class IID(Dealt):
+    """Everybody gets an equal share, drawn at random."""
+
+    kind: Literal["iid"] = "iid"
+    needs_labels: ClassVar[bool] = False
+
+    def divide(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
+        return np.array_split(rng.permutation(len(labels)), clients)

@@ -1,0 +1,78 @@
+"""What a data set by name is: settings that read it from its publisher's files, or draw it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from equipoise.data.download import Remote
+from equipoise.data.pool import Pool
+from equipoise.errors import EquipoiseError
+from equipoise.settings import Settings
+
+Progress = Callable[[int, int], None]
+"""Told how much of a long reading is done, of how much."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a source is asked for. Most need the folder alone."""
+
+    folder: Path
+    clients: int | None = None
+    split: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    seed: int = 0
+    progress: Progress = lambda done, total: None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What of a data set is there, by its headers."""
+
+    where: Path
+    have: int
+    of: int
+    unit: str = "samples"
+
+    @property
+    def complete(self) -> bool:
+        return self.have >= self.of
+
+
+class Source(Settings, ABC):
+    remotes: ClassVar[tuple[Remote, ...]] = ()
+    """The publisher's files, for `equipoise data get`."""
+    how_to_get: ClassVar[str] = ""
+    """What to do where no file can simply be downloaded."""
+    draws: ClassVar[bool] = False
+    """Does it draw its samples itself, with a validation and a test part of their own?"""
+    bundled: ClassVar[bool] = False
+    """Is there something to work with when nothing was downloaded?"""
+
+    @abstractmethod
+    def load(self, ask: Request) -> Pool:
+        """All samples, pooled."""
+
+    def look(self, folder: Path) -> Found | None:
+        """What is there, without reading it all; None where nothing is."""
+        return None
+
+
+def missing(name: str, looked: list[Path], cls: type[Source]) -> EquipoiseError:
+    """The sentence for a file that is not there."""
+    places = " and ".join(str(folder) for folder in looked)
+    source = next(n for n, c in _registry().items() if c is cls)
+    get = f"`equipoise data get {source}` fetches it" if cls.remotes else cls.how_to_get
+    return EquipoiseError(f"the file {name} was not found in {places}; {get}, and --data names the folder")
+
+
+def _registry() -> dict[str, type[Source]]:
+    from equipoise.data.sources import SOURCES  # the registry knows the sources, so they cannot import it at once
+
+    return SOURCES
+
+
+def portion(have: int, of: int, unit: str = "samples") -> str:
+    """'20,000 of 60,000 samples', or nothing where it is all of them."""
+    return "" if have >= of else f"{have:,} of {of:,} {unit}"

@@ -1,0 +1,34 @@
+"""The registry of data sets: one line each."""
+
+import os
+from pathlib import Path
+
+from equipoise.data.source import Source
+from equipoise.data.sources.cifar import CIFAR10, CIFAR100
+from equipoise.data.sources.digits import DigitsByWriter
+from equipoise.data.sources.electricity import Electricity
+from equipoise.data.sources.femnist import FEMNIST
+from equipoise.data.sources.idx import MNIST, FashionMNIST
+from equipoise.data.sources.linear import LinearRegression
+from equipoise.data.sources.medical import MedicalMNIST
+from equipoise.data.sources.polynomial import Polynomial
+from equipoise.data.sources.shakespeare import Shakespeare
+
+SOURCES: dict[str, type[Source]] = {
+    "digits-by-writer": DigitsByWriter,
+    "mnist": MNIST,
+    "fashion-mnist": FashionMNIST,
+    "cifar10": CIFAR10,
+    "cifar100": CIFAR100,
+    "medical-mnist": MedicalMNIST,
+    "femnist": FEMNIST,
+    "shakespeare": Shakespeare,
+    "electricity": Electricity,
+    "polynomial": Polynomial,
+    "linear": LinearRegression,
+}
+
+
+def data_folder(given: Path | None) -> Path:
+    """Where data sets are looked for: --data, else the variable EQUIPOISE_DATA, else ./data."""
+    return given or Path(os.environ.get("EQUIPOISE_DATA", "data"))

@@ -1,0 +1,83 @@
+"""Handwritten digits with the writers' names: all of MNIST where it is, else an excerpt that comes with the package."""
+
+from importlib.resources import files
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+
+from equipoise.data.cache import Arrays, cached
+from equipoise.data.download import Remote
+from equipoise.data.pool import Pool
+from equipoise.data.source import Found, Request, Source
+from equipoise.data.sources.idx import MNIST, count_idx, find_idx, grey, mnist_files, read_idx, read_mnist
+from equipoise.errors import EquipoiseError
+
+_QMNIST = "https://github.com/facebookresearch/qmnist/raw/master"
+_SUMS = {"train": "0058f8dd561b90ffdd0f734c6a30e5e4", "test": "5b5b05890a5e13444e108efe57b788aa"}
+
+
+class DigitsByWriter(Source):
+    """Handwritten digits, 28x28 grey, with their writers: MNIST joined with QMNIST's labels, or 80 writers of it."""
+
+    paper: ClassVar[str] = "MNIST (LeCun et al., 1998) with the writers of QMNIST (Yadav and Bottou, 2019)"
+    bundled: ClassVar[bool] = True
+    remotes: ClassVar[tuple[Remote, ...]] = MNIST.remotes + tuple(
+        Remote(f"mnist/qmnist-{part}-labels-idx2-int.gz", (f"{_QMNIST}/qmnist-{part}-labels-idx2-int.gz",), md5)
+        for part, md5 in _SUMS.items()
+    )
+
+    extent: Literal["auto", "full", "excerpt"] = "auto"
+    "full: from MNIST's and QMNIST's files; excerpt: what comes with the package; auto: full where the files are"
+
+    def load(self, ask: Request) -> Pool:
+        if self.extent == "excerpt":
+            return load_excerpt()
+        try:
+            paths = _paths(ask.folder)
+        except EquipoiseError:
+            if self.extent == "full":
+                raise
+            return load_excerpt()
+        arrays = cached("digits-by-writer", paths, lambda: _decode(paths))
+        return _pool(arrays["x"], arrays["y"], arrays["writer"])
+
+    def look(self, folder: Path) -> Found | None:
+        try:
+            paths = _paths(folder)
+        except EquipoiseError:
+            return None
+        return Found(paths[0].parent, count_idx(paths[0]) + count_idx(paths[2]), 70_000)
+
+
+def _paths(folder: Path) -> list[Path]:
+    folders = [folder / "mnist", folder]
+    labels = [find_idx(folders, f"qmnist-{part}-labels-idx2-int", DigitsByWriter) for part in ("train", "test")]
+    return [*mnist_files(folders, DigitsByWriter), *labels]
+
+
+def _decode(paths: list[Path]) -> Arrays:
+    xs, ys, writers = [], [], []
+    for images, labels, extended in ((*paths[:2], paths[4]), (*paths[2:4], paths[5])):
+        x, y = read_mnist(images, labels)
+        rows = read_idx(extended)
+        # The first rows belong to MNIST's images one to one: class, NIST series, writer, and more.
+        if rows.ndim != 2 or rows.shape[1] < 3 or len(rows) < len(y) or (rows[: len(y), 0] != y).any():
+            raise EquipoiseError(f"{extended} does not belong to {labels}: the digits in its first column are others")
+        xs.append(x)
+        ys.append(y)
+        writers.append(rows[: len(y), 2].astype(np.int32))
+    return {"x": np.concatenate(xs), "y": np.concatenate(ys), "writer": np.concatenate(writers)}
+
+
+def _pool(x: np.ndarray, y: np.ndarray, writer: np.ndarray, portion: str = "") -> Pool:
+    known, code = np.unique(writer, return_inverse=True)
+    owners = np.array([f"writer-{w:04d}" for w in known])[code]
+    return Pool(grey(x), torch.from_numpy(y.astype(np.int64)), classes=10, owners=owners, portion=portion)
+
+
+def load_excerpt() -> Pool:
+    with files("equipoise.data").joinpath("digits-by-writer.npz").open("rb") as file:
+        arrays = np.load(file, allow_pickle=False)
+        return _pool(arrays["x"], arrays["y"], arrays["writer"], portion="excerpt of 80 writers")

@@ -1,0 +1,71 @@
+"""LEAF's JSON: `users`, `num_samples`, and `user_data` with the lists `x` and `y` of every user."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from equipoise.data.archive import content, opened
+from equipoise.data.source import Progress
+from equipoise.errors import EquipoiseError
+
+_HEAD = 4 << 20  # users and their counts stand at the beginning of LEAF's files
+
+
+def leaf_files(folder: Path) -> list[Path]:
+    """LEAF writes one or many files, some into the folders train and test."""
+    found = [p for pattern in ("*.json", "*.json.gz", "*.json.xz") for p in folder.rglob(pattern) if p.is_file()]
+    return sorted(found)
+
+
+def read_json(path: Path) -> Any:
+    data = content(path)
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise EquipoiseError(f"{path} is not valid JSON: {error}") from None
+
+
+def users_of(path: Path, tables: Any) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Every user with its lists x and y, checked for what LEAF promises."""
+    data = tables.get("user_data") if isinstance(tables, dict) else None
+    users = tables.get("users") if isinstance(tables, dict) else None
+    counts = tables.get("num_samples") if isinstance(tables, dict) else None
+    if not isinstance(data, dict) or not isinstance(users, list) or not isinstance(counts, list):
+        raise EquipoiseError(
+            f"{path} is not in LEAF's format: it needs the lists users, num_samples and the table user_data"
+        )
+    if len(users) != len(counts):
+        raise EquipoiseError(
+            f"{path} names {len(users)} users and {len(counts)} numbers of samples; there must be as many"
+        )
+    for user, count in zip(users, counts, strict=True):
+        samples = data.get(user) if isinstance(user, str) else None
+        if not isinstance(samples, dict) or not all(isinstance(samples.get(key), list) for key in "xy"):
+            raise EquipoiseError(f"{path}: user {user!r} has no lists x and y in user_data")
+        x, y = samples["x"], samples["y"]
+        if not len(x) == len(y) == count:
+            raise EquipoiseError(
+                f"{path}: user {user!r} has {len(x)} inputs, {len(y)} targets and num_samples {count!r}; "
+                "they must agree"
+            )
+        yield user, x, y
+
+
+def each_user(paths: list[Path], progress: Progress) -> Iterator[tuple[Path, str, list[Any], list[Any]]]:
+    for k, path in enumerate(paths):
+        for user, x, y in users_of(path, read_json(path)):
+            yield path, user, x, y
+        progress(k + 1, len(paths))
+
+
+def count_samples(paths: list[Path]) -> int:
+    """The sum of num_samples, from the heads of the files; 0 where they have other heads."""
+    total = 0
+    for path in paths:
+        with opened(path) as file:
+            head = file.read(_HEAD)
+        found = re.search(rb'"num_samples"\s*:\s*\[([\d\s,]*)\]', head)
+        total += sum(int(n) for n in found[1].replace(b",", b" ").split()) if found else 0
+    return total

@@ -1,0 +1,62 @@
+"""Federated linear regression with orthogonal inputs, on which FLAME's fairness and robustness have closed forms."""
+
+from typing import ClassVar
+
+import numpy as np
+import torch
+
+from equipoise import randomness
+from equipoise.data.pool import Pool
+from equipoise.data.source import Request, Source
+from equipoise.data.text import numbered
+from equipoise.errors import EquipoiseError
+from equipoise.settings import Count, NonNegative, Positive
+
+
+class LinearRegression(Source):
+    """y = X_i theta_i + noise with X_i'X_i = N b I for every client, in each of its three parts."""
+
+    paper: ClassVar[str] = "FLAME, Appendix B: Propositions 2 and 3"
+    draws: ClassVar[bool] = True
+
+    dimension: Count = 10
+    "numbers in theta_i"
+    samples: Count = 100
+    "N: samples of each client in each part; at least the dimension"
+    b: Positive = 1.0
+    "X_i'X_i = N b I"
+    sigma: NonNegative = 0.1
+    "standard deviation of the noise on y"
+    spread: NonNegative = 1.0
+    "standard deviation of the clients' theta_i around their common mean"
+    common: float = 1.0
+    "every entry of that mean"
+
+    def parameters(self, clients: int, seed: int) -> np.ndarray:
+        """Every client's true theta_i, a row a client."""
+        rng = randomness.generator(seed, "linear parameters")
+        return np.asarray(self.common + self.spread * rng.normal(size=(clients, self.dimension)))
+
+    def load(self, ask: Request) -> Pool:
+        if self.samples < self.dimension:
+            raise EquipoiseError(
+                f"data.samples = {self.samples} is less than data.dimension = {self.dimension}; "
+                "X_i'X_i = N b I needs at least as many samples"
+            )
+        clients = ask.clients or 10
+        theta, names = self.parameters(clients, ask.seed), numbered(clients)
+        xs, ys = [], []
+        for theta_i, name in zip(theta, names, strict=True):
+            rng = randomness.generator(ask.seed, "linear", name)
+            for _ in range(3):
+                q, _ = np.linalg.qr(rng.normal(size=(self.samples, self.dimension)))
+                x = np.sqrt(self.samples * self.b) * q
+                xs.append(x)
+                ys.append(x @ theta_i + self.sigma * rng.normal(size=self.samples))
+        return Pool(
+            x=torch.from_numpy(np.concatenate(xs)),
+            y=torch.from_numpy(np.concatenate(ys)[:, None]),
+            classes=None,
+            owners=np.repeat(names, 3 * self.samples),
+            part=np.tile(np.repeat(np.arange(3), self.samples), clients),
+        )

@@ -1,0 +1,115 @@
+"""Medical MNIST: a folder of JPEG files a class, in a zip archive or unpacked."""
+
+import io
+import zipfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path, PurePosixPath
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+
+from equipoise.data.archive import first_existing, told
+from equipoise.data.cache import Arrays, cached
+from equipoise.data.download import Remote
+from equipoise.data.pool import Pool
+from equipoise.data.source import Found, Progress, Request, Source, missing, portion
+from equipoise.errors import EquipoiseError
+
+CLASSES = ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT")
+_WHOLE = 58_954
+_SIDE = 64
+_ENDINGS = (".jpeg", ".jpg")
+_LARGEST = 1 << 20  # bytes of one JPEG file; the real ones have some two thousand
+_ZIPS = ["medical-mnist.zip", "Medical-MNIST-Classification-master.zip"]
+
+Picture = tuple[int, str, Callable[[], bytes]]  # class, name, and how to get its bytes
+
+
+class MedicalMNIST(Source):
+    """Radiological pictures, 58,954 of 64x64 grey, 6 classes, as JPEG files in a folder a class."""
+
+    paper: ClassVar[str] = "Polanco Lozano, Medical MNIST Classification, 2017"
+    remotes: ClassVar[tuple[Remote, ...]] = (
+        Remote(
+            "medical-mnist.zip",
+            ("https://github.com/apolanco3225/Medical-MNIST-Classification/archive/refs/heads/master.zip",),
+        ),
+    )
+
+    channels: Literal[1, 3] = 1
+    "1: grey, as they are; 3: the grey value three times, for models that expect colour"
+
+    def load(self, ask: Request) -> Pool:
+        path = _place(ask.folder)
+        if path is None:
+            raise missing(_ZIPS[0], [ask.folder], type(self))
+        arrays = cached("medical-mnist", [path], lambda: _decode(path, ask.progress))
+        x = torch.from_numpy(arrays["x"]).to(torch.float32).div_(255).unsqueeze(1)
+        if self.channels == 3:
+            x = x.repeat(1, 3, 1, 1)
+        y = torch.from_numpy(arrays["y"].astype(np.int64))
+        return Pool(x, y, classes=len(CLASSES), portion=portion(len(y), _WHOLE))
+
+    def look(self, folder: Path) -> Found | None:
+        path = _place(folder)
+        if path is None:
+            return None
+        with ExitStack() as stack:
+            return Found(path, len(_pictures(path, stack)), _WHOLE)
+
+
+def _place(folder: Path) -> Path | None:
+    zipped = first_existing([folder, folder / "medical-mnist"], _ZIPS)
+    unpacked = [folder / "medical-mnist", folder / "medical-mnist" / "resized"]
+    return zipped or next((p for p in unpacked if any((p / name).is_dir() for name in CLASSES)), None)
+
+
+def _pictures(path: Path, stack: ExitStack) -> list[Picture]:
+    """All pictures in a fixed order. The class is the folder that a file lies in; other files are passed over."""
+    found: list[Picture] = []
+    if path.is_dir():
+        for file in path.glob("*/*"):
+            if file.parent.name in CLASSES and file.suffix.lower() in _ENDINGS:
+                found.append((CLASSES.index(file.parent.name), file.name, file.read_bytes))
+    else:
+        with told(path):
+            archive = stack.enter_context(zipfile.ZipFile(path))
+        for info in archive.infolist():
+            name = PurePosixPath(info.filename)
+            if name.parent.name in CLASSES and name.suffix.lower() in _ENDINGS:
+                if info.file_size > _LARGEST:
+                    raise EquipoiseError(f"{path}: {info.filename} is {info.file_size} bytes, too many for a picture")
+                read = lambda info=info: archive.read(info)  # noqa: E731
+                found.append((CLASSES.index(name.parent.name), name.name, read))
+    if not found:
+        raise EquipoiseError(f"{path} holds no JPEG file in a folder named {', '.join(CLASSES)}")
+    return sorted(found, key=lambda picture: picture[:2])
+
+
+def _decode(path: Path, progress: Progress) -> Arrays:
+    with ExitStack() as stack:
+        pictures = _pictures(path, stack)
+        x = np.empty((len(pictures), _SIDE, _SIDE), np.uint8)
+
+        def decode(k: int, data: bytes) -> None:
+            name = f"{CLASSES[pictures[k][0]]}/{pictures[k][1]}"
+            try:
+                with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+                    if image.size != (_SIDE, _SIDE):
+                        raise EquipoiseError(f"{path}: {name} is {image.size[0]} by {image.size[1]}, not 64 by 64")
+                    x[k] = np.asarray(image.convert("L"))
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
+                raise EquipoiseError(f"{path}: {name} is not a whole JPEG file; fetch the data again") from None
+
+        # Reading from the archive is one at a time, decoding a few at once: it lets go of the interpreter.
+        with ThreadPoolExecutor(4) as pool:
+            for first in range(0, len(pictures), 512):
+                with told(path):
+                    block = [(k, pictures[k][2]()) for k in range(first, min(first + 512, len(pictures)))]
+                list(pool.map(lambda pair: decode(*pair), block))
+                progress(first + len(block), len(pictures))
+    return {"x": x, "y": np.array([label for label, _, _ in pictures], np.uint8)}

@@ -1,0 +1,148 @@
+"""Shakespeare by role: predict the next character."""
+
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import torch
+
+from equipoise.data import text
+from equipoise.data.archive import first_existing
+from equipoise.data.cache import Arrays, cached
+from equipoise.data.chronology import nobody, parts_in_time
+from equipoise.data.pool import Pool
+from equipoise.data.source import Found, Progress, Request, Source, missing, portion
+from equipoise.data.sources.leaf import count_samples, each_user, leaf_files, read_json
+from equipoise.errors import EquipoiseError
+from equipoise.settings import Count
+
+_ROLES = ["shakespeare-roles.json.xz", "shakespeare-roles.json.gz", "shakespeare-roles.json"]
+_WHOLE = 4_226_158  # samples of LEAF's whole set, one for each character that has 80 before it
+_LEAF_WINDOW = 80
+
+
+class Shakespeare(Source):
+    """The words of Shakespeare's characters, a role a client; the target is the next character."""
+
+    paper: ClassVar[str] = "McMahan et al., AISTATS 2017; Caldas et al., LEAF, 2018"
+    how_to_get: ClassVar[str] = (
+        "LEAF makes it: in its repository (github.com/TalwalkarLab/leaf) run data/shakespeare/preprocess.sh -s niid "
+        "--sf 1.0 -k 0 -t sample, and copy its JSON files into the folder shakespeare of the data folder; a file "
+        'shakespeare-roles.json with {"role": "all its words"} will also do'
+    )
+
+    window: Count = 80
+    "characters that the model sees"
+    stride: Count = 80
+    "characters from one window to the next; 1 gives LEAF's overlapping windows, eighty times as many"
+    predict: Literal["every", "last"] = "every"
+    "every: the character after each position; last: only the one after the window, as in LEAF"
+
+    def load(self, ask: Request) -> Pool:
+        roles, paths = _files(ask.folder)
+        if not paths:
+            raise missing("shakespeare-roles.json.xz, or shakespeare/all_data.json,", [ask.folder], type(self))
+        arrays = cached("shakespeare", paths, lambda: (_decode_roles if roles else _decode_leaf)(paths, ask.progress))
+        names, codes, role = text.names_from_bytes(arrays["names"]), arrays["codes"], arrays["role"]
+        ends = np.cumsum(arrays["lengths"])
+        rows: list[np.ndarray] = []  # where each window begins in `codes`
+        owners: list[np.ndarray] = []
+        parts: list[np.ndarray] = []
+        short = 0
+        for number in range(len(names)):
+            pieces = np.flatnonzero(role == number)
+            begins, lengths = (ends - arrays["lengths"])[pieces], arrays["lengths"][pieces]
+            # No window reaches from one piece of text into the next.
+            starts = np.concatenate(
+                [b + np.arange(0, max(n - self.window, 0), self.stride) for b, n in zip(begins, lengths, strict=True)]
+            ).astype(np.int64)
+            # What a window asks for: all characters after its first, or only the one after its last.
+            asked = starts + (1 if self.predict == "every" else self.window) - begins[0]
+            part = parts_in_time(asked, starts + self.window - begins[0], int(lengths.sum()), ask.split)
+            if not (part == 0).any():
+                short += 1
+                continue
+            rows.append(starts[part >= 0])
+            owners.append(np.full(len(rows[-1]), number))
+            parts.append(part[part >= 0])
+        if not rows:
+            raise nobody("role", self.window + 1)
+        windows = codes[np.concatenate(rows)[:, None] + np.arange(self.window + 1)]
+        y = windows[:, 1:] if self.predict == "every" else windows[:, -1]
+        count = int(np.maximum(arrays["lengths"] - _LEAF_WINDOW, 0).sum())
+        return Pool(
+            x=torch.from_numpy(np.ascontiguousarray(windows[:, :-1])),
+            y=torch.from_numpy(y.astype(np.int64)),
+            classes=text.SYMBOLS,
+            owners=np.array(names)[np.concatenate(owners)],
+            part=np.concatenate(parts),
+            portion="own edition" if roles else portion(count, _WHOLE),
+            notes=(f"{short} roles are left out: their text is too short for a training window",) if short else (),
+        )
+
+    def look(self, folder: Path) -> Found | None:
+        roles, paths = _files(folder)
+        if not paths:
+            return None
+        if roles:
+            count = len(_checked_roles(paths[0]))
+            return Found(paths[0], count, count, "roles (an edition of their own)")
+        return Found(folder / "shakespeare", count_samples(paths), _WHOLE)
+
+
+def _files(folder: Path) -> tuple[bool, list[Path]]:
+    """Are they roles with their whole text, and the files."""
+    roles = first_existing([folder, folder / "shakespeare"], _ROLES)
+    return (True, [roles]) if roles else (False, leaf_files(folder / "shakespeare"))
+
+
+def _checked_roles(path: Path) -> dict[str, str]:
+    roles = read_json(path)
+    if not isinstance(roles, dict) or not roles or not all(isinstance(words, str) for words in roles.values()):
+        raise EquipoiseError(f'{path} must be a table of texts, {{"role": "all its words", ...}}')
+    return roles
+
+
+def _arrays(texts: dict[str, list[str]]) -> Arrays:
+    """Each role's pieces of text, one after the other."""
+    pieces = [text.encode(piece) for pieces in texts.values() for piece in pieces]
+    return {
+        "codes": np.concatenate(pieces),
+        "lengths": np.array([len(piece) for piece in pieces], np.int64),
+        "role": np.repeat(np.arange(len(texts)), [len(pieces) for pieces in texts.values()]),
+        "names": text.names_to_bytes(texts),
+    }
+
+
+def _decode_roles(paths: list[Path], progress: Progress) -> Arrays:
+    return _arrays({name: [words] for name, words in _checked_roles(paths[0]).items()})
+
+
+def _decode_leaf(paths: list[Path], progress: Progress) -> Arrays:
+    texts: dict[str, list[str]] = {}
+    for path, user, x, y in each_user(paths, progress):
+        for k, (before, after) in enumerate(zip(x, y, strict=True)):
+            _check_window(path, user, k, before, after)
+        if x:
+            texts.setdefault(user, []).extend(_joined(x, y))
+    if not texts:
+        raise EquipoiseError(f"{paths[0].parent} holds no samples of any user")
+    return _arrays(texts)
+
+
+def _check_window(path: Path, user: str, k: int, before: Any, after: Any) -> None:
+    if not isinstance(before, str) or len(before) != _LEAF_WINDOW or not isinstance(after, str) or len(after) != 1:
+        raise EquipoiseError(
+            f"{path}: sample {k} of user {user!r} is not a text of {_LEAF_WINDOW} characters with the one that follows"
+        )
+
+
+def _joined(x: list[str], y: list[str]) -> list[str]:
+    """The text behind LEAF's windows: while each goes on where the one before ended, only its last character is new."""
+    pieces: list[list[str]] = []
+    for k, (before, after) in enumerate(zip(x, y, strict=True)):
+        if k and before == x[k - 1][1:] + y[k - 1]:
+            pieces[-1].append(after)
+        else:
+            pieces.append([before, after])
+    return ["".join(piece) for piece in pieces]

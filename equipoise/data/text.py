@@ -1,0 +1,39 @@
+"""Characters and names as numbers."""
+
+import json
+from collections.abc import Iterable
+
+import numpy as np
+
+ALPHABET = "\n" + "".join(chr(c) for c in range(32, 127))
+"""A line's end and all that can be printed in ASCII; number 0 stands for everything else."""
+SYMBOLS = len(ALPHABET) + 1
+
+_CODES = np.zeros(128, np.uint8)
+_CODES[[ord(c) for c in ALPHABET]] = np.arange(1, SYMBOLS)
+
+
+def encode(text: str) -> np.ndarray:
+    """One number a character; the same for every text, so that no model depends on which roles were read."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    return np.where(points < 128, _CODES[np.minimum(points, 127)], 0).astype(np.uint8)
+
+
+def decode(codes: np.ndarray) -> str:
+    return "".join("\N{REPLACEMENT CHARACTER}" if c == 0 else ALPHABET[c - 1] for c in codes)
+
+
+def names_to_bytes(names: Iterable[str]) -> np.ndarray:
+    """Names as an array, for files that hold arrays only."""
+    return np.frombuffer(json.dumps(list(names)).encode(), np.uint8)
+
+
+def names_from_bytes(array: np.ndarray) -> list[str]:
+    names: list[str] = json.loads(array.tobytes())
+    return names
+
+
+def numbered(clients: int) -> list[str]:
+    """client-0, client-1, ... with as many digits as the last one needs, so that they sort."""
+    digits = len(str(clients - 1))
+    return [f"client-{i:0{digits}d}" for i in range(clients)]

@@ -1,0 +1,38 @@
+"""A recurrent network that looks back over a window of time."""
+
+from torch import Tensor, nn
+
+from equipoise.errors import EquipoiseError
+from equipoise.models.base import ModelSettings, Split
+from equipoise.settings import Count
+
+
+class _LastState(nn.Module):
+    """What an LSTM remembers after the last point in time."""
+
+    def __init__(self, features: int, hidden: int, layers: int):
+        super().__init__()
+        self.lstm = nn.LSTM(features, hidden, layers, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        _, (hidden, _) = self.lstm(x.unsqueeze(-1) if x.ndim == 2 else x)
+        last: Tensor = hidden[-1]
+        return last
+
+
+class LSTM(ModelSettings):
+    """A forecaster: an LSTM over the points in time, whose last hidden state the head reads."""
+
+    hidden: Count = 32
+    "width of the hidden state"
+    layers: Count = 1
+    "LSTM layers on top of each other"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        if len(shape) not in (1, 2):
+            raise EquipoiseError(
+                "model.name = 'lstm' needs one number, or one row of numbers, for each point in time; "
+                f"these samples have shape {shape}"
+            )
+        features = shape[1] if len(shape) == 2 else 1
+        return Split(_LastState(features, self.hidden, self.layers), nn.Linear(self.hidden, outputs))

@@ -1,0 +1,151 @@
+"""What a federation looks like: who has how much of what, in numbers and as a picture."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise import files
+from equipoise.data import text
+from equipoise.data.federation import SPLITS, Federation
+
+_SHOWN = 5  # clients whose samples are drawn
+_SAMPLES = 8
+_NAMED = 40  # clients that have room for their names
+
+
+def owned(federation: Federation, who: int) -> np.ndarray:
+    return np.concatenate([getattr(federation, split)[who] for split in SPLITS])
+
+
+def label_counts(federation: Federation) -> np.ndarray | None:
+    """How often each client has each label (in texts: each character as a target); None where targets are numbers."""
+    if federation.classes is None:
+        return None
+    labels = federation.y.numpy().reshape(len(federation.y), -1)
+    return np.stack(
+        [
+            np.bincount(labels[owned(federation, i)].ravel(), minlength=federation.classes)
+            for i in range(len(federation))
+        ]
+    )
+
+
+def gini(sizes: np.ndarray) -> float:
+    """0 where all have equally much, near 1 where one has nearly all: half the relative mean difference."""
+    ordered, n = np.sort(np.asarray(sizes, dtype=np.float64)), len(sizes)
+    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * ordered.sum()))
+
+
+def total_variation(counts: np.ndarray) -> np.ndarray:
+    """Each client's distance to the pooled distribution of labels, from 0 to 1."""
+    own = counts / counts.sum(1, keepdims=True)
+    pooled = counts.sum(0) / counts.sum()
+    return np.asarray(np.abs(own - pooled).sum(1) / 2)
+
+
+def numbers(federation: Federation) -> dict[str, Any]:
+    """What `equipoise show` prints."""
+    splits = {split: getattr(federation, split).lengths for split in SPLITS}
+    sizes = np.sum(list(splits.values()), axis=0)
+    found: dict[str, Any] = {
+        "data": federation.title,
+        "clients": len(federation),
+        "unseen": len(federation.unseen),
+        "samples": int(sizes.sum()),
+        **{split: int(lengths.sum()) for split, lengths in splits.items()},
+        "smallest client": int(sizes.min()),
+        "median client": float(np.median(sizes)),
+        "largest client": int(sizes.max()),
+        "without test samples": int((splits["test"] == 0).sum()),
+        "Gini of sizes": round(gini(sizes), 4),
+    }
+    counts = label_counts(federation)
+    if counts is not None:
+        have = (counts > 0).sum(1)
+        found["labels"] = int((counts.sum(0) > 0).sum())
+        found["labels a client, fewest"] = int(have.min())
+        found["labels a client, mean"] = round(float(have.mean()), 2)
+        found["labels a client, most"] = int(have.max())
+        found["mean total-variation distance"] = round(float(total_variation(counts).mean()), 4)
+    return found
+
+
+def draw(federation: Federation, path: Path) -> None:
+    """Clients against labels, their sizes, and samples of a few of them."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    counts = label_counts(federation)
+    figure = plt.figure(figsize=(14, 6), layout="constrained")
+    left, middle, right = np.ravel(figure.subfigures(1, 3, width_ratios=[3, 2, 3]))  # type: ignore[arg-type]
+    axes = left.subplots()
+    if counts is None:
+        _targets(federation, axes)
+    else:
+        shown = axes.imshow(
+            counts / counts.sum(1, keepdims=True), aspect="auto", cmap="viridis", interpolation="nearest"
+        )
+        left.colorbar(shown, ax=axes, label="part of the client's samples")
+        axes.set(xlabel="label" if federation.y.ndim == 1 else "character, by its number", ylabel="client")
+    _clients(federation, axes)
+    _sizes(federation, middle.subplots())
+    _samples(federation, right)
+    figure.suptitle(
+        f"{federation.title}: {len(federation)} clients, Gini of sizes {numbers(federation)['Gini of sizes']}"
+    )
+    with files.beside(path) as temporary:
+        figure.savefig(temporary, dpi=110, format="png")
+    plt.close(figure)
+
+
+def _clients(federation: Federation, axes: Any) -> None:
+    names = [f"{name} (unseen)" if name in federation.unseen else name for name in federation.names]
+    if len(names) <= _NAMED:
+        axes.set_yticks(range(len(names)), [name[:24] for name in names], fontsize=7)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+
+
+def _targets(federation: Federation, axes: Any) -> None:
+    """Where targets are numbers: their range in each client, from the 5th to the 95th percentile, and the median."""
+    y = federation.y.double().numpy().reshape(len(federation.y), -1)
+    low, mid, high = np.array([np.percentile(y[owned(federation, i)], [5, 50, 95]) for i in range(len(federation))]).T
+    axes.hlines(range(len(federation)), low, high, color="C0", linewidth=1)
+    axes.plot(mid, range(len(federation)), ".", color="C3", markersize=3)
+    axes.set(xlabel="targets: 5% to 95%, and the median", ylabel="client")
+
+
+def _sizes(federation: Federation, axes: Any) -> None:
+    before = np.zeros(len(federation))
+    for split in SPLITS:
+        lengths = getattr(federation, split).lengths
+        axes.barh(range(len(federation)), lengths, left=before, height=1.0, label=split)
+        before += lengths
+    axes.set(xlabel="samples", yticks=[])
+    axes.set_ylim(len(federation) - 0.5, -0.5)
+    axes.legend(fontsize="small", loc="lower right")
+
+
+def _samples(federation: Federation, figure: Any) -> None:
+    """The first training samples of clients spread over the list."""
+    chosen = np.unique(np.linspace(0, len(federation) - 1, _SHOWN).round().astype(int))
+    images = federation.x.ndim == 4
+    grid = figure.subplots(len(chosen), _SAMPLES if images else 1, squeeze=False)
+    for row, who in zip(grid, chosen, strict=True):
+        for axes in row:
+            axes.set(xticks=[], yticks=[])
+        rows = federation.train[who][:_SAMPLES]
+        if images:
+            for axes, k in zip(row, rows, strict=False):
+                picture = federation.x[int(k)].float().clamp(0, 1).permute(1, 2, 0).numpy()
+                axes.imshow(picture.squeeze(), cmap="gray", vmin=0, vmax=1)
+                label = int(federation.y[int(k)]) if federation.classes is not None else ""
+                axes.set_title(f"{label}", fontsize=7, pad=1)
+        elif federation.x.is_floating_point():
+            row[0].plot(federation.x[rows].double().reshape(len(rows), -1).numpy().T, linewidth=0.8)
+        else:
+            lines = [text.decode(federation.x[int(k)].numpy()).replace("\n", " ") for k in rows[:4]]
+            row[0].text(0.01, 0.5, "\n".join(line[:72] for line in lines), family="monospace", fontsize=6, va="center")
+        row[0].set_ylabel(federation.names[who][:14], fontsize=7)
