@@ -1,5 +1,7 @@
 """Small federations on which everything is known."""
 
+import os
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,10 @@ from equipoise.task import Task
 
 def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
+    # Neither these tests nor the commands that they start touch the user's own cache.
+    cache = tempfile.TemporaryDirectory(prefix="equipoise-test-cache-")
+    config.add_cleanup(cache.cleanup)
+    os.environ["EQUIPOISE_CACHE"] = cache.name
 
 
 def classification(clients: int = 6, seed: int = 0, names: list[str] | None = None) -> Federation:

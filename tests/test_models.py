@@ -139,6 +139,8 @@ def test_the_lstm_depends_on_the_order_of_time() -> None:
     x = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
     assert module(x).shape == (3, 1)
     torch.testing.assert_close(module(x), module(x.unsqueeze(-1)))  # a number, or a row with one number
+    above, _ = module.body.lstm(x.unsqueeze(-1))  # what the upper layer gives at every point in time
+    torch.testing.assert_close(module(x), module.head(above[:, -1]))
     assert (module(x) - module(x.flip(1))).abs().min() > 1e-6
     last = x.clone()
     last[:, -1] += 1  # the last point in time is not left out

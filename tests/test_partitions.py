@@ -7,7 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.data.federation import from_clients, from_shares, split_client
-from equipoise.data.partitions import IID, PARTITIONS, Dirichlet, Labels, Natural, Partition
+from equipoise.data.partitions import PARTITIONS
+from equipoise.data.partitions.base import Partition
+from equipoise.data.partitions.dirichlet import Dirichlet
+from equipoise.data.partitions.iid import IID
+from equipoise.data.partitions.labels import Labels
+from equipoise.data.partitions.natural import Natural
 from equipoise.data.pool import Pool
 from equipoise.errors import EquipoiseError
 from equipoise.randomness import generator

@@ -205,13 +205,13 @@ def _claimed(target: Path) -> Iterator[_Part]:
 
 def _fetch_checked(url: str, part: _Part, expected: str | None, progress: Progress) -> None:
     """Fill the part with what the address holds, and compare it with the checksum."""
-    while True:
+    for last in (False, True):
         _fetch_whole(url, part, progress)
         if expected is None or (found := part.md5()) == expected.lower():
             return
         resumed = part.resumed
         part.clear()
-        if not resumed:  # else two halves may not have belonged together, and all of one piece may do
+        if last or not resumed:  # else two halves may not have belonged together, and all of one piece may do
             raise _Refused(url, f"what came has the md5 checksum {found}, the publisher says {expected}")
 
 

@@ -1,0 +1,100 @@
+"""Corrupted copies of every format: a sentence or sound data, never a traceback, a hang or half a cache."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.data.source import Request
+from equipoise.data.sources import SOURCES
+from equipoise.errors import EquipoiseError
+from tests import datafiles
+
+NAMES = [
+    "mnist",
+    "fashion-mnist",
+    "digits-by-writer",
+    "cifar10",
+    "cifar100",
+    "medical-mnist",
+    "femnist",
+    "shakespeare",
+    "electricity",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Path]]]:
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, datafiles.everything(folder)
+
+
+def corrupt(data: bytes, draw: st.DrawFn) -> bytes:
+    content = bytearray(data)
+    kind = draw(st.sampled_from(["cut", "flip", "zero", "insert", "double", "empty"]))
+    at = draw(st.integers(0, len(content) - 1))
+    if kind == "cut":
+        content = content[:at]
+    elif kind == "flip":
+        for _ in range(draw(st.integers(1, 8))):
+            content[draw(st.integers(0, len(content) - 1))] ^= draw(st.integers(1, 255))
+    elif kind == "zero":
+        content[at : at + 64] = bytes(len(content[at : at + 64]))
+    elif kind == "insert":
+        content[at:at] = draw(st.binary(min_size=1, max_size=32))
+    elif kind == "double":
+        content += content
+    else:
+        content = bytearray()
+    return bytes(content)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_corrupted_file_brings_a_sentence_or_sound_data(
+    name: str, whole: tuple[Path, dict[str, list[Path]]], data: st.DataObject, tmp_path: Path
+) -> None:
+    folder, files = whole
+    work, cache = tmp_path / "work", tmp_path / "cache"
+    for path in (work, cache):
+        shutil.rmtree(path, ignore_errors=True)
+    victim = data.draw(st.sampled_from(files[name]))
+    for file in files[name]:
+        copy = work / file.relative_to(folder)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        content = file.read_bytes()
+        copy.write_bytes(data.draw(st.composite(lambda d, c=content: corrupt(c, d))()) if file == victim else content)
+    before = os.environ["EQUIPOISE_CACHE"]
+    os.environ["EQUIPOISE_CACHE"] = str(cache)
+    try:
+        look_and_load(name, work, cache)
+    finally:
+        os.environ["EQUIPOISE_CACHE"] = before
+
+
+def look_and_load(name: str, work: Path, cache: Path) -> None:
+    source = SOURCES[name](**({"extent": "full"} if name == "digits-by-writer" else {}))
+    try:
+        source.look(work)
+    except EquipoiseError as error:
+        assert "\n" not in str(error)
+    try:
+        pool = source.load(Request(work))
+    except EquipoiseError as error:
+        assert "\n" not in str(error)
+        # A file that decodes may still be useless (no window fits); but none is cached that did not decode whole.
+        assert all(entry.suffix == ".safetensors" for entry in cache.glob("*"))
+        return
+    assert len(pool.x) == len(pool.y) > 0
+    assert not pool.x.is_floating_point() or bool(torch.isfinite(pool.x).all())
+    if pool.classes is not None:
+        assert int(pool.y.min()) >= 0
+        assert int(pool.y.max()) < pool.classes
+    again = source.load(Request(work))  # from the cache
+    assert torch.equal(again.x, pool.x)
+    assert torch.equal(again.y, pool.y)
