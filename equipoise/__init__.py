@@ -6,9 +6,9 @@ from equipoise.api import Result, train
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.export import load_model
+from equipoise.losses import Metric
 from equipoise.space import Space
 from equipoise.state import State, Upload, Uploads
-from equipoise.task import Metric
 
 __all__ = [
     "ALGORITHMS",

@@ -15,9 +15,10 @@ from equipoise.engine.executor import BUFFERS, Job, Model
 from equipoise.engine.options import DTYPES, Engine, Schedule
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
+from equipoise.losses import Metric
 from equipoise.runfolder import RunFolder
 from equipoise.settings import read
-from equipoise.task import Metric, Task
+from equipoise.task import Task
 from equipoise.watcher import Watcher
 
 

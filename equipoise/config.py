@@ -69,22 +69,7 @@ class Experiment:
             if section not in tables:
                 raise EquipoiseError(f"the section [{section}] is missing")
         schedule = read(Schedule, {k: v for k, v in tables.items() if k not in _SECTIONS}, "")
-        given = dict(tables["data"])
-        divided = given.pop("partition", {"kind": "natural"})
-        if not isinstance(divided, dict):
-            raise EquipoiseError(
-                f'data.partition = {divided!r} is not allowed; it must be a table such as {{ kind = "iid" }}'
-            )
-        ours = {key: given.pop(key) for key in DataSettings.model_fields if key in given}
-        data_name, source = _source(given)
-        data = read(DataSettings, ours, "data")
-        if source.draws and data.split is not None:
-            raise EquipoiseError(
-                f"data.split is not for data.name = {data_name!r}, which draws samples for validation and test itself; "
-                f"leave it out (`equipoise list data` shows what {data_name} can be told)"
-            )
-        check_split(data.split or SPLIT)
-        _, partition = choose(PARTITIONS, divided, "data.partition", "kind")
+        data_name, data, source, partition = _read_data(dict(tables["data"]))
         model_name, model = choose(MODELS, dict(tables["model"]), "model")
         algorithm_name, algorithm = choose(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
         engine = read(Engine, tables.get("engine", {}), "engine")
@@ -103,7 +88,6 @@ class Experiment:
             "data": {
                 "name": self.data_name,
                 **self.data.table(),
-                **({} if self.source.draws else {"split": list(self.data.split or SPLIT)}),
                 **self.source.table(),
                 "partition": self.partition.table(),
             },
@@ -140,6 +124,27 @@ class Experiment:
         module = self.module(federation)
         loss = "squared" if federation.classes is None else "cross-entropy"
         return Task(module, federation.prepared(dtype, False).sample(), loss=loss, dtype=dtype)
+
+
+def _read_data(given: dict[str, Any]) -> tuple[str, DataSettings, Source, Partition]:
+    """The section [data]: what every data set may be told, what this one may, and the partition."""
+    divided = given.pop("partition", {"kind": "natural"})
+    if not isinstance(divided, dict):
+        raise EquipoiseError(
+            f'data.partition = {divided!r} is not allowed; it must be a table such as {{ kind = "iid" }}'
+        )
+    ours = {key: given.pop(key) for key in DataSettings.model_fields if key in given}
+    data_name, source = _source(given)
+    data = read(DataSettings, ours, "data")
+    if source.draws and data.split is not None:
+        raise EquipoiseError(
+            f"data.split is not for data.name = {data_name!r}, which draws samples for validation and test itself; "
+            f"leave it out (`equipoise list data` shows what {data_name} can be told)"
+        )
+    if not source.draws:
+        data = data.model_copy(update={"split": data.split or SPLIT})
+    check_split(data.split or SPLIT)
+    return data_name, data, source, choose(PARTITIONS, divided, "data.partition", "kind")[1]
 
 
 def _source(given: dict[str, Any]) -> tuple[str, Source]:

@@ -11,8 +11,8 @@ from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation
 from equipoise.engine.executor import BUFFERS, Executor, Job, Model
 from equipoise.engine.store import ClientStore
+from equipoise.losses import Metric
 from equipoise.state import State
-from equipoise.task import Metric
 
 COLUMNS = ("validation_loss", "validation_metric", "test_loss", "test_metric")
 KINDS = ("personal", "global", "hybrid")

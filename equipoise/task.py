@@ -2,84 +2,17 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from equipoise.data.federation import Memory
 from equipoise.errors import EquipoiseError
+from equipoise.losses import Metric, fitting_loss, fitting_metric
 from equipoise.space import Space
-
-Each = Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one number a sample
-
-
-@dataclass(frozen=True)
-class Loss:
-    """A loss as its mean over a batch and, where it can be had, one value a sample."""
-
-    mean: Callable[[Tensor, Tensor], Tensor]
-    each: Each | None
-
-    def of_each(self, output: Tensor, target: Tensor) -> Tensor:
-        """One value a sample, if need be as the mean over that sample alone."""
-        if self.each is not None:
-            return self.each(output, target)
-        return torch.stack([self.mean(output[i : i + 1], target[i : i + 1]) for i in range(len(target))])
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A score as a mean over samples of `each`, then `finish` (the root of RMSE)."""
-
-    name: str
-    each: Each
-    higher_is_better: bool = True
-    finish: Callable[[Any], Any] = lambda mean: mean
-
-    def better(self, a: Any, b: Any) -> Any:
-        """Is a strictly better than b?"""
-        return a > b if self.higher_is_better else a < b
-
-
-def _squared(output: Tensor, target: Tensor) -> Tensor:
-    return (output.reshape(len(target), -1) - target.reshape(len(target), -1)).square().mean(-1)
-
-
-def _asked_for(output: Tensor, target: Tensor) -> Tensor:
-    """The outputs that targets are compared with: at the last position, where there is but one target for all."""
-    return output[:, -1] if output.ndim == 3 and target.ndim == 1 else output
-
-
-def _mean_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(_asked_for(output, target).flatten(0, -2), target.flatten())
-
-
-def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """One value a sample, in fewer operations than F.cross_entropy takes when it is traced."""
-    logs = _asked_for(output, target).log_softmax(-1)
-    each = -logs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    return each if each.ndim == 1 else each.mean(-1)
-
-
-def _accuracy(output: Tensor, target: Tensor) -> Tensor:
-    right = (_asked_for(output, target).argmax(-1) == target).to(output.dtype)
-    return right if right.ndim == 1 else right.mean(-1)
-
-
-LOSSES = {
-    "cross-entropy": Loss(_mean_cross_entropy, _cross_entropy),
-    "squared": Loss(lambda o, t: _squared(o, t).mean(), _squared),
-}
-METRICS = {
-    "accuracy": Metric("accuracy", _accuracy),
-    "mse": Metric("mse", _squared, higher_is_better=False),
-    "rmse": Metric("rmse", _squared, higher_is_better=False, finish=lambda mean: mean**0.5),
-}
 
 # Layers whose operators are small enough that many clients are better worked on in one batched call, as long as
 # parameters times rows a sample are few: measured on transformers and MLPs, the two modes are equally fast near this.
@@ -121,8 +54,8 @@ class Task:
         output = self._probe(sample[0])
         self.buffers = read_buffers(self.module, self.buffer_names, dtype)
         self.outputs = output.shape[-1]
-        self.loss = _loss(loss, output, sample[1])
-        self.metric = _metric(metric, loss, output, sample[1])
+        self.loss = fitting_loss(loss, output, sample[1])
+        self.metric = fitting_metric(metric, loss, output, sample[1])
 
     def _probe(self, x: Tensor) -> Tensor:
         """What the model makes of a few samples; on the way it shows what else it does when it is trained."""
@@ -182,73 +115,22 @@ class Task:
             return "stacked"
         return "threads"
 
+    @torch.no_grad()
+    def check_symbols(self, x: Tensor) -> None:
+        """Does the model know all symbols there are? Stacked, an embedding would read another client's rows instead."""
+        flat = x.flatten(1)
+        rows = torch.stack([flat.amin(1).argmin(), flat.amax(1).argmax()])
+        try:
+            copy.deepcopy(self.module).eval()(x[rows])
+        except Exception as error:
+            raise EquipoiseError(
+                f"the model does not take the inputs {int(x.min())} to {int(x.max())} that are in the data: {error}"
+            ) from None
+
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
         module = self.space.module(self.module, vector)
         load_buffers(module, self.buffer_names, self.buffers if buffers is None else buffers)
         return module
-
-
-def _loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor) -> Loss:
-    if isinstance(loss, str):
-        if loss not in LOSSES:
-            raise EquipoiseError(f"unknown loss {loss!r}; there is {', '.join(LOSSES)}, or give a function")
-        if loss == "squared":
-            _check_squared(output, target)
-        else:
-            _check_classes(output, target)
-        return LOSSES[loss]
-    try:
-        value = loss(output, target)
-    except Exception as error:
-        raise EquipoiseError(
-            f"the loss fails on outputs {tuple(output.shape)} and targets {tuple(target.shape)}: {error}"
-        ) from error
-    if value.ndim == 0:
-        return Loss(loss, None)
-    if value.shape == (len(target),):
-        return Loss(lambda o, t: loss(o, t).mean(), loss)
-    raise EquipoiseError(
-        f"the loss returns shape {tuple(value.shape)}; it must be a mean () or one value a sample {(len(target),)}"
-    )
-
-
-def _metric(metric: str | Metric | None, loss: Any, output: Tensor, target: Tensor) -> Metric:
-    if metric is None:
-        metric = "rmse" if loss == "squared" or target.is_floating_point() else "accuracy"
-    if isinstance(metric, Metric):
-        value = metric.each(output, target)
-        if value.shape != (len(target),):
-            raise EquipoiseError(
-                f"the metric {metric.name!r} returns shape {tuple(value.shape)}; it must be one value a sample"
-            )
-        return metric
-    if not isinstance(metric, str) or metric not in METRICS:
-        raise EquipoiseError(
-            f"unknown metric {metric!r}; there is {', '.join(METRICS)}, "
-            "or give equipoise.Metric(name, function, higher_is_better)"
-        )
-    if metric in ("rmse", "mse"):
-        _check_squared(output, target)
-    return METRICS[metric]
-
-
-def _check_classes(output: Tensor, target: Tensor) -> None:
-    one_a_sample = target.ndim == 1 and output.ndim in (2, 3)
-    one_a_position = target.ndim == 2 and target.shape == output.shape[:-1]
-    if target.is_floating_point() or not (one_a_sample or one_a_position):
-        raise EquipoiseError(
-            "the loss 'cross-entropy' needs one whole number a sample as its target, or one a position where the model "
-            f"gives an output a position; here outputs have shape {tuple(output.shape)} and targets "
-            f"{tuple(target.shape)}; for numbers there is 'squared'"
-        )
-
-
-def _check_squared(output: Tensor, target: Tensor) -> None:
-    if output.numel() != target.numel():
-        raise EquipoiseError(
-            f"the model gives {output[0].numel()} numbers a sample and the targets are {target[0].numel()}; "
-            "squared errors need as many of each"
-        )
 
 
 def load_buffers(module: nn.Module, names: Sequence[str], vector: Tensor) -> None:

@@ -83,8 +83,8 @@ def leaf(users: dict[str, tuple[list, list]]) -> dict:
 def femnist(path: Path) -> None:
     rng = np.random.default_rng(0)
     users = {
-        f"f000{i}_14": ((rng.integers(0, 256, (8 + i, 784)) / 255).tolist(), [(7 * k + i) % 62 for k in range(8 + i)])
-        for i in range(3)
+        name: ((rng.integers(0, 256, (8 + i, 784)) / 255).tolist(), [(7 * k + i) % 62 for k in range(8 + i)])
+        for i, name in enumerate("abc")
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(leaf(users)))

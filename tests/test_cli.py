@@ -143,9 +143,7 @@ def test_bad_input_gets_one_sentence(file: Path, tmp_path: Path) -> None:
     one_sentence(run("nothing.toml"), 2, "there is no file nothing.toml")
     one_sentence(run(file, "--set", "algorithm.lrr=1"), 2, "algorithm.lrr", "did you mean 'lr'")
     missing = run(file, "--set", "data.name=fashion-mnist", "--set", "data.partition={kind='iid'}")
-    one_sentence(
-        missing, 2, "train-images-idx3-ubyte", str(tmp_path / "data"), "equipoise data get fashion-mnist"
-    )
+    one_sentence(missing, 2, "train-images-idx3-ubyte", str(tmp_path / "data"), "equipoise data get fashion-mnist")
     one_sentence(run(file, "--set", "participation=60"), 2, "participation = 60", "6 clients")
     one_sentence(run(file, "--set", "data.clients=90"), 2, "data.clients = 90", "80 owners")
     (tmp_path / "taken").write_text("")

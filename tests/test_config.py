@@ -5,10 +5,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.config import Experiment, override
+from equipoise.data.partitions import PARTITIONS
+from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
 from equipoise.runfolder import RunFolder, read_toml
 
@@ -58,9 +61,30 @@ WRONG = [
         "data.partition.kind = 'dirichlt' is unknown; did you mean 'dirichlet'",
     ),
     ({"data__partition": {"kind": "dirichlet", "alpha": 1.0}}, "unknown setting data.partition.alpha; there is beta"),
+    (
+        {"data__partition": {"kind": "hybrid", "first": {"kind": "labls"}}},
+        "data.partition.first.kind = 'labls' is unknown; did you mean 'labels'",
+    ),
+    (
+        {"data__partition": {"kind": "hybrid", "second": {"kind": "quantity", "beta": 0}}},
+        "data.partition.second.beta = 0 is not allowed; it must be a number > 0",
+    ),
+    (
+        {"data__partition": {"kind": "hybrid", "first": 3}},
+        "data.partition.first = 3 is not allowed; it must be a table",
+    ),
+    (
+        {"data__partition": {"kind": "hybrid", "first": {"kind": "hybrid"}}},
+        "data.partition.first.kind = 'hybrid' is unknown",
+    ),
+    ({"data__unseen": 1.0}, "data.unseen = 1.0 is not allowed; it must be a number >= 0 and < 1"),
+    ({"data__extend": "full"}, "unknown setting data.extend; did you mean 'extent'"),
+    ({"data__extent": "all"}, "data.extent = 'all' is not allowed; it must be 'auto', 'full', 'excerpt'"),
+    ({"data": {"name": "polynomial", "setting": 4}}, "data.setting = 4 is not allowed; it must be 1, 2, 3"),
+    ({"data": {"clients": 3}}, "data.name is missing; there is digits-by-writer"),
     ({"data__partition": {}}, "data.partition.kind is missing; there is iid"),
     ({"model__name": "lenett"}, "model.name = 'lenett' is unknown; did you mean 'lenet'"),
-    ({"model": {}}, "model.name is missing; there is softmax"),
+    ({"model": {}}, "model.name is missing; there is linear, softmax"),
     ({"model": 3}, r"model = 3 is not allowed; it must be a section, \[model\]"),
     ({"engine": {"mode": "thread"}}, "engine.mode = 'thread' is not allowed; it must be 'auto', 'threads', 'stacked'"),
     ({"engine": {"workers": -1}}, "engine.workers = -1 is not allowed; it must be a whole number >= 0"),
@@ -80,6 +104,14 @@ def test_a_missing_section_is_named(section: str) -> None:
     del whole[section]
     with pytest.raises(EquipoiseError, match=rf"section \[{section}\] is missing"):
         Experiment.parse(whole)
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+@pytest.mark.parametrize("name", SOURCES)
+def test_every_data_set_and_partition_reads_back(name: str, kind: str) -> None:
+    experiment = Experiment.parse(tables(data={"name": name, "partition": {"kind": kind}}))
+    written = tomllib.loads(tomli_w.dumps(experiment.tables()))
+    assert Experiment.parse(written) == experiment
 
 
 def test_what_is_written_is_whole_and_reads_back(tmp_path: Path) -> None:

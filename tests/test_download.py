@@ -25,7 +25,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.data import download
+from equipoise.data import download, web
 from equipoise.data.download import Remote, fetch
 from equipoise.errors import EquipoiseError
 
@@ -150,7 +150,7 @@ class Answer(BaseHTTPRequestHandler):
 def in_a_hurry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(download, "PAUSE", 0)
-        patch.setattr(download, "TIMEOUT", 20.0)
+        patch.setattr(web, "TIMEOUT", 20.0)
         patch.setenv("no_proxy", "127.0.0.1")
         yield
 
@@ -477,10 +477,10 @@ def test_the_next_address_may_have_the_right_file(publisher: Publisher, tmp_path
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_a_mirror_is_asked_instead(slash: str, publisher: Publisher, tmp_path: Path) -> None:
     urls = ("http://publisher.invalid/deep/down/one.gz?raw=1", "http://other.invalid/one.gz", "ftp://host.invalid/two")
-    publisher.statuses = [404]
+    publisher.statuses = [404, 404]
     path = fetch(Remote("set/file.gz", urls), tmp_path, mirror=publisher.url("copies") + slash)
     assert path.read_bytes() == CONTENT
-    assert publisher.paths == ["/copies/one.gz", "/copies/two"]
+    assert publisher.paths == ["/copies/file.gz", "/copies/one.gz", "/copies/two"]
 
 
 def test_a_redirection_is_followed_and_resumed(publisher: Publisher, tmp_path: Path) -> None:
@@ -589,11 +589,11 @@ def test_chunks_count_more_than_the_length(publisher: Publisher, tmp_path: Path)
 def test_a_server_that_falls_silent(
     publisher: Publisher, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(download, "TIMEOUT", 0.1)
+    monkeypatch.setattr(web, "TIMEOUT", 0.1)
     publisher.hold = 1000
     said(remote, tmp_path, "nothing came for 0.1 seconds")
     assert len(publisher.asked) == 4
-    monkeypatch.setattr(download, "TIMEOUT", 20.0)
+    monkeypatch.setattr(web, "TIMEOUT", 20.0)
     publisher.hold = None
     assert fetch(remote, tmp_path).read_bytes() == CONTENT
 

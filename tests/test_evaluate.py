@@ -13,8 +13,8 @@ from equipoise.api import Result
 from equipoise.data.federation import Ragged, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.evaluate import summarise
+from equipoise.losses import METRICS
 from equipoise.models.base import Split
-from equipoise.task import METRICS
 from tests.conftest import classification, linear_module, simulation
 
 COMMON = {"lr": 0.05, "epochs": 2, "batch": 4}

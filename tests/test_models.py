@@ -16,9 +16,10 @@ from equipoise.algorithms import FedAvg
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.evaluate import summarise
+from equipoise.losses import LOSSES, METRICS
 from equipoise.models import MODELS
 from equipoise.models.base import Split
-from equipoise.task import LOSSES, METRICS, Task
+from equipoise.task import Task
 from tests.conftest import simulation
 
 CROSS_ENTROPY, ACCURACY = LOSSES["cross-entropy"], METRICS["accuracy"]

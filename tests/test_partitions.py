@@ -1,19 +1,28 @@
 """Partitions: disjoint, covering, from the seed alone."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.config import Experiment
 from equipoise.data.federation import from_clients, from_shares, split_client
+from equipoise.data.noise import with_noise
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.partitions.base import Partition
 from equipoise.data.partitions.dirichlet import Dirichlet
+from equipoise.data.partitions.hybrid import Hybrid
 from equipoise.data.partitions.iid import IID
 from equipoise.data.partitions.labels import Labels
 from equipoise.data.partitions.natural import Natural
+from equipoise.data.partitions.quality import Quality
+from equipoise.data.partitions.quantity import Quantity
+from equipoise.data.partitions.shards import Shards
 from equipoise.data.pool import Pool
+from equipoise.data.sources.digits import load_excerpt
 from equipoise.errors import EquipoiseError
 from equipoise.randomness import generator
 
@@ -25,12 +34,15 @@ def pool(n: int, classes: int, seed: int = 0) -> Pool:
     return Pool(torch.zeros(n, 1), torch.from_numpy(y), classes, owners)
 
 
-partitions = st.one_of(
+dealt = st.one_of(
     st.just(IID()),
     st.builds(Labels, per_client=st.integers(1, 3)),
+    st.builds(Shards, per_client=st.integers(1, 3)),
     st.builds(Dirichlet, beta=st.floats(1e-3, 100), min_samples=st.integers(1, 4)),
-    st.just(Natural()),
+    st.builds(Quantity, beta=st.floats(1e-3, 100), min_samples=st.integers(1, 4)),
+    st.builds(Quality, sigma=st.floats(0.01, 1)),
 )
+partitions = st.one_of(dealt, st.just(Natural()))
 
 
 @given(partitions, st.integers(60, 300), st.integers(3, 10), st.integers(10, 12), st.integers(0, 99))
@@ -48,29 +60,132 @@ def test_disjoint_covering_and_reproducible(part: Partition, n: int, classes: in
     again = part(data, count, generator(seed, "partition"))
     assert list(shares) == list(again)
     assert all(np.array_equal(shares[k], again[k]) for k in shares)
-    if isinstance(part, Dirichlet):
+    if isinstance(part, (Dirichlet, Quantity)):
         assert min(map(len, shares.values())) >= part.min_samples
     if isinstance(part, Labels):
         assert all(len(np.unique(data.y.numpy()[s])) == part.per_client for s in shares.values())
     if isinstance(part, Natural):
         assert all((data.owners[s] == name).all() for name, s in shares.items())
+    if isinstance(part, Shards):  # sorted by label and cut: a shard has few labels, and no client more than its shards
+        assert max(map(len, shares.values())) - min(map(len, shares.values())) <= part.per_client
     if isinstance(part, IID):
         sizes = [len(s) for s in shares.values()]
         assert max(sizes) - min(sizes) <= 1
 
 
-def test_another_seed_divides_otherwise() -> None:
-    data = pool(100, 5)
-    for name, cls in PARTITIONS.items():
-        if name != "natural":
-            one, two = (cls()(data, 5, generator(seed, "partition")) for seed in (0, 1))
-            assert any(not np.array_equal(one[k], two[k]) for k in one)
+@given(dealt, dealt, st.floats(0.05, 0.95), st.integers(300, 500), st.integers(8, 20), st.integers(0, 99))
+@settings(max_examples=100, deadline=None)
+def test_a_hybrid_of_any_two_kinds(
+    first: Partition, second: Partition, fraction: float, n: int, clients: int, seed: int
+) -> None:
+    data = pool(n, 3, seed)
+    part = Hybrid(first=first, second=second, fraction=fraction)
+    firsts = min(max(round(fraction * clients), 1), clients - 1)
+    if any(isinstance(p, Labels) and m * p.per_client < 3 for p, m in ((first, firsts), (second, clients - firsts))):
+        return  # too few clients on that side to hold every label
+    shares = part(data, clients, generator(seed, "partition"))
+    assert len(shares) == clients
+    assert sorted(np.concatenate(list(shares.values())).tolist()) == list(range(n))
+    labels = [len(np.unique(data.y.numpy()[share])) for share in shares.values()]
+    if isinstance(first, Labels):
+        assert set(labels[:firsts]) == {first.per_client}
+    if isinstance(second, Labels):
+        assert set(labels[firsts:]) == {second.per_client}
+    variances = part.variances(clients)
+    assert np.array_equal(variances[:firsts], first.variances(firsts))
+    assert np.array_equal(variances[firsts:], second.variances(clients - firsts))
 
 
-def test_dirichlet_ends_for_tiny_beta_and_many_clients() -> None:
-    shares = Dirichlet(beta=0.01)(pool(20_000, 10), 1000, generator(0, "partition"))
+def test_the_papers_hybrid_is_the_default() -> None:
+    data = pool(4000, 10)
+    shares = list(Hybrid()(data, 10, generator(0, "partition")).values())
+    assert [len(np.unique(data.y.numpy()[share])) for share in shares[:5]] == [2] * 5
+    sizes = [len(share) for share in shares]
+    assert sum(sizes[:5]) == 2000
+    assert max(sizes[5:]) > 2 * min(sizes[5:])
+
+
+def test_a_hybrid_with_owners_keeps_their_names() -> None:
+    data = pool(400, 5)
+    shares = Hybrid(first=Natural(), second=IID())(data, 6, generator(0, "partition"))
+    assert list(shares)[3:] == ["client-3", "client-4", "client-5"]
+    for name in list(shares)[:3]:
+        assert (data.owners[shares[name]] == name).all()
+    with pytest.raises(EquipoiseError, match="natural twice"):
+        Hybrid(first=Natural(), second=Natural())(data, 6, generator(0, "partition"))
+
+
+def test_shards_have_at_most_as_many_labels_as_shards_where_the_cuts_fall_between_labels() -> None:
+    labels = np.repeat(np.arange(10), 60)
+    shares = Shards(per_client=3).divide(labels, 20, generator(0, "partition"))  # 60 shards, six of each label
+    assert all(len(share) == 30 for share in shares)
+    assert all(len(np.unique(labels[share])) <= 3 for share in shares)
+
+
+@pytest.mark.parametrize("beta", [1e-3, 0.01, 0.1, 1.0, 100.0])
+@pytest.mark.parametrize("kind", [Dirichlet, Quantity])
+def test_it_ends_for_every_beta_with_a_thousand_clients(kind: type, beta: float) -> None:
+    shares = kind(beta=beta)(pool(20_000, 10), 1000, generator(0, "partition"))
     assert min(map(len, shares.values())) >= 10
     assert sum(map(len, shares.values())) == 20_000
+
+
+def test_quantity_becomes_even_for_large_beta_and_keeps_the_labels_mixed() -> None:
+    data = pool(20_000, 4)
+
+    def sizes(beta: float) -> np.ndarray:
+        shares = Quantity(beta=beta)(data, 10, generator(0, "partition"))
+        for share in shares.values():
+            if len(share) > 1000:
+                assert np.abs(np.bincount(data.y[share]) / len(share) - 0.25).max() < 0.06
+        return np.array([len(share) for share in shares.values()])
+
+    assert sizes(1e4).std() < 100 < sizes(0.5).std() < sizes(0.05).std()
+
+
+def test_the_noise_of_quality_is_drawn_once_with_the_stated_variance() -> None:
+    x = torch.zeros(4000, 30)
+    data = Pool(x, torch.zeros(4000, dtype=torch.long), 2)
+    part = Quality(sigma=0.4)
+    shares = part(data, 4, generator(0, "partition"))
+    np.testing.assert_allclose(part.variances(4), [0.1, 0.2, 0.3, 0.4])
+    one, two, other = (with_noise(x, shares, part.variances(4), seed) for seed in (0, 0, 1))
+    assert torch.equal(one, two)
+    assert not torch.equal(one, other)
+    assert not x.any()  # the pool itself is left alone
+    for share, variance in zip(shares.values(), [0.1, 0.2, 0.3, 0.4], strict=True):
+        assert abs(float(one[torch.from_numpy(share)].var()) / variance - 1) < 0.05
+        assert abs(float(one[torch.from_numpy(share)].mean())) < 0.02
+    assert with_noise(x, shares, np.zeros(4), 0) is x
+    with pytest.raises(EquipoiseError, match="symbols"):
+        with_noise(torch.zeros(4000, 30, dtype=torch.uint8), shares, part.variances(4), 0)
+
+
+def test_noise_is_on_train_and_test_alike() -> None:
+    tables = {
+        "data": {
+            "name": "digits-by-writer",
+            "extent": "excerpt",
+            "clients": 5,
+            "partition": {"kind": "quality", "sigma": 1.0},
+        },
+        "model": {"name": "softmax"},
+        "algorithm": {"name": "local"},
+    }
+    clean = load_excerpt().x
+    federation = Experiment.parse(tables).federation(Path("nowhere"))
+    for i in range(5):
+        for split in (federation.train, federation.validation, federation.test):
+            rows = torch.from_numpy(split[i])
+            assert abs(float((federation.x[rows] - clean[rows]).var()) / ((i + 1) / 5) - 1) < 0.05
+
+
+def test_another_seed_divides_otherwise() -> None:
+    data = pool(200, 5)
+    for name, cls in PARTITIONS.items():
+        clients = 4 if name == "natural" else 8
+        one, two = (cls()(data, clients, generator(seed, "partition")) for seed in (0, 1))
+        assert one.keys() != two.keys() or any(not np.array_equal(one[k], two[k]) for k in one)
 
 
 def test_dirichlet_becomes_even_for_large_beta_and_uneven_for_small() -> None:
@@ -83,6 +198,25 @@ def test_dirichlet_becomes_even_for_large_beta_and_uneven_for_small() -> None:
         return float(np.mean([np.abs(row - pooled).sum() / 2 for row in rows]))
 
     assert distance(1e4) < 0.05 < distance(1.0) < distance(0.1)
+
+
+@pytest.mark.parametrize("kind", ["labels", "shards", "dirichlet"])
+def test_skew_of_labels_needs_labels(kind: str) -> None:
+    numbers = Pool(torch.zeros(50, 3), torch.zeros(50, 1), None)
+    texts = Pool(torch.zeros(50, 3), torch.zeros(50, 3, dtype=torch.long), 9)
+    for data in (numbers, texts):
+        with pytest.raises(EquipoiseError, match="needs data with one label a sample"):
+            PARTITIONS[kind]()(data, 5, generator(0, "partition"))
+    for other in (IID(), Quantity(min_samples=2), Quality()):
+        assert len(other(numbers, 5, generator(0, "partition"))) == 5
+
+
+def test_natural_leaves_small_owners_out() -> None:
+    data = pool(200, 5)
+    sizes = {name: (data.owners == name).sum() for name in np.unique(data.owners)}
+    least = sorted(sizes.values())[2]
+    shares = Natural(min_samples=int(least))(data, None, generator(0, "partition"))
+    assert set(shares) == {name for name, size in sizes.items() if size >= least}
 
 
 def test_natural_takes_as_many_owners_as_asked() -> None:
@@ -98,8 +232,15 @@ def test_natural_takes_as_many_owners_as_asked() -> None:
     [
         (Labels(per_client=20), 5, "there are 5 labels"),
         (Labels(per_client=1), 2, "cannot hold all 5 labels"),
-        (Dirichlet(min_samples=30), 10, "needs 300 samples, and there are 100"),
-        (IID(), 101, "more than the 100 samples"),
+        (Dirichlet(min_samples=30), 10, "min_samples = 30 needs 300 samples, and there are 100"),
+        (IID(), 101, "needs 101 samples, and there are 100"),
+        (Labels(per_client=1, min_samples=21), 5, "needs 105 samples"),
+        (IID(min_samples=15), 7, "needs 105 samples, and there are 100"),
+        (Labels(per_client=1, min_samples=12), 8, "cannot be had: a client gets"),
+        (Shards(per_client=30), 5, "5 clients of 30 shards need 150 samples"),
+        (Natural(min_samples=90), None, "only 0 owners with at least 90 samples"),
+        (Hybrid(), 1, "at least 2"),
+        (Hybrid(min_samples=11), 9, "cannot be had"),
         (Natural(), 9, "only 5 owners"),
         (IID(), None, "data.clients is missing"),
     ],

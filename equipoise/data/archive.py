@@ -25,7 +25,7 @@ def told(path: Path) -> Iterator[None]:
     try:
         yield
     except _BROKEN as error:
-        reason = str(error) or type(error).__name__
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise EquipoiseError(f"{path} cannot be read: {reason}; it is damaged or cut off, fetch it again") from None
     except (RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, or packed in a way it does not know
         raise EquipoiseError(f"{path} cannot be read: {error}") from None

@@ -4,22 +4,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from equipoise.data.federation import split_sizes
 from equipoise.errors import EquipoiseError
 
 
-def parts_in_time(first: np.ndarray, last: np.ndarray, length: int, split: Sequence[float]) -> np.ndarray:
-    """0, 1 or 2 (train, validation, test) for windows that are scored on the moments `first` to `last` of `length`.
+def parts_in_time(first: np.ndarray, last: np.ndarray, split: Sequence[float]) -> np.ndarray:
+    """0, 1 or 2 (train, validation, test) for windows in their order, which ask for the moments `first` to `last`.
 
-    -1 where a window reaches over a cut: trained on, it would show what is to be predicted later.
+    -1 for a window that asks for a moment which a later part asks for too: what is to be predicted later must not have
+    been shown before.
     """
-    cuts = [round(length * split[0]), round(length * (split[0] + split[1]))]
-    part = np.searchsorted(cuts, first, side="right")
-    return np.where(np.searchsorted(cuts, last, side="right") == part, part, -1)
-
-
-def training_end(length: int, split: Sequence[float]) -> int:
-    """How many of the first moments belong to the training part."""
-    return round(length * split[0])
+    part = np.repeat(np.arange(3), split_sizes(len(first), split))
+    for later in (1, 2):
+        if (part == later).any():
+            part[(part < later) & (last >= first[part == later].min())] = -1
+    return part
 
 
 def nobody(unit: str, needed: int) -> EquipoiseError:

@@ -139,15 +139,18 @@ def check_split(split: Sequence[float]) -> None:
         )
 
 
-def split_client(indices: np.ndarray, fractions: Sequence[float], rng: np.random.Generator) -> list[np.ndarray]:
-    """One client's samples as train, validation and test, at random; training never goes empty-handed."""
-    order = rng.permutation(indices)
-    n = len(order)
+def split_sizes(n: int, fractions: Sequence[float]) -> tuple[int, int, int]:
+    """How many of n samples are for training, validation and test; training never goes empty-handed."""
     validation, test = (round(n * f) for f in fractions[1:])
     while n and validation + test >= n:  # tiny clients: training comes first
         validation, test = (validation - 1, test) if validation else (validation, test - 1)
-    cut = n - validation - test
-    return [order[:cut], order[cut : cut + validation], order[cut + validation :]]
+    return n - validation - test, validation, test
+
+
+def split_client(indices: np.ndarray, fractions: Sequence[float], rng: np.random.Generator) -> list[np.ndarray]:
+    """One client's samples as train, validation and test, at random; training never goes empty-handed."""
+    train, validation, _ = split_sizes(len(indices), fractions)
+    return np.split(rng.permutation(indices), [train, train + validation])
 
 
 def from_shares(

@@ -20,9 +20,10 @@ from equipoise.engine.options import Engine, Schedule
 from equipoise.engine.store import ClientStore
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.evaluate import KINDS, Evaluator
+from equipoise.losses import LOSSES
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Uploads
-from equipoise.task import LOSSES, Task
+from equipoise.task import Task
 from equipoise.watcher import Watcher
 
 
@@ -59,6 +60,8 @@ class Simulation:
             raise EquipoiseError(
                 f"there is a label {classes - 1}, and the model has only {task.outputs} outputs; it needs {classes}"
             )
+        if not federation.x.is_floating_point():
+            task.check_symbols(federation.x)
         self.training, unseen = federation.by_name
         self.start = Start(task.space, task.w0, len(self.training))
         self.announced = announce(algorithm, self.start)

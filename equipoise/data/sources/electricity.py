@@ -14,7 +14,7 @@ import torch
 from equipoise.data import text
 from equipoise.data.archive import first_existing, opened, told
 from equipoise.data.cache import Arrays, cached
-from equipoise.data.chronology import nobody, parts_in_time, training_end
+from equipoise.data.chronology import nobody, parts_in_time
 from equipoise.data.download import Remote
 from equipoise.data.pool import Pool
 from equipoise.data.source import Found, Progress, Request, Source, missing, portion
@@ -60,17 +60,21 @@ class Electricity(Source):
             series = series[: len(series) // 4 * 4].reshape(-1, 4, len(names)).mean(1, dtype=np.float64)
         xs, ys, owners, parts, flat = [], [], [], [], 0
         for column, name in enumerate(names):
-            scaled = self._scaled(np.trim_zeros(series[:, column], "f"), ask.split)
+            load = np.trim_zeros(series[:, column], "f")  # zeros before the first load are no data
+            if not len(load):
+                flat += 1
+                continue
+            asked = np.arange(self.window, len(load) - self.horizon + 1, self.stride)
+            part = parts_in_time(asked, asked + self.horizon - 1, ask.split)
+            if not (part == 0).any():
+                raise EquipoiseError(
+                    f"{path}: client {name!r} has {len(load)} values, too few for a training sample with "
+                    f"data.window = {self.window} and data.horizon = {self.horizon}"
+                )
+            scaled = self._scaled(load, past=load[: asked[part == 0].max() + self.horizon])
             if scaled is None:
                 flat += 1
                 continue
-            asked = np.arange(self.window, len(scaled) - self.horizon + 1, self.stride)
-            part = parts_in_time(asked, asked + self.horizon - 1, len(scaled), ask.split)
-            if not (part == 0).any():
-                raise EquipoiseError(
-                    f"{path}: client {name!r} has {len(scaled)} values, too few for a training sample with "
-                    f"data.window = {self.window} and data.horizon = {self.horizon}"
-                )
             asked, part = asked[part >= 0], part[part >= 0]
             xs.append(scaled[asked[:, None] + np.arange(-self.window, 0)])
             ys.append(scaled[asked[:, None] + np.arange(self.horizon)])
@@ -89,10 +93,10 @@ class Electricity(Source):
             notes=notes,
         )
 
-    def _scaled(self, series: np.ndarray, split: tuple[float, float, float]) -> np.ndarray | None:
-        """By the training part alone; None where that part is constant. Zeros before the first load are no data."""
-        past = series[: training_end(len(series), split)].astype(np.float64)
-        if not len(past) or past.min() == past.max():
+    def _scaled(self, series: np.ndarray, past: np.ndarray) -> np.ndarray | None:
+        """By the training part alone; None where that part is constant."""
+        past = past.astype(np.float64)
+        if past.min() == past.max():
             return None
         shift, size = (past.min(), np.ptp(past)) if self.scale == "minmax" else (past.mean(), past.std())
         return np.asarray((series - shift) / size, dtype=np.float32)

@@ -57,8 +57,8 @@ class Shakespeare(Source):
                 [b + np.arange(0, max(n - self.window, 0), self.stride) for b, n in zip(begins, lengths, strict=True)]
             ).astype(np.int64)
             # What a window asks for: all characters after its first, or only the one after its last.
-            asked = starts + (1 if self.predict == "every" else self.window) - begins[0]
-            part = parts_in_time(asked, starts + self.window - begins[0], int(lengths.sum()), ask.split)
+            asked = starts + (1 if self.predict == "every" else self.window)
+            part = parts_in_time(asked, starts + self.window, ask.split)
             if not (part == 0).any():
                 short += 1
                 continue

@@ -1,0 +1,91 @@
+"""What was decoded is kept, believed only when it is whole, and never in the way."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from equipoise.data.cache import Arrays, cached
+from equipoise.errors import EquipoiseError
+
+ARRAYS = {"x": np.arange(24, dtype=np.uint8).reshape(2, 3, 4), "y": np.array([1, 5]), "n": np.array(15)}
+
+
+class Decoder:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self) -> Arrays:
+        self.calls += 1
+        return {name: array.copy() for name, array in ARRAYS.items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def same(arrays: Arrays) -> bool:
+    return arrays.keys() == ARRAYS.keys() and all(
+        np.array_equal(arrays[k], ARRAYS[k]) and arrays[k].dtype == ARRAYS[k].dtype for k in ARRAYS
+    )
+
+
+def test_decoded_once_and_again_when_the_file_changes(folder: Path, tmp_path: Path) -> None:
+    file, decode = tmp_path / "file", Decoder()
+    file.write_bytes(b"one")
+    for _ in range(3):
+        assert same(cached("name", [file], decode))
+    assert decode.calls == 1
+    file.write_bytes(b"other")
+    cached("name", [file], decode)
+    assert decode.calls == 2
+    stat = file.stat()
+    file.write_bytes(b"OTHER")  # same length, later
+    os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 1))
+    cached("name", [file], decode)
+    assert decode.calls == 3
+    assert [p.suffix for p in folder.iterdir()] == [".safetensors"]  # a changed file leaves no old entry behind
+
+
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_entry_is_decoded_anew(data: st.DataObject, folder: Path, tmp_path: Path) -> None:
+    file, decode = tmp_path / "file", Decoder()
+    file.write_bytes(b"one")
+    cached("name", [file], decode)
+    [entry] = folder.iterdir()
+    content = bytearray(entry.read_bytes())
+    if data.draw(st.booleans()):
+        content = content[: data.draw(st.integers(0, len(content) - 1))]
+    else:
+        content[data.draw(st.integers(0, len(content) - 1))] ^= data.draw(st.integers(1, 255))
+    entry.write_bytes(content)
+    assert same(cached("name", [file], decode))
+    assert same(cached("name", [file], decode))
+
+
+def test_a_failed_decoding_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"one")
+
+    def fail() -> Arrays:
+        raise EquipoiseError("no")
+
+    with pytest.raises(EquipoiseError, match="no"):
+        cached("name", [file], fail)
+    assert not folder.exists()
+
+
+def test_without_a_place_to_write_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, decode = tmp_path / "file", Decoder()
+    file.write_bytes(b"one")
+    for place in (str(file / "below-a-file"), "off"):
+        monkeypatch.setenv("EQUIPOISE_CACHE", place)
+        assert same(cached("name", [file], decode))
+    assert decode.calls == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -1,0 +1,123 @@
+"""Clients that take no part in training: they change nothing, adapt as the method says, and are scored apart."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import equipoise
+from equipoise.algorithm import Algorithm
+from equipoise.data.federation import Ragged
+from equipoise.errors import EquipoiseError
+from tests.conftest import classification, simulation, small_mlp
+
+MODES = ["threads", "stacked"]
+
+
+def held_out(*names: str):
+    return replace(classification(), unseen=frozenset(names))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_goes_as_if_they_did_not_exist(algorithm: Algorithm, mode: str) -> None:
+    everybody = held_out("client-1", "client-4")
+    keep = [0, 2, 3, 5]
+    others = replace(
+        everybody,
+        names=tuple(everybody.names[i] for i in keep),
+        unseen=frozenset(),
+        **{s: Ragged([getattr(everybody, s)[i] for i in keep]) for s in ("train", "validation", "test")},
+    )
+    with_them, without = (simulation(algorithm, f, mode=mode, participation=3) for f in (everybody, others))
+    with_them.run()
+    without.run()
+    assert with_them.server.keys() == without.server.keys()
+    assert all(torch.equal(with_them.server[k], without.server[k]) for k in without.server)
+    whole, few = with_them.summary(), without.summary()
+    assert whole["clients"] == 4
+    for key in ("personal", "global", "hybrid", "bytes_up", "gradient_samples"):
+        assert whole.get(key) == few.get(key)
+    assert "unseen" not in few
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_they_adapt_the_head_or_all_as_the_method_says(algorithm: Algorithm, mode: str) -> None:
+    run = simulation(algorithm, held_out("client-3"), mode=mode)
+    run.run()
+    result = equipoise.api.Result(run)
+    model = result.personal_vector("client-3")
+    space = run.task.space
+    start = run.algorithm.shared(run.server)
+    if algorithm.keeps_head:
+        body = next(iter(run.server.values()))
+        assert torch.equal(space.body(model.vector), body)
+        assert not torch.equal(space.head(model.vector), space.head(run.task.w0))
+    else:
+        start = run.task.w0 if start is None else start
+        assert not torch.equal(space.body(model.vector), space.body(start))
+        assert not torch.equal(space.head(model.vector), space.head(start))
+    samples = len(run.federation.train[3]) * algorithm.adapt_epochs
+    assert run.summary()["unseen"]["adaptation_samples"] == samples
+
+
+def test_both_modes_give_the_same_adapted_models(algorithm: Algorithm) -> None:
+    runs = [simulation(algorithm, held_out("client-0", "client-5"), mode=mode) for mode in MODES]
+    for run in runs:
+        run.run()
+    for kind, table in runs[0].tables().items():
+        np.testing.assert_allclose(runs[1].tables()[kind], table, rtol=1e-9, atol=1e-11)
+
+
+def test_scores_are_those_of_the_adapted_model(algorithm: Algorithm) -> None:
+    run = simulation(algorithm, held_out("client-3"))
+    run.run()
+    module = equipoise.api.Result(run).personal("client-3")
+    x, y = run.federation.gather(torch.from_numpy(run.federation.test[3]))
+    accuracy = float((module(x).argmax(-1) == y).double().mean())
+    assert run.summary()["unseen"]["personal"]["accuracy"] == pytest.approx(accuracy)
+    assert run.tables()["personal"][3, 3] == pytest.approx(accuracy)
+
+
+def test_they_are_scored_once_at_the_end_and_a_resumed_run_knows(algorithm: Algorithm, tmp_path: Path) -> None:
+    federation = held_out("client-2")
+    run = simulation(algorithm, federation, folder=tmp_path / "a")
+    run.run()
+    assert ["unseen" in line for line in run.lines] == [False, False, False, True]
+    assert "unseen" in (tmp_path / "a" / "clients.csv").read_text().splitlines()[0]
+    rows = (tmp_path / "a" / "clients.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[1] for row in rows] == ["false", "false", "true", "false", "false", "false"]
+    again = simulation(algorithm, federation, folder=tmp_path / "a", new=False)
+    again.resume()
+    assert again.summary()["unseen"] == run.summary()["unseen"]
+    again.close()
+
+
+def test_train_holds_clients_out(tmp_path: Path) -> None:
+    clients = [{"train": (np.random.default_rng(i).normal(size=(8, 5)), np.arange(8) % 3)} for i in range(10)]
+    for client in clients:
+        client["test"] = client["train"]
+    result = equipoise.train(small_mlp(), clients, equipoise.FedAvg(), rounds=2, unseen=0.2, out=tmp_path / "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["clients"] == 8
+    assert summary["unseen"]["clients"] == 2
+    assert set(summary["unseen"]) >= {"personal", "global"}
+    assert "personal" not in summary  # FedAvg's training clients have no model of their own
+    assert result.scores()["personal"].shape == (10, 4)
+    assert np.isfinite(result.scores()["personal"][:, 3]).sum() == 2
+    with pytest.raises(EquipoiseError, match=r"unseen = 1\.5"):
+        equipoise.train(small_mlp(), clients, equipoise.FedAvg(), unseen=1.5)
+    with pytest.raises(EquipoiseError, match="all clients are unseen"):
+        equipoise.train(small_mlp(), clients, equipoise.FedAvg(), unseen=0.99)
+
+
+def test_who_is_held_out_depends_on_the_seed_and_the_names() -> None:
+    federation = classification()
+    one, again, other = (federation.holding_out(0.5, seed).unseen for seed in (0, 0, 1))
+    assert one == again
+    assert len(one) == 3
+    assert one != other
+    assert federation.holding_out(0.01, 0).unseen <= set(federation.names)
+    assert len(federation.holding_out(0.01, 0).unseen) == 1
