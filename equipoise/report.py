@@ -117,8 +117,8 @@ def _figure(value: float | None, spread: float | None, metric: str) -> str:
 
 def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """What people read: the models' scores, how far clients lie apart, and what was sent."""
-    unit = " %" if all(row["metric"] == "accuracy" for row in rows) else ""
     unseen = any(row["unseen"] is not None for row in rows)
+    unit = " %" if all(row["metric"] == "accuracy" for row in rows) and not unseen else ""  # else they would not fit
     head = ["algorithm", f"personal{unit}", f"global{unit}", f"hybrid{unit}", "spread", "worst tenth"]
     head += [*([f"unseen{unit}"] if unseen else []), "sent MB"]
     optional = {
@@ -149,7 +149,8 @@ _UNSEEN_NOTE = "; unseen: clients that took no part in training, after adapting 
 def _note(rows: list[dict[str, Any]]) -> str:
     names = {row["data"] for row in rows}
     data = f"Data: {names.pop()}. " if len(names) == 1 and names != {""} else ""
-    return data + NOTE + (_UNSEEN_NOTE if any(row["unseen"] is not None for row in rows) else "")
+    percent = "Accuracies in %. " if any(row["metric"] == "accuracy" for row in rows) else ""
+    return data + percent + NOTE + (_UNSEEN_NOTE if any(row["unseen"] is not None for row in rows) else "")
 
 
 def as_table(rows: list[dict[str, Any]]) -> Table:

@@ -153,6 +153,18 @@ def test_femnist_reads_leaf(tmp_path: Path) -> None:
     assert digits.y.tolist() == [label for label in pool.y.tolist() if label < 10]
 
 
+def test_leafs_folders_hold_the_same_samples_and_are_read_once_in_the_order_of_time(tmp_path: Path) -> None:
+    words = text.ALPHABET[1:] * 4
+    x, y = datafiles.leaf_windows(words)
+    folder = tmp_path / "shakespeare" / "data"
+    for place, rows in (("all_data", range(len(x))), ("test", range(200, len(x))), ("train", range(200))):
+        (folder / place).mkdir(parents=True)
+        users = {"u": ([x[k] for k in rows], [y[k] for k in rows])}
+        (folder / place / "a.json").write_text(json.dumps(datafiles.leaf(users)))
+    pool = load("shakespeare", tmp_path, stride=1, predict="last", split=(1.0, 0.0, 0.0))
+    assert [text.decode(row.numpy()) for row in pool.x] == x
+
+
 def test_femnist_keeps_numbers_that_are_no_bytes(tmp_path: Path) -> None:
     x = np.random.default_rng(0).random((2, 784)).tolist()
     (tmp_path / "femnist").mkdir()

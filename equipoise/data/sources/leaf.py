@@ -14,8 +14,20 @@ _HEAD = 4 << 20  # users and their counts stand at the beginning of LEAF's files
 
 
 def leaf_files(folder: Path) -> list[Path]:
-    """LEAF writes one or many files, some into the folders train and test."""
-    found = [p for pattern in ("*.json", "*.json.gz", "*.json.xz") for p in folder.rglob(pattern) if p.is_file()]
+    """The files that together hold every sample once.
+
+    LEAF keeps the same samples in several folders on its way from all_data to train and test; the last are taken, in
+    the order of time.
+    """
+    for base in (folder, folder / "data"):
+        for places in ((base / "train", base / "test"), (base / "all_data",), (base,)):
+            if found := [path for place in places for path in _json_files(place)]:
+                return found
+    return []
+
+
+def _json_files(folder: Path) -> list[Path]:
+    found = [p for pattern in ("*.json", "*.json.gz", "*.json.xz") for p in folder.glob(pattern) if p.is_file()]
     return sorted(found)
 
 

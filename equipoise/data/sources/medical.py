@@ -47,7 +47,9 @@ class MedicalMNIST(Source):
         path = _place(ask.folder)
         if path is None:
             raise missing(_ZIPS[0], [ask.folder], type(self))
-        arrays = cached("medical-mnist", [path], lambda: _decode(path, ask.progress))
+        # A folder does not show that a file in it was changed; the files themselves do.
+        files = sorted(path.glob("*/*")) if path.is_dir() else [path]
+        arrays = cached("medical-mnist", files, lambda: _decode(path, ask.progress))
         x = torch.from_numpy(arrays["x"]).to(torch.float32).div_(255).unsqueeze(1)
         if self.channels == 3:
             x = x.repeat(1, 3, 1, 1)
