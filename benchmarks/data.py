@@ -24,21 +24,22 @@ SOURCES = [
 ]
 
 _CHILD = """
-import json, resource, sys, time
+import json, sys, time
 from pathlib import Path
 from equipoise.config import Experiment
+from equipoise.memory import peak_memory_mb
 name, folder = sys.argv[1], Path(sys.argv[2])
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 settings = {"name": name.removesuffix("-uci")}
 if name in ("mnist", "fashion-mnist", "cifar10", "cifar100", "medical-mnist"):
     settings |= {"clients": 100, "partition": {"kind": "dirichlet"}}
 experiment = Experiment.parse({"data": settings, "model": {"name": "softmax"}, "algorithm": {"name": "local"}})
 import torch
-before, began = peak(), time.perf_counter()
+before, began = peak_memory_mb(), time.perf_counter()
 federation = experiment.federation(folder)
 federation.gather(torch.from_numpy(federation.train[0][:50]))
 seconds = time.perf_counter() - began
-figures = {"title": federation.title, "samples": len(federation.x), "seconds": seconds, "peak_mb": peak() - before}
+figures = {"title": federation.title, "samples": len(federation.x), "seconds": seconds}
+figures["peak_mb"] = peak_memory_mb() - before
 figures["inputs_mb"] = federation.x.numel() * federation.x.element_size() / 1e6
 print(json.dumps(figures))
 """

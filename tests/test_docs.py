@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ import torch
 
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
+from equipoise.config import Experiment
 from equipoise.data.partitions import PARTITIONS
+from equipoise.data.sources import SOURCES
 from equipoise.models import MODELS
 from tests.conftest import simulation
 from tests.test_cli import equipoise_command
@@ -59,6 +62,33 @@ def test_the_readme_names_what_there_is() -> None:
     text = (ROOT / "README.md").read_text()
     for name in (*MODELS, *PARTITIONS):
         assert f"`{name}`" in text
+
+
+def test_the_page_on_data_names_what_there_is_and_its_commands_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "data.md").read_text()
+    for name in (*SOURCES, *PARTITIONS):
+        assert f"| `{name}` |" in text
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for block in blocks("docs/data.md", "sh"):
+        for command in block.splitlines():
+            done = equipoise_command(*shlex.split(command)[1:], cwd=tmp_path)
+            assert done.returncode == 0, (command, done.stderr)
+    for block in blocks("docs/data.md", "toml"):
+        tables = {"data": {"name": "mnist", **tomllib.loads(block)}, "model": {"name": "mlp"}}
+        Experiment.parse({**tables, "algorithm": {"name": "local"}})
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
+def test_the_examples_are_experiments(path: Path) -> None:
+    Experiment.load(path)
+
+
+def test_the_published_seconds_and_megabytes_of_data_are_those_of_the_benchmark() -> None:
+    text = (ROOT / "docs" / "data.md").read_text()
+    for row in json.loads((ROOT / "docs" / "benchmarks" / "data.json").read_text())["data"]:
+        columns = ("cold_seconds", "cached_seconds", "inputs_mb", "cold_peak_mb", "cached_peak_mb", "cache_mb")
+        cells = [f"`{row['source']}`", f"{row['samples']:,}", *(str(row[column]) for column in columns)]
+        assert "| " + " | ".join(cells) + " |" in text
 
 
 @pytest.mark.parametrize("name", ["throughput", "scale"])

@@ -30,8 +30,8 @@ from equipoise.randomness import generator
 def pool(n: int, classes: int, seed: int = 0) -> Pool:
     rng = np.random.default_rng(seed)
     y = np.concatenate([np.arange(classes), rng.integers(0, classes, max(0, n - classes))])[:n]
-    owners = np.array([f"owner-{i}" for i in rng.integers(0, 5, n)])
-    return Pool(torch.zeros(n, 1), torch.from_numpy(y), classes, owners)
+    names = tuple(f"owner-{i}" for i in range(5))
+    return Pool(torch.zeros(n, 1), torch.from_numpy(y), classes, rng.integers(0, 5, n), names)
 
 
 dealt = st.one_of(

@@ -170,6 +170,9 @@ def test_femnist_keeps_numbers_that_are_no_bytes(tmp_path: Path) -> None:
     (tmp_path / "femnist").mkdir()
     (tmp_path / "femnist" / "a.json").write_text(json.dumps(datafiles.leaf({"u": (x, [0, 1])})))
     np.testing.assert_allclose(load("femnist", tmp_path).x.reshape(2, 784).numpy(), np.array(x, np.float32))
+    both = {"u": (x, [0, 1]), "v": ([[1 / 255] * 784], [2])}  # one user's are bytes, the other's are not
+    (tmp_path / "femnist" / "a.json").write_text(json.dumps(datafiles.leaf(both)))
+    np.testing.assert_allclose(load("femnist", tmp_path).x[2].numpy(), 1 / 255, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,10 @@ class Pool:
     y: Tensor
     classes: int | None
     "how many labels there are; None where the targets are numbers"
-    owners: np.ndarray | None = None
-    "the name of each sample's owner, for the natural partition"
+    owner: np.ndarray | None = None
+    "for each sample the number of its owner in `names`, for the natural partition"
+    names: tuple[str, ...] = ()
+    "the owners' names; numbers stand for them because there may be millions of samples"
     part: np.ndarray | None = None
     "0, 1 or 2 where the source itself says what is for training, validation and test (time goes on, or it draws them)"
     portion: str = ""
@@ -27,5 +29,11 @@ class Pool:
 
     def without_inputs(self, rows: np.ndarray) -> "Pool":
         """Targets and owners of these samples: what a partition looks at."""
-        owners = None if self.owners is None else self.owners[rows]
-        return replace(self, x=self.x[:0], y=self.y[torch.from_numpy(rows)], owners=owners, part=None)
+        owner = None if self.owner is None else self.owner[rows]
+        return replace(self, x=self.x[:0], y=self.y[torch.from_numpy(rows)], owner=owner, part=None)
+
+    @property
+    def owners(self) -> np.ndarray:
+        """The name of each sample's owner."""
+        assert self.owner is not None
+        return np.asarray(np.array(self.names)[self.owner])

@@ -1,6 +1,5 @@
 """The simulator: every round of a federation, in this process."""
 
-import resource
 import threading
 import time
 from dataclasses import asdict, dataclass
@@ -21,6 +20,7 @@ from equipoise.engine.store import ClientStore
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.evaluate import KINDS, Evaluator
 from equipoise.losses import LOSSES
+from equipoise.memory import peak_memory_mb
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Uploads
 from equipoise.task import Task
@@ -250,7 +250,7 @@ class Simulation:
             "mode": self.mode,
             "seconds": round(self.counters.seconds, 3),
             "samples_per_second": round(samples / max(self.counters.seconds, 1e-9), 1),
-            "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+            "peak_memory_mb": round(peak_memory_mb(), 1),
         }
 
     def _unseen(self) -> dict[str, Any]:

@@ -15,6 +15,8 @@ class Linear(ModelSettings):
     Inputs carry a constant feature of their own where an intercept is wanted, so that the optimum has a closed form.
     """
 
+    paper: ClassVar[str] = "the regressions of FLAME's Appendix B and of Learn2pFed's polynomials"
+
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         head = nn.Linear(prod(shape), outputs, bias=False)
         nn.init.zeros_(head.weight)

@@ -1,5 +1,7 @@
 """A recurrent network that looks back over a window of time."""
 
+from typing import ClassVar
+
 from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
@@ -22,6 +24,8 @@ class _LastState(nn.Module):
 
 class LSTM(ModelSettings):
     """A forecaster: an LSTM over the points in time, whose last hidden state the head reads."""
+
+    paper: ClassVar[str] = "Hochreiter and Schmidhuber, 1997; the peers' model in Learn2pFed's forecasting"
 
     hidden: Count = 32
     "width of the hidden state"

@@ -18,17 +18,17 @@ class Natural(Partition):
     "owners with fewer are left out"
 
     def __call__(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Shares:
-        if pool.owners is None:
+        if pool.owner is None:
             raise EquipoiseError(
                 "data.partition.kind = 'natural' needs data that name their owners, such as digits-by-writer"
             )
-        names, owner = np.unique(pool.owners, return_inverse=True)
-        pieces = by_owner(owner, len(names))
-        enough = [i for i, piece in enumerate(pieces) if len(piece) >= self.min_samples]
+        pieces = by_owner(pool.owner, len(pool.names))
+        order = sorted(range(len(pieces)), key=lambda i: pool.names[i])
+        enough = [i for i in order if len(pieces[i]) >= self.min_samples]
         if not enough or (clients is not None and clients > len(enough)):
             least = f" with at least {self.min_samples} samples" if self.min_samples > 1 else ""
             wanted = "" if clients is None else f"data.clients = {clients}, but "
             raise EquipoiseError(f"{wanted}these data come from only {len(enough)} owners{least}")
         if clients is not None:
             enough = [enough[i] for i in np.sort(rng.choice(len(enough), clients, replace=False))]
-        return {str(names[i]): pieces[i] for i in enough}
+        return {pool.names[i]: pieces[i] for i in enough}

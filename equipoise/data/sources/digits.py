@@ -73,8 +73,8 @@ def _decode(paths: list[Path]) -> Arrays:
 
 def _pool(x: np.ndarray, y: np.ndarray, writer: np.ndarray, portion: str = "") -> Pool:
     known, code = np.unique(writer, return_inverse=True)
-    owners = np.array([f"writer-{w:04d}" for w in known])[code]
-    return Pool(grey(x), torch.from_numpy(y.astype(np.int64)), classes=10, owners=owners, portion=portion)
+    names = tuple(f"writer-{w:04d}" for w in known)
+    return Pool(grey(x), torch.from_numpy(y.astype(np.int64)), classes=10, owner=code, names=names, portion=portion)
 
 
 def load_excerpt() -> Pool:

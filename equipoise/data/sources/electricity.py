@@ -58,7 +58,7 @@ class Electricity(Source):
         whole = _portion(len(series), len(names), int(arrays["minutes"]))
         if self.hourly and arrays["minutes"] == 15:
             series = series[: len(series) // 4 * 4].reshape(-1, 4, len(names)).mean(1, dtype=np.float64)
-        xs, ys, owners, parts, flat = [], [], [], [], 0
+        xs, ys, owner, parts, flat = [], [], [], [], 0
         for column, name in enumerate(names):
             load = np.trim_zeros(series[:, column], "f")  # zeros before the first load are no data
             if not len(load):
@@ -78,7 +78,7 @@ class Electricity(Source):
             asked, part = asked[part >= 0], part[part >= 0]
             xs.append(scaled[asked[:, None] + np.arange(-self.window, 0)])
             ys.append(scaled[asked[:, None] + np.arange(self.horizon)])
-            owners.append(np.full(len(asked), name))
+            owner.append(np.full(len(asked), column, np.int32))
             parts.append(part)
         if not xs:
             raise nobody("series", self.window + self.horizon)
@@ -87,7 +87,8 @@ class Electricity(Source):
             x=torch.from_numpy(np.concatenate(xs)),
             y=torch.from_numpy(np.concatenate(ys)),
             classes=None,
-            owners=np.concatenate(owners),
+            owner=np.concatenate(owner),
+            names=tuple(names),
             part=np.concatenate(parts),
             portion=whole,
             notes=notes,

@@ -45,9 +45,9 @@ class FEMNIST(Source):
         images = torch.from_numpy(x).to(torch.float32)
         if x.dtype == np.uint8:
             images.div_(255)
-        owners = np.array(names_from_bytes(arrays["names"]))[owner]
+        names = tuple(names_from_bytes(arrays["names"]))
         classes = 10 if self.digits_only else _CLASSES
-        return Pool(images.view(-1, 1, 28, 28), torch.from_numpy(y), classes, owners, portion=whole)
+        return Pool(images.view(-1, 1, 28, 28), torch.from_numpy(y), classes, owner, names, portion=whole)
 
     def look(self, folder: Path) -> Found | None:
         paths = leaf_files(folder / "femnist")
@@ -62,13 +62,13 @@ def _decode(paths: list[Path], progress: Progress) -> Arrays:
     for path, user, x, y in each_user(paths, progress):
         if not x:
             continue
-        xs.append(_images(path, user, x))
+        xs.append(_compact(_images(path, user, x)))
         ys.append(_labels(path, user, y))
         owner.append(np.full(len(x), names.setdefault(user, len(names)), np.int32))
     if not xs:
         raise EquipoiseError(f"{paths[0].parent} holds no samples of any user")
     return {
-        "x": np.concatenate(_bytes(xs)),
+        "x": _alike(xs),
         "y": np.concatenate(ys),
         "owner": np.concatenate(owner),
         "names": names_to_bytes(names),
@@ -99,9 +99,14 @@ def _labels(path: Path, user: str, y: list[Any]) -> np.ndarray:
     return np.array(y, dtype=np.uint8)
 
 
-def _bytes(xs: list[np.ndarray]) -> list[np.ndarray]:
+def _compact(images: np.ndarray) -> np.ndarray:
     """As bytes, a quarter of the room, where nothing is lost by it; LEAF's numbers are bytes divided by 255."""
-    scaled = [np.rint(255 * x) for x in xs]
-    if all(np.abs(255 * x - s).max() < 1e-3 for x, s in zip(xs, scaled, strict=True)):
-        return [s.astype(np.uint8) for s in scaled]
-    return xs
+    scaled = np.rint(255 * images)
+    return scaled.astype(np.uint8) if np.abs(255 * images - scaled).max() < 1e-3 else images
+
+
+def _alike(xs: list[np.ndarray]) -> np.ndarray:
+    """All as bytes, or all as numbers from 0 to 1."""
+    if all(x.dtype == np.uint8 for x in xs):
+        return np.concatenate(xs)
+    return np.concatenate([x / np.float32(255) if x.dtype == np.uint8 else x for x in xs])

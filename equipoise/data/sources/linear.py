@@ -57,6 +57,7 @@ class LinearRegression(Source):
             x=torch.from_numpy(np.concatenate(xs)),
             y=torch.from_numpy(np.concatenate(ys)[:, None]),
             classes=None,
-            owners=np.repeat(names, 3 * self.samples),
+            owner=np.repeat(np.arange(clients), 3 * self.samples),
+            names=tuple(names),
             part=np.tile(np.repeat(np.arange(3), self.samples), clients),
         )

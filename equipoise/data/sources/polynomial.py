@@ -55,8 +55,8 @@ class Polynomial(Source):
         names = numbered(clients)
         spread = np.sort(randomness.generator(ask.seed, "polynomial points").uniform(0, 1, self.points))
         stretches = np.array_split(spread, clients)
-        xs, ys, owners, parts = [], [], [], []
-        for a_i, name, stretch in zip(a, names, stretches, strict=True):
+        xs, ys, owner, parts = [], [], [], []
+        for i, (a_i, name, stretch) in enumerate(zip(a, names, stretches, strict=True)):
             rng = randomness.generator(ask.seed, "polynomial", name)
             low, high = (stretch[0], stretch[-1]) if self.layout == "segments" else (0, 1)
             train = stretch if self.layout == "segments" else rng.uniform(0, 1, len(stretch))
@@ -66,12 +66,13 @@ class Polynomial(Source):
                 noise = self.noise * rng.normal(size=len(x)) if part < 2 else 0.0
                 xs.append(features)
                 ys.append(features @ a_i + noise)
-                owners.append(np.full(len(x), name))
+                owner.append(np.full(len(x), i))
                 parts.append(np.full(len(x), part))
         return Pool(
             x=torch.from_numpy(np.concatenate(xs)),
             y=torch.from_numpy(np.concatenate(ys)[:, None]),
             classes=None,
-            owners=np.concatenate(owners),
+            owner=np.concatenate(owner),
+            names=tuple(names),
             part=np.concatenate(parts),
         )

@@ -46,7 +46,7 @@ class Shakespeare(Source):
         names, codes, role = text.names_from_bytes(arrays["names"]), arrays["codes"], arrays["role"]
         ends = np.cumsum(arrays["lengths"])
         rows: list[np.ndarray] = []  # where each window begins in `codes`
-        owners: list[np.ndarray] = []
+        owner: list[np.ndarray] = []
         parts: list[np.ndarray] = []
         short = 0
         for number in range(len(names)):
@@ -63,7 +63,7 @@ class Shakespeare(Source):
                 short += 1
                 continue
             rows.append(starts[part >= 0])
-            owners.append(np.full(len(rows[-1]), number))
+            owner.append(np.full(len(rows[-1]), number, np.int32))
             parts.append(part[part >= 0])
         if not rows:
             raise nobody("role", self.window + 1)
@@ -74,7 +74,8 @@ class Shakespeare(Source):
             x=torch.from_numpy(np.ascontiguousarray(windows[:, :-1])),
             y=torch.from_numpy(y.astype(np.int64)),
             classes=text.SYMBOLS,
-            owners=np.array(names)[np.concatenate(owners)],
+            owner=np.concatenate(owner),
+            names=tuple(names),
             part=np.concatenate(parts),
             portion="own edition" if roles else portion(count, _WHOLE),
             notes=(f"{short} roles are left out: their text is too short for a training window",) if short else (),
