@@ -153,3 +153,23 @@ def everything(folder: Path) -> dict[str, list[Path]]:
         "shakespeare": [folder / "shakespeare-roles.json.xz"],
         "electricity": [folder / "electricity.csv.gz"],
     }
+
+
+def other_layouts(folder: Path) -> dict[str, list[Path]]:
+    """Files of the data sets that are published in a second form, by data set; none of them packed but UCI's."""
+    texts = roles(folder / "roles.json.xz", lengths=(300, 400))
+    (folder / "shakespeare").mkdir()
+    windows = {name: leaf_windows(words) for name, words in texts.items()}
+    (folder / "shakespeare" / "all_data.json").write_text(json.dumps(leaf(windows)))
+    uci(folder / "LD2011_2014.txt", quarters=200)
+    uci(folder / "electricity.zip", quarters=200, zipped=True)
+    (folder / "medical-mnist").mkdir()
+    medical(folder / "pictures.zip", each=2, prefix="")
+    with zipfile.ZipFile(folder / "pictures.zip") as archive:
+        archive.extractall(folder / "medical-mnist")
+    return {
+        "shakespeare": [folder / "shakespeare" / "all_data.json"],
+        "electricity": [folder / "LD2011_2014.txt"],
+        "electricity zipped": [folder / "electricity.zip"],
+        "medical-mnist": sorted((folder / "medical-mnist").glob("*/*.jpeg")),
+    }

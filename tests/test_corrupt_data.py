@@ -16,13 +16,20 @@ from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
 from tests import datafiles
 
-NAMES = [name for name, source in SOURCES.items() if not source.draws]
+PACKED = [name for name, source in SOURCES.items() if not source.draws]
+OTHER = ["shakespeare", "electricity", "electricity zipped", "medical-mnist"]
+CASES = [*((name, datafiles.everything) for name in PACKED), *((name, datafiles.other_layouts) for name in OTHER)]
+
+Whole = dict[object, tuple[Path, dict[str, list[Path]]]]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[Path]]]:
-    folder = tmp_path_factory.mktemp("whole")
-    return folder, datafiles.everything(folder)
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    made: Whole = {}
+    for make in (datafiles.everything, datafiles.other_layouts):
+        folder = tmp_path_factory.mktemp("whole")
+        made[make] = folder, make(folder)
+    return made
 
 
 def corrupt(data: bytes, draw: st.DrawFn) -> bytes:
@@ -45,13 +52,13 @@ def corrupt(data: bytes, draw: st.DrawFn) -> bytes:
     return bytes(content)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "layout"), CASES, ids=[f"{make.__name__}-{name}" for name, make in CASES])
 @given(data=st.data())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_corrupted_file_brings_a_sentence_or_sound_data(
-    name: str, whole: tuple[Path, dict[str, list[Path]]], data: st.DataObject, tmp_path: Path
+    name: str, layout: object, whole: Whole, data: st.DataObject, tmp_path: Path
 ) -> None:
-    folder, files = whole
+    folder, files = whole[layout]
     work, cache = tmp_path / "work", tmp_path / "cache"
     for path in (work, cache):
         shutil.rmtree(path, ignore_errors=True)
@@ -64,7 +71,7 @@ def test_a_corrupted_file_brings_a_sentence_or_sound_data(
     before = os.environ["EQUIPOISE_CACHE"]
     os.environ["EQUIPOISE_CACHE"] = str(cache)
     try:
-        look_and_load(name, work, cache)
+        look_and_load(name.split()[0], work, cache)
     finally:
         os.environ["EQUIPOISE_CACHE"] = before
 

@@ -53,7 +53,7 @@ def within(path: Path, name: str, file: BinaryIO, limit: int = LIMIT) -> bytes:
 def tar_members(path: Path, names: tuple[str, ...], limit: int) -> dict[str, bytes]:
     """The plain files with these last names in a .tar.gz; everything else in it is passed over."""
     found = {}
-    with told(path), tarfile.open(path, "r:*") as archive:
+    with told(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:
             name = Path(member.name).name
             file = archive.extractfile(member) if member.isreg() and name in names else None
@@ -63,7 +63,7 @@ def tar_members(path: Path, names: tuple[str, ...], limit: int) -> dict[str, byt
 
 
 def tar_sizes(path: Path, names: tuple[str, ...]) -> dict[str, int]:
-    with told(path), tarfile.open(path, "r:*") as archive:
+    with told(path), tarfile.open(path, "r:gz") as archive:
         return {Path(m.name).name: m.size for m in archive if m.isreg() and Path(m.name).name in names}
 
 
