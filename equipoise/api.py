@@ -59,14 +59,16 @@ class Result:
             f"there is no client {client!r}; clients are 0 to {len(names) - 1}, or by name, such as {names[0]!r}"
         )
 
+    def _is_unseen(self, client: int | str) -> bool:
+        return self._run.federation.names[self._who(client)] in self._run.federation.unseen
+
     def personal_vector(self, client: int | str) -> Model:
         run = self._run
         who = self._who(client)
         executor = run.engine.executor(run.task, run.federation, run.algorithm, run.schedule.seed)
         try:
             job = Job(who, run.store.get(who), run.algorithm.down(run.server, who))
-            unseen = run.federation.names[who] in run.federation.unseen
-            model, _ = next(iter(executor.personal(run.done, [job], unseen)))
+            model, _ = next(iter(executor.personal(run.done, [job], self._is_unseen(who))))
         finally:
             executor.close()
         if model is None:
@@ -88,6 +90,11 @@ class Result:
         """The model that all clients share; where it has buffers (BatchNorm), with those of `client`."""
         if client is None and self._run.task.buffer_names:
             raise EquipoiseError("the model's buffers stay with the clients; say whose to use: global_model(client)")
+        if client is not None and self._run.task.buffer_names and self._is_unseen(client):
+            raise EquipoiseError(
+                f"client {client!r} took no part in training and has no buffers (BatchNorm statistics) of its own; "
+                "ask for its personal model"
+            )
         buffers = None if client is None else self._run.store.get(self._who(client)).get(BUFFERS)
         return self._run.task.to_module(self.global_vector(), buffers)
 

@@ -70,6 +70,7 @@ def run(
     from equipoise.config import Experiment
 
     experiment = Experiment.load(file, sets or [])
+    data = runs.folder_of_data(file, data)
     folder = out or runs.default_folder(file, experiment)
     progress = None if quiet else progress_bar()
     bar = Bar(progress, experiment.algorithm_name)
@@ -187,11 +188,15 @@ def main() -> None:
         _fail(error, 1)
     except EquipoiseError as error:
         _fail(error, 2)
+    except OSError as error:  # a disk or a right that is missing, wherever it shows
+        _fail(error, 2)
+    except MemoryError as error:
+        _fail(f"there is not enough memory for this: {error or 'ask for less'}", 2)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def _fail(error: Exception, code: int) -> NoReturn:
+def _fail(error: Exception | str, code: int) -> NoReturn:
     print(f"equipoise: {error}", file=sys.stderr)
     raise SystemExit(code)
 

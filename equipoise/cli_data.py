@@ -39,6 +39,7 @@ def show(
     from equipoise import picture
     from equipoise.config import Experiment
     from equipoise.data.sources import data_folder
+    from equipoise.runs import folder_of_data
 
     experiment = Experiment.load(file, sets or [])
     target = out or Path(f"{file.stem}-federation.png")
@@ -46,7 +47,7 @@ def show(
         raise EquipoiseError(f"--out {target} is not allowed; the picture is a PNG file, so name it FILE.png")
     with progress_bar("") as progress:
         bar = Bar(progress, experiment.data_name)
-        federation = experiment.federation(data_folder(data), bar.reading)
+        federation = experiment.federation(data_folder(folder_of_data(file, data)), bar.reading)
     picture.draw(federation, target)
     found = picture.numbers(federation)
     if as_json:

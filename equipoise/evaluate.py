@@ -60,9 +60,16 @@ class Evaluator:
     def __call__(self, round: int, server: State, store: ClientStore) -> None:
         self._personal(round, server, store)
         vector = self.algorithm.shared(server)
+        if self.unseen and len(self.executor.task.buffers):
+            vector = None  # a client that never trained has no statistics of its own to run the global model with
         self.has["global"] = vector is not None
         if vector is not None:
             self._global(vector, store)
+
+    def forget(self) -> None:
+        """The models have moved on; what was scored before says nothing of them."""
+        self.has = {"personal": False, "global": False}
+        self.adaptation_samples = 0
 
     def _own(self, who: int) -> np.ndarray:
         return np.concatenate([self.federation.validation[who], self.federation.test[who]])

@@ -78,27 +78,27 @@ def draw(federation: Federation, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    counts = label_counts(federation)
-    figure = plt.figure(figsize=(14, 6), layout="constrained")
-    left, middle, right = np.ravel(figure.subfigures(1, 3, width_ratios=[3, 2, 3]))  # type: ignore[arg-type]
-    axes = left.subplots()
+    with matplotlib.rc_context({"text.parse_math": False}):  # a dollar in a name or a text is a dollar
+        figure = plt.figure(figsize=(14, 6), layout="constrained")
+        _fill(federation, figure)
+        with files.beside(path) as temporary:
+            figure.savefig(temporary, dpi=110, format="png")
+    plt.close(figure)
+
+
+def _fill(federation: Federation, figure: Any) -> None:
+    left, middle, right = np.ravel(figure.subfigures(1, 3, width_ratios=[3, 2, 3]))
+    axes, counts = left.subplots(), label_counts(federation)
     if counts is None:
         _targets(federation, axes)
     else:
-        shown = axes.imshow(
-            counts / counts.sum(1, keepdims=True), aspect="auto", cmap="viridis", interpolation="nearest"
-        )
+        shown = axes.imshow(counts / counts.sum(1, keepdims=True), aspect="auto", interpolation="nearest")
         left.colorbar(shown, ax=axes, label="part of the client's samples")
         axes.set(xlabel="label" if federation.y.ndim == 1 else "character, by its number", ylabel="client")
     _clients(federation, axes)
     _sizes(federation, middle.subplots())
     _samples(federation, right)
-    figure.suptitle(
-        f"{federation.title}: {len(federation)} clients, Gini of sizes {numbers(federation)['Gini of sizes']}"
-    )
-    with files.beside(path) as temporary:
-        figure.savefig(temporary, dpi=110, format="png")
-    plt.close(figure)
+    figure.suptitle(f"{federation.title}: {len(federation)} clients")
 
 
 def _clients(federation: Federation, axes: Any) -> None:
@@ -118,11 +118,12 @@ def _targets(federation: Federation, axes: Any) -> None:
 
 
 def _sizes(federation: Federation, axes: Any) -> None:
-    before = np.zeros(len(federation))
+    before, edges = np.zeros(len(federation)), np.arange(len(federation) + 1) - 0.5
     for split in SPLITS:
         lengths = getattr(federation, split).lengths
-        axes.barh(range(len(federation)), lengths, left=before, height=1.0, label=split)
-        before += lengths
+        # one patch for all clients: there may be a hundred thousand
+        axes.stairs(before + lengths, edges, baseline=before, orientation="horizontal", fill=True, label=split)
+        before = before + lengths
     axes.set(xlabel="samples", yticks=[])
     axes.set_ylim(len(federation) - 0.5, -0.5)
     axes.legend(fontsize="small", loc="lower right")

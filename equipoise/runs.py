@@ -15,10 +15,18 @@ def default_folder(path: Path, experiment: Experiment) -> Path:
     return Path("runs") / f"{path.stem}-{experiment.algorithm_name}-seed{experiment.schedule.seed}"
 
 
+def folder_of_data(file: Path, given: Path | None) -> Path | None:
+    """--data, else the folder that `file` says its run used, if it is a run.toml and that folder is here."""
+    written = read_toml(file).get(WRITTEN, {}).get("data") if given is None and file.exists() else None
+    return Path(written) if isinstance(written, str) and Path(written).is_dir() else given
+
+
 def run(
     experiment: Experiment, out: Path, data: Path | None = None, resume: bool = False, watcher: Watcher | None = None
 ) -> Result:
     """A run of the experiment in the folder `out`, from its start or from where it was."""
+    if resume and data is None:
+        data = folder_of_data(RunFolder(out).config, None)
     source = data_folder(data).resolve()
     watcher = watcher or Watcher()
     federation = experiment.federation(source, watcher.reading)

@@ -11,7 +11,9 @@ from equipoise.errors import EquipoiseError
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
+MOST = 1_000_000_000
+"""More of anything cannot be meant; it goes without saying in what is allowed."""
+Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Settings(BaseModel):
@@ -75,7 +77,7 @@ def _allowed(schema: dict[str, Any]) -> str:
     words = {"number": "a number", "integer": "a whole number", "boolean": "true or false", "string": "a string"}
     text = words.get(schema.get("type", ""), "a list" if schema.get("type") == "array" else "a table")
     bounds = [("exclusiveMinimum", ">"), ("minimum", ">="), ("exclusiveMaximum", "<"), ("maximum", "<=")]
-    limits = [f"{sign} {schema[word]:g}" for word, sign in bounds if word in schema]
+    limits = [f"{sign} {schema[word]:g}" for word, sign in bounds if word in schema and schema[word] != MOST]
     return " ".join([text, " and ".join(limits)]).strip()
 
 

@@ -22,13 +22,17 @@ def idx(array: np.ndarray, kind: int = 8) -> bytes:
     return struct.pack(f">2xBB{array.ndim}I", kind, array.ndim, *array.shape) + typed.tobytes()
 
 
-def mnist(folder: Path, labels: int = 10, train: int = 60, test: int = 20) -> None:
+def mnist(folder: Path, labels: int = 10, train: int = 60, test: int = 20, packed: bool = False) -> None:
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True)
     for part, n in (("train", train), ("t10k", test)):
         x, y = rng.integers(0, 256, (n, 28, 28)), np.arange(n) % labels
         (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(x)))
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(y))  # packed or not
+        name = f"{part}-labels-idx1-ubyte"
+        if packed:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(idx(y)))
+        else:
+            (folder / name).write_bytes(idx(y))
 
 
 def digits(folder: Path) -> None:

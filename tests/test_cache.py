@@ -1,12 +1,15 @@
 """What was decoded is kept, believed only when it is whole, and never in the way."""
 
 import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from equipoise.data.cache import Arrays, cached
 from equipoise.errors import EquipoiseError
@@ -89,3 +92,34 @@ def test_without_a_place_to_write_it_goes_on(tmp_path: Path, monkeypatch: pytest
         assert same(cached("name", [file], decode))
     assert decode.calls == 2
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    monkeypatch.delenv("EQUIPOISE_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", classmethod(lambda cls: (_ for _ in ()).throw(RuntimeError("no home"))))
+    assert same(cached("name", [file], decode))
+
+
+def test_what_killed_processes_left_is_swept_away(folder: Path, tmp_path: Path) -> None:
+    file, decode = tmp_path / "file", Decoder()
+    file.write_bytes(b"one")
+    cached("name", [file], decode)
+    [entry] = folder.iterdir()
+    for name, age in ((f"{entry.name}.123.part", 7200), (f"{entry.name}.124", 0)):
+        (folder / name).write_bytes(b"half")
+        os.utime(folder / name, (time.time() - age, time.time() - age))
+    file.write_bytes(b"two")
+    cached("name", [file], decode)
+    assert sorted(p.name for p in folder.iterdir()) == [entry.name, f"{entry.name}.124"]
+
+
+def test_an_entry_in_the_way_is_no_reason_to_stop(folder: Path, tmp_path: Path) -> None:
+    file, decode = tmp_path / "file", Decoder()
+    file.write_bytes(b"one")
+    cached("name", [file], decode)
+    [entry] = folder.iterdir()
+    entry.unlink()
+    entry.mkdir()
+    assert same(cached("name", [file], decode))
+    assert list(folder.iterdir()) == [entry]
+    entry.rmdir()
+    save_file({"x": torch.zeros(3, dtype=torch.bfloat16)}, entry, {"format": "equipoise-decoded-1"})
+    assert same(cached("name", [file], decode))

@@ -12,7 +12,7 @@ import pytest
 
 from equipoise.data import catalogue
 from equipoise.data.download import Remote
-from equipoise.data.sources import SOURCES, medical
+from equipoise.data.sources import SOURCES, electricity, medical
 from equipoise.errors import EquipoiseError
 from tests import datafiles
 from tests.test_cli import equipoise_command, one_sentence
@@ -96,9 +96,69 @@ def test_without_a_checksum_the_counts_decide(
     monkeypatch.setattr(medical, "_WHOLE", 18)
     assert catalogue.get("medical-mnist", data, url, nothing).state == "complete"
     (served / "medical-mnist.zip").write_bytes(b"<html>not found</html>")
-    with pytest.raises(EquipoiseError, match="not all of it"):
+    with pytest.raises(EquipoiseError, match="something else"):
         catalogue.get("medical-mnist", tmp_path / "other", url, nothing)
     assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_what_came_has_no_name_before_it_is_counted(
+    server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while it is counted leaves no file that the next call would take for a whole one."""
+    url, served = server
+    datafiles.uci(served / "electricity.zip", zipped=True)
+    look_at = SOURCES["electricity"].look_at
+
+    def interrupted(self: object, path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(SOURCES["electricity"], "look_at", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        catalogue.get("electricity", tmp_path / "data", url, nothing)
+    assert not (tmp_path / "data" / "electricity.zip").exists()
+    monkeypatch.setattr(SOURCES["electricity"], "look_at", look_at)
+    with pytest.raises(EquipoiseError, match="1,200 of 51,894,720 values"):
+        catalogue.get("electricity", tmp_path / "data", url, nothing)
+    assert not [p for p in (tmp_path / "data").iterdir() if p.name.endswith("zip")]
+
+
+def test_another_file_of_the_set_is_not_counted_in_its_place(
+    server: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, served = server
+    data = tmp_path / "data"
+    data.mkdir()
+    datafiles.electricity(data / "electricity.csv.gz")
+    datafiles.uci(served / "electricity.zip", zipped=True)
+    monkeypatch.setattr(electricity, "_whole", lambda minutes: (3, 400) if minutes == 15 else (321, 26_304))
+    entry = catalogue.get("electricity", data, url, nothing)
+    assert (data / "electricity.zip").exists()
+    assert "this is read before electricity.zip" in entry.detail
+    (data / "electricity.csv.gz").unlink()
+    assert catalogue.get("electricity", data, url, nothing).state == "complete"
+
+
+def test_a_damaged_file_that_is_there_is_told_of(tmp_path: Path) -> None:
+    datafiles.mnist(tmp_path / "mnist", packed=True)
+    path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-500])
+    assert catalogue.entry("mnist", tmp_path).state == "damaged"
+    with pytest.raises(EquipoiseError, match=r"mnist is here, but cannot be used: .* remove it and fetch it again"):
+        catalogue.get("mnist", tmp_path, "http://127.0.0.1:9", nothing)
+    path.unlink()
+    datafiles.everything(tmp_path / "whole")
+    (tmp_path / "whole" / "mnist" / "qmnist-test-labels-idx2-int.gz").write_bytes(b"")
+    assert catalogue.entry("digits-by-writer", tmp_path / "whole").state == "damaged"
+    assert catalogue.entry("mnist", tmp_path / "whole").state == "subset"
+
+
+def test_numbers_in_leafs_heads_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "femnist").mkdir()
+    path = tmp_path / "femnist" / "a.json"
+    path.write_text('{"users": ["a"], "num_samples": [' + "9" * 5000 + "]}")
+    assert catalogue.entry("femnist", tmp_path).state == "present"
+    path.write_text('{"users": [], "user_data": {}}')
+    assert catalogue.entry("femnist", tmp_path).state == "present"
 
 
 def test_the_commands(server: tuple[str, Path], tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Data in their publishers' formats, and what is said of files that are not."""
 
 import gzip
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +14,7 @@ from equipoise.data.sources import SOURCES
 from equipoise.data.sources.digits import load_excerpt
 from equipoise.data.sources.idx import read_idx
 from equipoise.errors import EquipoiseError
-
-
-def idx(array: np.ndarray) -> bytes:
-    return struct.pack(f">2xBB{array.ndim}I", 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
-
-
-def write_mnist(folder: Path, labels: int = 10) -> None:
-    rng = np.random.default_rng(0)
-    folder.mkdir(parents=True)
-    for part, n in (("train", 60), ("t10k", 20)):
-        x, y = rng.integers(0, 256, (n, 28, 28)), np.arange(n) % labels
-        (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(x)))
-        (folder / f"{part}-labels-idx1-ubyte").write_bytes(idx(y))  # packed or not
+from tests import datafiles
 
 
 def test_the_excerpt_is_what_it_says() -> None:
@@ -41,14 +28,14 @@ def test_the_excerpt_is_what_it_says() -> None:
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_idx_files_packed_or_not(name: str, tmp_path: Path) -> None:
-    write_mnist(tmp_path / name)
+    datafiles.mnist(tmp_path / name)
     pool = SOURCES[name]().load(Request(tmp_path))
     assert pool.x.shape == (80, 1, 28, 28)
     assert pool.y.tolist() == [*(i % 10 for i in range(60)), *(i % 10 for i in range(20))]
 
 
 def test_a_missing_file_is_named_with_where_to_get_it(tmp_path: Path) -> None:
-    write_mnist(tmp_path / "mnist")
+    datafiles.mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(EquipoiseError) as caught:
         SOURCES["mnist"]().load(Request(tmp_path))
@@ -57,14 +44,14 @@ def test_a_missing_file_is_named_with_where_to_get_it(tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
-    write_mnist(tmp_path / "mnist")
-    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(59)))
+    datafiles.mnist(tmp_path / "mnist")
+    (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(datafiles.idx(np.zeros(59)))
     with pytest.raises(EquipoiseError, match="59 labels for 60 images"):
         SOURCES["mnist"]().load(Request(tmp_path))
 
 
 def test_labels_out_of_range(tmp_path: Path) -> None:
-    write_mnist(tmp_path / "mnist", labels=12)
+    datafiles.mnist(tmp_path / "mnist", labels=12)
     with pytest.raises(EquipoiseError, match="label 11; labels are 0 to 9"):
         SOURCES["mnist"]().load(Request(tmp_path))
 
@@ -72,7 +59,7 @@ def test_labels_out_of_range(tmp_path: Path) -> None:
 @given(st.data())
 @settings(max_examples=150, deadline=None)
 def test_a_corrupt_file_brings_a_sentence(tmp_path_factory, data: st.DataObject) -> None:
-    content = bytearray(idx(np.arange(60).reshape(3, 4, 5)))
+    content = bytearray(datafiles.idx(np.arange(60).reshape(3, 4, 5)))
     if data.draw(st.booleans()):
         content = content[: data.draw(st.integers(0, len(content) - 1))]
     else:

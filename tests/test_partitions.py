@@ -115,6 +115,19 @@ def test_a_hybrid_with_owners_keeps_their_names() -> None:
         Hybrid(first=Natural(), second=Natural())(data, 6, generator(0, "partition"))
 
 
+def test_a_hybrid_keeps_all_clients_whatever_the_owners_are_called() -> None:
+    tables = {
+        "data": {"name": "polynomial", "partition": {"kind": "hybrid", "first": {"kind": "natural"}}, "clients": 10},
+        "model": {"name": "linear"},
+        "algorithm": {"name": "local"},
+    }
+    for seed in range(3):
+        federation = Experiment.parse({**tables, "seed": seed}).federation(Path("nowhere"))
+        assert len(federation) == 10
+        assert sum("dealt" in name for name in federation.names) == 5
+        assert sum(getattr(federation, s).lengths.sum() for s in ("train", "validation", "test")) <= 2200
+
+
 def test_shards_have_at_most_as_many_labels_as_shards_where_the_cuts_fall_between_labels() -> None:
     labels = np.repeat(np.arange(10), 60)
     shares = Shards(per_client=3).divide(labels, 20, generator(0, "partition"))  # 60 shards, six of each label
@@ -122,7 +135,7 @@ def test_shards_have_at_most_as_many_labels_as_shards_where_the_cuts_fall_betwee
     assert all(len(np.unique(labels[share])) <= 3 for share in shares)
 
 
-@pytest.mark.parametrize("beta", [1e-3, 0.01, 0.1, 1.0, 100.0])
+@pytest.mark.parametrize("beta", [5e-324, 1e-3, 0.01, 0.1, 1.0, 1e300])
 @pytest.mark.parametrize("kind", [Dirichlet, Quantity])
 def test_it_ends_for_every_beta_with_a_thousand_clients(kind: type, beta: float) -> None:
     shares = kind(beta=beta)(pool(20_000, 10), 1000, generator(0, "partition"))

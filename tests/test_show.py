@@ -66,6 +66,13 @@ def test_every_kind_of_data_can_be_drawn(data: dict, tmp_path: Path) -> None:
         assert len(np.unique(np.asarray(image.convert("L")))) > 20
 
 
+def test_dollars_in_names_and_texts_are_dollars(tmp_path: Path) -> None:
+    words = datafiles.WORDS * 10
+    (tmp_path / "shakespeare-roles.json").write_text(json.dumps({"$x_{$ & y": words.replace("a", "$"), "other": words}))
+    tables = {"data": {"name": "shakespeare"}, "model": {"name": "transformer"}, "algorithm": {"name": "local"}}
+    draw(Experiment.parse(tables).federation(tmp_path), tmp_path / "picture.png")
+
+
 def test_show_prints_and_draws(tmp_path: Path) -> None:
     file = tmp_path / "digits.toml"
     data = '[data]\nname = "digits-by-writer"\nclients = 12\nunseen = 0.25\n'

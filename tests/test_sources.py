@@ -1,5 +1,6 @@
 """Every data set in its publisher's format: what is read is what was written."""
 
+import gzip
 import io
 import json
 import tarfile
@@ -29,6 +30,7 @@ def test_digits_by_writer_join_mnist_with_the_writers(tmp_path: Path) -> None:
     assert pool.owners is not None
     expected = [f"writer-{100 + i % 4:04d}" for i in range(60)] + [f"writer-{110 + i % 4:04d}" for i in range(20)]
     assert pool.owners.tolist() == expected
+    assert pool.portion == "80 of 70,000 samples"
 
 
 def test_digits_by_writer_fall_back_on_the_excerpt_and_say_so(tmp_path: Path) -> None:
@@ -123,6 +125,29 @@ def test_medical_mnist_takes_the_class_from_the_folder(prefix: str, tmp_path: Pa
         assert torch.equal(load("medical-mnist", tmp_path / "open").x, pool.x)
 
 
+def test_no_picture_is_there_twice_and_a_macs_files_are_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "medical-mnist.zip"
+    datafiles.medical(path)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("__MACOSX/resized/Hand/._000000.jpeg", b"\0\5\x16\7")
+    assert len(load("medical-mnist", tmp_path)) == 18
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("copy/Hand/000001.jpeg", datafiles.jpeg(3))
+    with pytest.raises(EquipoiseError, match=r"holds Hand/000001\.jpeg twice"):
+        load("medical-mnist", tmp_path)
+
+
+def test_a_link_to_nowhere_is_no_picture(tmp_path: Path) -> None:
+    folder = tmp_path / "medical-mnist" / "Hand"
+    folder.mkdir(parents=True)
+    (folder / "0.jpeg").write_bytes(datafiles.jpeg(9))
+    (folder / "1.jpeg").symlink_to(tmp_path / "nowhere")
+    assert len(load("medical-mnist", tmp_path)) == 1
+    found = SOURCES["medical-mnist"]().look(tmp_path)
+    assert found is not None
+    assert found.have == 1
+
+
 def test_medical_mnist_names_the_bad_picture(tmp_path: Path) -> None:
     path = tmp_path / "medical-mnist.zip"
     for bad, message in (
@@ -150,6 +175,7 @@ def test_femnist_reads_leaf(tmp_path: Path) -> None:
     assert pool.classes == 62
     digits = load("femnist", tmp_path, digits_only=True)
     assert digits.classes == 10
+    assert digits.portion == "27 of 805,263 samples, digits only"
     assert digits.y.tolist() == [label for label in pool.y.tolist() if label < 10]
 
 
@@ -190,6 +216,14 @@ def test_femnist_keeps_numbers_that_are_no_bytes(tmp_path: Path) -> None:
         (lambda t: t["num_samples"].__setitem__(0, 5), "num_samples 5; they must agree"),
         (lambda t: t["user_data"].pop("a"), "user 'a' has no lists x and y"),
         (lambda t: t.pop("users"), "not in LEAF's format"),
+        (lambda t: t.update(users=["a", "b", "b"]), "lists the user 'b' twice"),
+        (lambda t: t["user_data"]["b"]["x"].__setitem__(0, [[0.1, 0.9]] * 784), "sample 0 of user 'b' is not a list"),
+        (lambda t: t["user_data"]["b"]["x"].__setitem__(1, ["0.5"] * 784), "sample 1 of user 'b' is not a list"),
+        (lambda t: t["user_data"]["b"]["x"][2].__setitem__(3, 10**400), "holds a number that is not 0 to 1"),
+        (
+            lambda t: t.update(users=["\ud800"], num_samples=[8], user_data={"\ud800": t["user_data"]["a"]}),
+            "client's name",
+        ),
     ],
 )
 def test_femnist_says_what_is_wrong(change: object, message: str, tmp_path: Path) -> None:
@@ -312,6 +346,38 @@ def test_ucis_quarter_hours_with_decimal_commas(zipped: bool, tmp_path: Path) ->
         np.testing.assert_allclose(pool.y[mine].numpy()[:, 0], (truth[4:, 1] - low) / (high - low), atol=1e-5)
 
 
+@pytest.mark.parametrize(("row", "cell"), [(30, "2016-07-02 09:00:00"), (40, "garbage"), (20, "2016-07-01 02:00:00")])
+def test_every_moment_follows_the_one_before(row: int, cell: str, tmp_path: Path) -> None:
+    """Were rows out of order, the future would be trained on."""
+    rows = [f"2016-07-{1 + h // 24:02d} {h % 24:02d}:00:00,{h},{h + 1}" for h in range(48)]
+    rows[row] = f"{cell},1,2"
+    (tmp_path / "electricity.csv").write_text("\n".join(["date,0,OT", *rows]))
+    with pytest.raises(EquipoiseError, match=f"row {row + 2}: '{cell}' is"):
+        load("electricity", tmp_path)
+
+
+def test_lines_ends_and_marks_of_other_systems(tmp_path: Path) -> None:
+    rows = [f"2016-07-{1 + h // 24:02d} {h % 24:02d}:00:00,{h % 7},{h % 5}" for h in range(48)]
+    plain = "\n".join(["date,0,OT", *rows])
+    (tmp_path / "electricity.csv").write_text(plain)
+    one = load("electricity", tmp_path)
+    (tmp_path / "electricity.csv").write_bytes(b"\xef\xbb\xbf" + plain.replace("\n", "\r\n").encode() + b"\r\n\r\n")
+    assert torch.equal(load("electricity", tmp_path).x, one.x)
+
+
+def test_a_table_that_unpacks_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
+    head = b"date,0,OT\n2016-07-01 00:00:00,1,2\n2016-07-01 01:00:00,1,2\n"
+    (tmp_path / "electricity.csv.gz").write_bytes(gzip.compress(head + b"\n" * 50_000_000))
+    with pytest.raises(EquipoiseError):  # in no time: the empty rows are not walked through
+        load("electricity", tmp_path)
+    (tmp_path / "mnist").mkdir()
+    datafiles.everything(tmp_path / "whole")
+    path = tmp_path / "whole" / "mnist" / "train-images-idx3-ubyte.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(100_000_000)))
+    with pytest.raises(EquipoiseError, match="more than the 47040 bytes"):
+        load("mnist", tmp_path / "whole")
+
+
 def test_loads_before_the_first_and_dead_clients_are_no_data(tmp_path: Path) -> None:
     rows = [f"2016-07-01 {h:02d}:00:00,{0 if h < 5 else 7 + h % 3},0,{h}" for h in range(24)]
     (tmp_path / "electricity.csv").write_text("\n".join(["date,a,b,OT", *rows]))
@@ -319,10 +385,14 @@ def test_loads_before_the_first_and_dead_clients_are_no_data(tmp_path: Path) -> 
     assert set(pool.owners) == {"a", "OT"}  # type: ignore[arg-type]
     assert (pool.owners == "a").sum() == 24 - 5 - 2
     assert "1 clients are left out" in pool.notes[0]
+    late = [f"2016-07-01 {h:02d}:00:00,{0 if h < 22 else h},{h}" for h in range(24)]
+    (tmp_path / "electricity.csv").write_text("\n".join(["date,late,OT", *late]))
+    assert set(load("electricity", tmp_path, window=2).owners) == {"OT"}
 
 
 @pytest.mark.parametrize(
-    ("cell", "shown"), [("NaN", "'NaN'"), ("", "''"), ("inf", "'inf'"), ("12x", "'12x'"), ("#3", "'#3'")]
+    ("cell", "shown"),
+    [*((c, repr(c)) for c in ("NaN", "", "inf", "12x", "#3", "1_000", "1e39"))],
 )
 def test_a_bad_cell_is_named_with_row_and_column(cell: str, shown: str, tmp_path: Path) -> None:
     rows = [f"2016-07-{1 + h // 24:02d} {h % 24:02d}:00:00,{h},{h + 1},{h + 2}" for h in range(48)]
@@ -340,7 +410,10 @@ def test_a_bad_cell_is_named_with_row_and_column(cell: str, shown: str, tmp_path
         (["date,0,OT", "yesterday,1,2"], "row 2: 'yesterday' is not a date"),
         (["date,0,0", "2016-07-01 00:00:00,1,2"], "names a client twice"),
         (["1,2,3"], "does not begin with a line of names"),
-        (["date,0,OT", *(f"2016-07-01 {h:02d}:00:00,{h},{h}" for h in range(9))], "client '0' has 8 values, too few"),
+        (["date,0,OT", *(f"2016-07-01 {h:02d}:00:00,{h},{h}" for h in range(9))], "no series is long enough"),
+        (["date,0,OT", "2016-07-01 00:00:00,1,2", "", "2016-07-01 01:00:00,1,2"], "row 3 is empty"),
+        (["date,\x07,OT", "2016-07-01 00:00:00,1,2"], "cannot be a client's name"),
+        (["date,0,OT" + "," * 70_000], "no table of loads is that long"),
     ],
 )
 def test_electricity_says_what_is_wrong(lines: list[str], message: str, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import equipoise
 from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Ragged
 from equipoise.errors import EquipoiseError
+from equipoise.models.base import Split
 from tests.conftest import classification, simulation, small_mlp
 
 MODES = ["threads", "stacked"]
@@ -85,7 +87,7 @@ def test_they_are_scored_once_at_the_end_and_a_resumed_run_knows(algorithm: Algo
     federation = held_out("client-2")
     run = simulation(algorithm, federation, folder=tmp_path / "a")
     run.run()
-    assert ["unseen" in line for line in run.lines] == [False, False, False, True]
+    assert run.summary()["unseen"]["clients"] == 1
     assert "unseen" in (tmp_path / "a" / "clients.csv").read_text().splitlines()[0]
     rows = (tmp_path / "a" / "clients.csv").read_text().splitlines()[1:]
     assert [row.split(",")[1] for row in rows] == ["false", "false", "true", "false", "false", "false"]
@@ -93,6 +95,35 @@ def test_they_are_scored_once_at_the_end_and_a_resumed_run_knows(algorithm: Algo
     again.resume()
     assert again.summary()["unseen"] == run.summary()["unseen"]
     again.close()
+
+
+def test_a_run_that_is_made_longer_ends_like_one_that_was_long(algorithm: Algorithm, tmp_path: Path) -> None:
+    federation = held_out("client-2")
+    simulation(algorithm, federation, folder=tmp_path / "long", rounds=4).run()
+    simulation(algorithm, federation, folder=tmp_path / "short", rounds=2, checkpoint_every=1).run()
+    more = simulation(algorithm, federation, folder=tmp_path / "short", rounds=4, checkpoint_every=1, new=False)
+    more.resume()
+    more.advance()
+    assert "unseen" not in more.summary()  # what was scored after round 2 says nothing of round 3
+    more.run()
+    for file in ("metrics.jsonl", "clients.csv"):
+        assert (tmp_path / "short" / file).read_bytes() == (tmp_path / "long" / file).read_bytes()
+
+
+@pytest.mark.parametrize("kind", [equipoise.FedAvg, equipoise.Ditto])
+def test_without_statistics_of_its_own_it_gets_no_global_model(kind: type) -> None:
+    """BatchNorm: who never trained has seen no mean and no variance, so only its adapted model can be scored."""
+    module = Split(nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU()), nn.Linear(7, 3))
+    run = simulation(kind(lr=0.05, epochs=2, batch=100), held_out("client-3"), module)
+    run.run()
+    assert set(run.summary()["unseen"]) == {"clients", "adaptation_samples", "personal"}
+    assert "global" in run.summary()
+    result = equipoise.api.Result(run)
+    model = result.personal_vector("client-3")
+    assert not torch.equal(model.buffers, run.task.buffers)
+    with pytest.raises(EquipoiseError, match="took no part in training and has no buffers"):
+        result.global_model("client-3")
+    result.global_model("client-2")
 
 
 def test_train_holds_clients_out(tmp_path: Path) -> None:

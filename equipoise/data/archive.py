@@ -2,6 +2,7 @@
 
 import gzip
 import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -12,10 +13,7 @@ from typing import BinaryIO, cast
 
 from equipoise.errors import EquipoiseError
 
-LIMIT = 4 << 30
-"""No file that is read here is larger unpacked; what claims to be is a bomb or a mistake."""
-
-_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile)
+_BROKEN = (OSError, EOFError, zlib.error, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile, struct.error)
 _OPENERS: dict[str, Callable[[Path], object]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
@@ -24,9 +22,11 @@ def told(path: Path) -> Iterator[None]:
     """Whatever is wrong with a packed file, as one sentence."""
     try:
         yield
-    except _BROKEN as error:
+    except PermissionError:
+        raise EquipoiseError(f"{path} cannot be read: you have no permission to read it") from None
+    except (*_BROKEN, ValueError) as error:  # ValueError: what zipfile makes of a broken directory
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise EquipoiseError(f"{path} cannot be read: {reason}; it is damaged or cut off, fetch it again") from None
+        raise EquipoiseError(f"{path} is damaged or cut off ({reason}); remove it and fetch it again") from None
     except (RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, or packed in a way it does not know
         raise EquipoiseError(f"{path} cannot be read: {error}") from None
 
@@ -38,12 +38,13 @@ def opened(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def content(path: Path, limit: int = LIMIT) -> bytes:
+def content(path: Path, limit: int) -> bytes:
+    """All of it, if that is no more than `limit` bytes: what claims to be more is a bomb or a mistake."""
     with opened(path) as file:
         return within(path, path.name, file, limit)
 
 
-def within(path: Path, name: str, file: BinaryIO, limit: int = LIMIT) -> bytes:
+def within(path: Path, name: str, file: BinaryIO, limit: int) -> bytes:
     data = file.read(limit + 1)
     if len(data) > limit:
         raise EquipoiseError(f"{path}: {name} is larger than {limit >> 20} MB unpacked, which cannot be right")
@@ -69,4 +70,9 @@ def tar_sizes(path: Path, names: tuple[str, ...]) -> dict[str, int]:
 
 def first_existing(folders: list[Path], names: list[str]) -> Path | None:
     """The first of these names in the first folder that has one."""
-    return next((folder / name for folder in folders for name in names if (folder / name).is_file()), None)
+    for folder in folders:
+        with told(folder):
+            for name in names:
+                if (folder / name).is_file():
+                    return folder / name
+    return None

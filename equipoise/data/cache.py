@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -9,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from equipoise import files
 from equipoise.errors import EquipoiseError
 
 _FORMAT = "equipoise-decoded-1"
+_ABANDONED = 3600  # seconds after which nobody is writing a file any more
 
 Arrays = dict[str, np.ndarray]
 
@@ -27,7 +29,10 @@ def cache_folder() -> Path | None:
     if given:
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "equipoise"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "equipoise"
+    except RuntimeError:  # a user without a home, as in some containers
+        return None
 
 
 def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
@@ -62,7 +67,7 @@ def _read(entry: Path, stamp: str) -> Arrays | None:
             if metadata.get("format") != _FORMAT or metadata.get("files") != stamp:
                 return None
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError):
+    except Exception:  # whatever it is, it is not what was written here
         return None
     return arrays if metadata.get("digest") == _digest(arrays) else None
 
@@ -70,8 +75,16 @@ def _read(entry: Path, stamp: str) -> Arrays | None:
 def _write(entry: Path, stamp: str, arrays: Arrays) -> None:
     """A cache that cannot be written is no reason to stop; the name is this process's own until it is whole."""
     mine = entry.with_name(f"{entry.name}.{os.getpid()}")
-    with suppress(EquipoiseError, OSError):
+    try:
         files.make_folder(entry.parent)
         tensors = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
         files.write_tensors(mine, tensors, {"format": _FORMAT, "files": stamp, "digest": _digest(arrays)})
         mine.replace(entry)
+    except (EquipoiseError, OSError):
+        return
+    finally:
+        with suppress(OSError):
+            mine.unlink(missing_ok=True)
+            for left in entry.parent.glob(f"{entry.name}.*"):  # by processes that were killed while they wrote
+                if time.time() - left.stat().st_mtime > _ABANDONED:
+                    left.unlink(missing_ok=True)

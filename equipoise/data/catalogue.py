@@ -1,11 +1,12 @@
 """What data there are on this machine, and fetching those that are not."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from equipoise.data.download import fetch
+from equipoise.data.source import Request
 from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
 from equipoise.settings import nearest
@@ -18,7 +19,7 @@ Meter = Callable[[str, int, int | None], None]
 class Entry:
     name: str
     state: str
-    "complete, subset, damaged, missing, bundled or generated"
+    "complete, subset, present (nobody knows how much there should be), damaged, missing, bundled or generated"
     detail: str
     where: str = ""
 
@@ -33,8 +34,7 @@ def entry(name: str, folder: Path) -> Entry:
     except EquipoiseError as error:
         return Entry(name, "damaged", str(error))
     if found is not None:
-        count = f"{found.have:,} {found.unit}" if found.complete else f"{found.have:,} of {found.of:,} {found.unit}"
-        return Entry(name, "complete" if found.complete else "subset", count, str(found.where))
+        return Entry(name, found.state, str(found), str(found.where))
     get = f"equipoise data get {name}" + ("" if source.remotes else " says how to make it")
     if source.bundled:
         return Entry(name, "bundled", f"an excerpt comes with the package; for all of it: {get}")
@@ -54,17 +54,25 @@ def get(name: str, folder: Path, mirror: str | None, meter: Meter) -> Entry:
         raise EquipoiseError(f"{name} is drawn from the seed; there is nothing to fetch")
     if not source.remotes:
         raise EquipoiseError(f"{name} cannot simply be downloaded: {source.how_to_get}")
+
+    def check(path: Path) -> None:
+        """Where no checksum is published the counts must tell; what is short of them must not get the file's name."""
+        try:
+            found = source().look_at(path)
+        except EquipoiseError as error:
+            raise EquipoiseError(f"what came for {name} is something else and was not kept: {error}") from None
+        if found.state != "complete":
+            raise EquipoiseError(f"what came for {name} is not all of it ({found}) and was not kept")
+
     for remote in source.remotes:
-        target = folder / remote.name
-        there = target.exists()
-        fetch(remote, folder, mirror=mirror, progress=partial(meter, remote.name))
-        # Without a checksum the counts must tell; what is short of them must not be taken for the data set.
-        if remote.md5 is None and not there:
-            state = entry(name, folder)
-            if state.state != "complete":
-                target.unlink()
-                raise EquipoiseError(f"what came for {name} is not all of it ({state.detail}), and was removed again")
+        counted = check if remote.md5 is None else None
+        fetch(remote, folder, mirror=mirror, progress=partial(meter, remote.name), check=counted)
+    try:  # what was there already may be damaged; reading it all now also makes the first run quick
+        source().load(Request(folder, progress=lambda done, total: meter("reading", done, total)))
+    except EquipoiseError as error:
+        raise EquipoiseError(f"{name} is here, but cannot be used: {error}") from None
     state = entry(name, folder)
-    if state.state == "damaged":
-        raise EquipoiseError(state.detail)
+    targets = [folder / remote.name for remote in source.remotes]
+    if Path(state.where) not in (*targets, *(target.parent for target in targets)):
+        return replace(state, detail=f"{state.detail} (this is read before {targets[0].name}; remove it to use that)")
     return state

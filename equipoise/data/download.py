@@ -47,7 +47,14 @@ def _silent(done: int, total: int | None) -> None:
     pass
 
 
-def fetch(remote: Remote, folder: Path, *, mirror: str | None = None, progress: Progress = _silent) -> Path:
+def fetch(
+    remote: Remote,
+    folder: Path,
+    *,
+    mirror: str | None = None,
+    progress: Progress = _silent,
+    check: Callable[[Path], None] | None = None,
+) -> Path:
     """The file below `folder`, fetched if it is not there yet.
 
     A file that is there is returned as it is, without a look at its checksum or at the network: it may be a copy packed
@@ -56,6 +63,7 @@ def fetch(remote: Remote, folder: Path, *, mirror: str | None = None, progress: 
     mirror: a folder on the web that holds files of the same names, asked instead of the publisher.
     progress: called with the bytes that are here and the bytes in all, None if the server does not say; the former only
     falls when the file must be fetched afresh.
+    check: looks at what came before it gets its name, and raises an EquipoiseError if it will not do.
     """
     target = folder / remote.name
     with _writing(target):
@@ -74,9 +82,20 @@ def fetch(remote: Remote, folder: Path, *, mirror: str | None = None, progress: 
             except Refused as error:
                 failure = error
             else:
+                _look_at(part, check)
                 part.finish()
                 return target
         raise failure
+
+
+def _look_at(part: "_Part", check: Callable[[Path], None] | None) -> None:
+    if check is None:
+        return
+    try:
+        check(part.path)
+    except EquipoiseError:
+        part.clear()
+        raise
 
 
 def _addresses(remote: Remote, mirror: str | None) -> tuple[str, ...]:

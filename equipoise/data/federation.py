@@ -73,7 +73,9 @@ class Federation:
             raise EquipoiseError(f"two clients are named {twice!r}; every client needs a name of its own")
         for name, length in zip(self.names, self.train.lengths, strict=True):
             if length == 0:
-                raise EquipoiseError(f"client {name!r} has no training samples; give it some, or leave it out")
+                raise EquipoiseError(
+                    f"client {name!r} has no training samples; give it some, leave it out, or use fewer clients"
+                )
         if self.names and len(self.unseen) >= len(self.names):
             raise EquipoiseError("all clients are unseen; somebody must take part in training")
 

@@ -31,13 +31,22 @@ class Found:
     """What of a data set is there, by its headers."""
 
     where: Path
-    have: int
-    of: int
+    have: int | None
+    "None where the headers do not tell"
+    of: int | None
+    "None where nobody has said how many there are"
     unit: str = "samples"
 
     @property
-    def complete(self) -> bool:
-        return self.have >= self.of
+    def state(self) -> str:
+        if self.have is None or self.of is None:
+            return "present"
+        return "complete" if self.have >= self.of else "subset"
+
+    def __str__(self) -> str:
+        if self.have is None:
+            return f"how many {self.unit} there are will show when they are read"
+        return f"{self.have:,} of {self.of:,} {self.unit}" if self.state == "subset" else f"{self.have:,} {self.unit}"
 
 
 class Source(Settings, ABC):
@@ -57,6 +66,10 @@ class Source(Settings, ABC):
     def look(self, folder: Path) -> Found | None:
         """What is there, without reading it all; None where nothing is."""
         return None
+
+    def look_at(self, path: Path) -> Found:
+        """What is in this one file, where the data set is one; for files of which no checksum is known."""
+        raise NotImplementedError
 
 
 def missing(name: str, looked: list[Path], cls: type[Source]) -> EquipoiseError:

@@ -2,8 +2,11 @@
 
 import json
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
+
+from equipoise.errors import EquipoiseError
 
 ALPHABET = "\n" + "".join(chr(c) for c in range(32, 127))
 """A line's end and all that can be printed in ASCII; number 0 stands for everything else."""
@@ -21,6 +24,14 @@ def encode(text: str) -> np.ndarray:
 
 def decode(codes: np.ndarray) -> str:
     return "".join("\N{REPLACEMENT CHARACTER}" if c == 0 else ALPHABET[c - 1] for c in codes)
+
+
+def check_name(path: Path, name: str) -> None:
+    """A client's name is shown and written in many places: it must be text that can be."""
+    if not name or len(name) > 200 or not name.isprintable():
+        raise EquipoiseError(
+            f"{path}: {name[:40]!r} cannot be a client's name; it must be 1 to 200 printable characters"
+        )
 
 
 def names_to_bytes(names: Iterable[str]) -> np.ndarray:

@@ -137,9 +137,10 @@ class Simulation:
         if round % self.schedule.evaluate_every == 0 or round == self.schedule.rounds:
             self.evaluator(round, self.server, self.store)
             line |= self.evaluator.summary()
-        if self.newcomers is not None and round == self.schedule.rounds:  # adapting takes training: once, at the end
-            self.newcomers(round, self.server, self.store)
-            line["unseen"] = self.newcomers.summary()
+        if self.newcomers is not None:  # adapting takes training: once, at the end
+            self.newcomers.forget()
+            if round == self.schedule.rounds:
+                self.newcomers(round, self.server, self.store)
         line |= {k: v for k, v in asdict(self.counters).items() if k in ("bytes_up", "bytes_down", "gradient_samples")}
         self.counters.seconds += time.perf_counter() - began
         self._log(line, {"round": round, "train": trained - began, "evaluate": time.perf_counter() - trained})

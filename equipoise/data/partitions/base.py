@@ -64,9 +64,10 @@ class Dealt(Partition, ABC):
 
 def proportions(beta: float, clients: int, rng: np.random.Generator) -> np.ndarray:
     """A Dirichlet draw that stays one when beta is so small that every gamma variable rounds to zero."""
-    # log G(beta) = log G(beta + 1) + log(U) / beta, a sum of logarithms that cannot underflow together
-    uniform = rng.random(clients)
-    logs = np.log(rng.gamma(beta + 1, size=clients)) + np.log(np.maximum(uniform, np.finfo(float).tiny)) / beta
+    # log G(beta) = log G(beta + 1) + log(U) / beta; counted from the largest log(U), one is finite for any beta
+    uniform = np.log(np.maximum(rng.random(clients), np.finfo(float).tiny))
+    with np.errstate(over="ignore"):
+        logs = np.log(rng.gamma(beta + 1, size=clients)) + (uniform - uniform.max()) / beta
     weights = np.exp(logs - logs.max())
     return np.asarray(weights / weights.sum())
 

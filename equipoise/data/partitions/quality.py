@@ -1,11 +1,11 @@
 """Quality skew: equal shares, but the inputs of one client are noisier than those of the one before."""
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from pydantic import Field
 
 from equipoise.data.partitions.iid import IID
-from equipoise.settings import Positive
 
 
 class Quality(IID):
@@ -13,7 +13,7 @@ class Quality(IID):
 
     paper: ClassVar[str] = "FLAME, Section VI-A: Gau(sigma i / m)"
     kind: Literal["quality"] = "quality"  # type: ignore[assignment]
-    sigma: Positive = 0.1
+    sigma: Annotated[float, Field(gt=0, le=1e6)] = 0.1
     "variance of the noise of the last client"
 
     def variances(self, clients: int) -> np.ndarray:

@@ -10,8 +10,8 @@ import torch
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.download import Remote
 from equipoise.data.pool import Pool
-from equipoise.data.source import Found, Request, Source
-from equipoise.data.sources.idx import MNIST, count_idx, find_idx, grey, mnist_files, read_idx, read_mnist
+from equipoise.data.source import Found, Request, Source, portion
+from equipoise.data.sources.idx import MNIST, WHOLE, count_idx, find_idx, grey, mnist_files, read_idx, read_mnist
 from equipoise.errors import EquipoiseError
 
 _QMNIST = "https://github.com/facebookresearch/qmnist/raw/master"
@@ -41,14 +41,15 @@ class DigitsByWriter(Source):
                 raise
             return load_excerpt()
         arrays = cached("digits-by-writer", paths, lambda: _decode(paths))
-        return _pool(arrays["x"], arrays["y"], arrays["writer"])
+        return _pool(arrays["x"], arrays["y"], arrays["writer"], portion(len(arrays["y"]), WHOLE))
 
     def look(self, folder: Path) -> Found | None:
         try:
             paths = _paths(folder)
         except EquipoiseError:
             return None
-        return Found(paths[0].parent, count_idx(paths[0]) + count_idx(paths[2]), 70_000)
+        counts = [count_idx(path) for path in paths]
+        return Found(paths[0].parent, counts[0] + counts[2], WHOLE)
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -71,13 +72,13 @@ def _decode(paths: list[Path]) -> Arrays:
     return {"x": np.concatenate(xs), "y": np.concatenate(ys), "writer": np.concatenate(writers)}
 
 
-def _pool(x: np.ndarray, y: np.ndarray, writer: np.ndarray, portion: str = "") -> Pool:
+def _pool(x: np.ndarray, y: np.ndarray, writer: np.ndarray, part: str) -> Pool:
     known, code = np.unique(writer, return_inverse=True)
     names = tuple(f"writer-{w:04d}" for w in known)
-    return Pool(grey(x), torch.from_numpy(y.astype(np.int64)), classes=10, owner=code, names=names, portion=portion)
+    return Pool(grey(x), torch.from_numpy(y.astype(np.int64)), classes=10, owner=code, names=names, portion=part)
 
 
 def load_excerpt() -> Pool:
     with files("equipoise.data").joinpath("digits-by-writer.npz").open("rb") as file:
         arrays = np.load(file, allow_pickle=False)
-        return _pool(arrays["x"], arrays["y"], arrays["writer"], portion="excerpt of 80 writers")
+        return _pool(arrays["x"], arrays["y"], arrays["writer"], "excerpt of 80 writers")

@@ -36,8 +36,9 @@ class FEMNIST(Source):
             raise missing("all_data_0.json (or any other .json)", [folder], type(self))
         arrays = cached("femnist", paths, lambda: _decode(paths, ask.progress))
         x, y, owner = arrays["x"], arrays["y"].astype(np.int64), arrays["owner"]
-        whole = portion(len(y), _WHOLE)
+        part = portion(len(y), _WHOLE)
         if self.digits_only:
+            part = ", ".join(filter(None, (part, "digits only")))
             keep = y < 10
             x, y, owner = x[keep], y[keep], owner[keep]
             if not len(y):
@@ -47,7 +48,7 @@ class FEMNIST(Source):
             images.div_(255)
         names = tuple(names_from_bytes(arrays["names"]))
         classes = 10 if self.digits_only else _CLASSES
-        return Pool(images.view(-1, 1, 28, 28), torch.from_numpy(y), classes, owner, names, portion=whole)
+        return Pool(images.view(-1, 1, 28, 28), torch.from_numpy(y), classes, owner, names, portion=part)
 
     def look(self, folder: Path) -> Found | None:
         paths = leaf_files(folder / "femnist")
@@ -77,12 +78,12 @@ def _decode(paths: list[Path], progress: Progress) -> Arrays:
 
 def _images(path: Path, user: str, x: list[Any]) -> np.ndarray:
     for k, image in enumerate(x):
-        if not isinstance(image, list) or len(image) != 784:
+        if not isinstance(image, list) or len(image) != 784 or not set(map(type, image)) <= {int, float}:
             raise EquipoiseError(f"{path}: sample {k} of user {user!r} is not a list of 784 numbers")
     try:
         images = np.array(x, dtype=np.float32)
-    except (TypeError, ValueError, OverflowError):
-        raise EquipoiseError(f"{path}: a sample of user {user!r} holds something that is no number") from None
+    except OverflowError:
+        raise EquipoiseError(f"{path}: a sample of user {user!r} holds a number that is not 0 to 1") from None
     bad = ~((images >= 0) & (images <= 1))  # also true for NaN
     if bad.any():
         k, pixel = (int(i) for i in np.argwhere(bad)[0])

@@ -1,14 +1,15 @@
 """MNIST and Fashion-MNIST, in the IDX files in which they are published."""
 
 import struct
+from math import prod
 from pathlib import Path
-from typing import ClassVar
+from typing import BinaryIO, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.archive import content, first_existing, opened
+from equipoise.data.archive import first_existing, opened, told
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.download import Remote
 from equipoise.data.pool import Pool
@@ -16,35 +17,49 @@ from equipoise.data.source import Found, Request, Source, missing, portion
 from equipoise.errors import EquipoiseError
 
 _TYPES = {0x08: ">u1", 0x0C: ">i4"}
-_WHOLE = 70_000
+WHOLE = 70_000
+_LARGEST = 256 << 20  # bytes; the largest of these files has 47 million
 
 
 def read_idx(path: Path) -> np.ndarray:
-    data = content(path)
-    shape, kind, header = _header(path, data[:64])
-    expected = int(np.prod(shape, dtype=np.float64)) * kind.itemsize  # as floats: a forged header must not overflow
-    if len(data) - header != expected:
-        raise EquipoiseError(
-            f"{path} holds {len(data) - header} bytes of data where its header says {expected}; fetch it again"
-        )
-    return np.frombuffer(data, dtype=kind, offset=header).reshape(shape)
+    with opened(path) as file:
+        shape, kind, expected = _header(path, file)
+        data = file.read(expected + 1)  # a file that unpacks to more than it says is not read to its end
+    if len(data) != expected:
+        more = "more than" if len(data) > expected else f"{len(data)} bytes, not"
+        raise EquipoiseError(f"{path} holds {more} the {expected} bytes of its header; remove it and fetch it again")
+    return np.frombuffer(data, dtype=kind).reshape(shape)
 
 
 def count_idx(path: Path) -> int:
-    """How many entries the header promises."""
+    """How many entries there are, if the file is as long as its header says."""
     with opened(path) as file:
-        return int(_header(path, file.read(64))[0][0])
+        shape, _, expected = _header(path, file)
+    length = 4 + 4 * len(shape) + expected
+    if path.suffix == ".gz":  # gzip ends with the length of what is packed
+        with told(path), path.open("rb") as packed:
+            packed.seek(-4, 2)
+            there = int.from_bytes(packed.read(4), "little")
+    else:
+        there = path.stat().st_size
+    if there != length % 2**32:
+        raise EquipoiseError(f"{path} is not as long as its header says; remove it and fetch it again")
+    return int(shape[0])
 
 
-def _header(path: Path, data: bytes) -> tuple[tuple[int, ...], np.dtype, int]:
+def _header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype, int]:
+    """The shape, the kind of numbers, and how many bytes they take."""
+    data = file.read(4)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES or not data[3]:
-        raise EquipoiseError(
-            f"{path} is not an IDX file: it begins with {data[:4].hex()}, not with 0000080x or 00000c0x"
-        )
-    header = 4 + 4 * data[3]
-    if len(data) < header:
-        raise EquipoiseError(f"{path} is cut off in its header; fetch it again")
-    return struct.unpack(f">{data[3]}I", data[4:header]), np.dtype(_TYPES[data[2]]), header
+        raise EquipoiseError(f"{path} is not an IDX file: it begins with {data.hex()}, not with 0000080x or 00000c0x")
+    sizes = file.read(4 * data[3])
+    if len(sizes) < 4 * data[3]:
+        raise EquipoiseError(f"{path} is cut off in its header; remove it and fetch it again")
+    shape, kind = struct.unpack(f">{data[3]}I", sizes), np.dtype(_TYPES[data[2]])
+    expected = prod(shape) * kind.itemsize
+    if expected > _LARGEST:
+        raise EquipoiseError(f"{path} says that it holds {expected} bytes, which cannot be right; fetch it again")
+    return shape, kind, expected
 
 
 def find_idx(folders: list[Path], name: str, cls: type[Source]) -> Path:
@@ -103,14 +118,15 @@ class _FourFiles(Source):
 
         arrays = cached(self.folder, paths, decode)
         y = torch.from_numpy(arrays["y"].astype(np.int64))
-        return Pool(grey(arrays["x"]), y, classes=10, portion=portion(len(y), _WHOLE))
+        return Pool(grey(arrays["x"]), y, classes=10, portion=portion(len(y), WHOLE))
 
     def look(self, folder: Path) -> Found | None:
         try:
             paths = mnist_files(self._folders(folder), type(self))
         except EquipoiseError:
             return None
-        return Found(paths[0].parent, count_idx(paths[0]) + count_idx(paths[2]), _WHOLE)
+        counts = [count_idx(path) for path in paths]
+        return Found(paths[0].parent, counts[0] + counts[2], WHOLE)
 
 
 class MNIST(_FourFiles):

@@ -2,12 +2,14 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from equipoise.data.archive import content, opened
 from equipoise.data.source import Progress
+from equipoise.data.text import check_name
 from equipoise.errors import EquipoiseError
 
 _HEAD = 4 << 20  # users and their counts stand at the beginning of LEAF's files
@@ -31,8 +33,8 @@ def _json_files(folder: Path) -> list[Path]:
     return sorted(found)
 
 
-def read_json(path: Path) -> Any:
-    data = content(path)
+def read_json(path: Path, limit: int = 1 << 30) -> Any:
+    data = content(path, limit)
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -52,10 +54,13 @@ def users_of(path: Path, tables: Any) -> Iterator[tuple[str, list[Any], list[Any
         raise EquipoiseError(
             f"{path} names {len(users)} users and {len(counts)} numbers of samples; there must be as many"
         )
+    if twice := next((user for user, times in Counter(map(repr, users)).items() if times > 1), None):
+        raise EquipoiseError(f"{path} lists the user {twice} twice; every user may stand there once")
     for user, count in zip(users, counts, strict=True):
         samples = data.get(user) if isinstance(user, str) else None
         if not isinstance(samples, dict) or not all(isinstance(samples.get(key), list) for key in "xy"):
             raise EquipoiseError(f"{path}: user {user!r} has no lists x and y in user_data")
+        check_name(path, user)
         x, y = samples["x"], samples["y"]
         if not len(x) == len(y) == count:
             raise EquipoiseError(
@@ -72,12 +77,15 @@ def each_user(paths: list[Path], progress: Progress) -> Iterator[tuple[Path, str
         progress(k + 1, len(paths))
 
 
-def count_samples(paths: list[Path]) -> int:
-    """The sum of num_samples, from the heads of the files; 0 where they have other heads."""
+def count_samples(paths: list[Path]) -> int | None:
+    """The sum of num_samples, from the heads of the files; None where they have other heads."""
     total = 0
     for path in paths:
         with opened(path) as file:
             head = file.read(_HEAD)
         found = re.search(rb'"num_samples"\s*:\s*\[([\d\s,]*)\]', head)
-        total += sum(int(n) for n in found[1].replace(b",", b" ").split()) if found else 0
+        counts = found[1].replace(b",", b" ").split() if found else [b"unknown"]
+        if any(len(count) > 9 or not count.isdigit() for count in counts):
+            return None
+        total += sum(int(count) for count in counts)
     return total

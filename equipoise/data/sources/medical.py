@@ -5,7 +5,8 @@ import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from pathlib import Path, PurePosixPath
+from itertools import pairwise
+from pathlib import Path, PurePath, PurePosixPath
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -48,7 +49,7 @@ class MedicalMNIST(Source):
         if path is None:
             raise missing(_ZIPS[0], [ask.folder], type(self))
         # A folder does not show that a file in it was changed; the files themselves do.
-        files = sorted(path.glob("*/*")) if path.is_dir() else [path]
+        files = sorted(p for p in path.glob("*/*") if p.is_file()) if path.is_dir() else [path]
         arrays = cached("medical-mnist", files, lambda: _decode(path, ask.progress))
         x = torch.from_numpy(arrays["x"]).to(torch.float32).div_(255).unsqueeze(1)
         if self.channels == 3:
@@ -60,6 +61,9 @@ class MedicalMNIST(Source):
         path = _place(folder)
         if path is None:
             return None
+        return self.look_at(path)
+
+    def look_at(self, path: Path) -> Found:
         with ExitStack() as stack:
             return Found(path, len(_pictures(path, stack)), _WHOLE)
 
@@ -75,21 +79,31 @@ def _pictures(path: Path, stack: ExitStack) -> list[Picture]:
     found: list[Picture] = []
     if path.is_dir():
         for file in path.glob("*/*"):
-            if file.parent.name in CLASSES and file.suffix.lower() in _ENDINGS:
+            if _counts(file) and file.is_file():
                 found.append((CLASSES.index(file.parent.name), file.name, file.read_bytes))
     else:
         with told(path):
             archive = stack.enter_context(zipfile.ZipFile(path))
         for info in archive.infolist():
             name = PurePosixPath(info.filename)
-            if name.parent.name in CLASSES and name.suffix.lower() in _ENDINGS:
+            if _counts(name) and not info.is_dir():
                 if info.file_size > _LARGEST:
                     raise EquipoiseError(f"{path}: {info.filename} is {info.file_size} bytes, too many for a picture")
                 read = lambda info=info: archive.read(info)  # noqa: E731
                 found.append((CLASSES.index(name.parent.name), name.name, read))
     if not found:
         raise EquipoiseError(f"{path} holds no JPEG file in a folder named {', '.join(CLASSES)}")
-    return sorted(found, key=lambda picture: picture[:2])
+    found.sort(key=lambda picture: picture[:2])
+    for one, two in pairwise(found):
+        if one[:2] == two[:2]:
+            raise EquipoiseError(f"{path} holds {CLASSES[one[0]]}/{one[1]} twice; every picture may be there once")
+    return found
+
+
+def _counts(path: PurePath) -> bool:
+    """Is it a picture of the set? Macs put files that only look like it into archives."""
+    hidden = path.name.startswith(".") or "__MACOSX" in path.parts
+    return path.parent.name in CLASSES and path.suffix.lower() in _ENDINGS and not hidden
 
 
 def _decode(path: Path, progress: Progress) -> Arrays:

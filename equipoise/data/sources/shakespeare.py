@@ -10,6 +10,7 @@ from equipoise.data import text
 from equipoise.data.archive import first_existing
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.chronology import nobody, parts_in_time
+from equipoise.data.partitions.base import by_owner
 from equipoise.data.pool import Pool
 from equipoise.data.source import Found, Progress, Request, Source, missing, portion
 from equipoise.data.sources.leaf import count_samples, each_user, leaf_files, read_json
@@ -19,6 +20,7 @@ from equipoise.settings import Count
 _ROLES = ["shakespeare-roles.json.xz", "shakespeare-roles.json.gz", "shakespeare-roles.json"]
 _WHOLE = 4_226_158  # samples of LEAF's whole set, one for each character that has 80 before it
 _LEAF_WINDOW = 80
+_LARGEST_ROLES = 64 << 20  # bytes; all that Shakespeare's roles say has four million
 
 
 class Shakespeare(Source):
@@ -49,8 +51,7 @@ class Shakespeare(Source):
         owner: list[np.ndarray] = []
         parts: list[np.ndarray] = []
         short = 0
-        for number in range(len(names)):
-            pieces = np.flatnonzero(role == number)
+        for number, pieces in enumerate(by_owner(role, len(names))):
             begins, lengths = (ends - arrays["lengths"])[pieces], arrays["lengths"][pieces]
             # No window reaches from one piece of text into the next.
             starts = np.concatenate(
@@ -86,8 +87,7 @@ class Shakespeare(Source):
         if not paths:
             return None
         if roles:
-            count = len(_checked_roles(paths[0]))
-            return Found(paths[0], count, count, "roles (an edition of their own)")
+            return Found(paths[0], None, None, "roles")
         return Found(folder / "shakespeare", count_samples(paths), _WHOLE)
 
 
@@ -98,9 +98,11 @@ def _files(folder: Path) -> tuple[bool, list[Path]]:
 
 
 def _checked_roles(path: Path) -> dict[str, str]:
-    roles = read_json(path)
+    roles = read_json(path, _LARGEST_ROLES)
     if not isinstance(roles, dict) or not roles or not all(isinstance(words, str) for words in roles.values()):
         raise EquipoiseError(f'{path} must be a table of texts, {{"role": "all its words", ...}}')
+    for role in roles:
+        text.check_name(path, role)
     return roles
 
 
