@@ -47,7 +47,7 @@ class Result:
 
     def scores(self) -> dict[str, np.ndarray]:
         """For each kind of model a row a client: loss and metric on validation, loss and metric on test."""
-        return {kind: table.copy() for kind, table in self._run.tables().items()}
+        return {kind: table.copy() for kind, table in self._run.scores.tables().items()}
 
     def _who(self, client: int | str) -> int:
         names = self._run.federation.names
@@ -100,7 +100,7 @@ class Result:
 
     def hybrid(self, client: int | str) -> nn.Module:
         """The better of the client's own and the global model, by its validation samples."""
-        evaluator = self._run.evaluator_of(self._who(client))
+        evaluator = self._run.scores.of(self._who(client))
         if "hybrid" not in evaluator.tables():
             raise EquipoiseError(
                 "there is no hybrid model without a personal model, a global one and validation samples"

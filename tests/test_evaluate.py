@@ -44,7 +44,7 @@ def test_scores_are_those_of_the_models_that_are_handed_out(mode: str) -> None:
 def test_hybrid_is_the_better_on_validation_and_personal_without_one() -> None:
     run = simulation(Ditto(**COMMON), participation=1.0)
     run.run()
-    tables = run.evaluator.tables()
+    tables = run.scores.training.tables()
     for who in range(6):
         better = tables["global"][who, 1] > tables["personal"][who, 1]  # False where there is no validation
         expected = tables["global" if better else "personal"][who]
@@ -69,17 +69,17 @@ def test_no_hybrid_without_validation_samples() -> None:
 def test_only_models_that_a_method_has_are_reported(algorithm: type, kinds: set[str]) -> None:
     run = simulation(algorithm(**COMMON))
     run.run()
-    assert set(run.evaluator.tables()) == kinds
+    assert set(run.scores.training.tables()) == kinds
 
 
 def test_a_model_that_did_not_change_is_not_scored_again() -> None:
     run = simulation(Local(**COMMON), participation=2)
     run.advance()
-    first = run.evaluator.scored
+    first = run.scores.training.scored
     assert first == 6
     for _ in range(3):
         run.advance()
-    assert run.evaluator.scored == first + 3 * 2  # only those who trained
+    assert run.scores.training.scored == first + 3 * 2  # only those who trained
     run.close()
 
 
@@ -108,7 +108,7 @@ def test_regression_is_scored_by_rmse() -> None:
     x, y = run.federation.gather(torch.from_numpy(run.federation.test[1]))
     with torch.no_grad():
         error = (Result(run).personal(1)(x).squeeze(1) - y).square().mean().sqrt().item()
-    assert run.evaluator.tables()["personal"][1, 3] == pytest.approx(error, rel=1e-9)
+    assert run.scores.training.tables()["personal"][1, 3] == pytest.approx(error, rel=1e-9)
     assert "rmse" in run.summary()["personal"]
 
 

@@ -100,9 +100,9 @@ def test_every_model_trains_alike_in_both_modes(name: str) -> None:
         return
     stacked = run("stacked")
     torch.testing.assert_close(stacked.server.w, threaded.server.w, rtol=1e-9, atol=1e-11)
-    scores = stacked.evaluator.tables()["global"][:, 2:]
+    scores = stacked.scores.training.tables()["global"][:, 2:]
     assert np.isfinite(scores).all()
-    np.testing.assert_allclose(scores, threaded.evaluator.tables()["global"][:, 2:], rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(scores, threaded.scores.training.tables()["global"][:, 2:], rtol=1e-9, atol=1e-11)
 
 
 def test_linear_starts_at_zero_and_is_all_head() -> None:

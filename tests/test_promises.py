@@ -61,8 +61,8 @@ def test_stacked_equals_threaded(algorithm: Algorithm, how: dict[str, object]) -
         for name, value in threaded.store.get(who).items():
             torch.testing.assert_close(stacked.store.get(who)[name], value, rtol=1e-9, atol=1e-11)
     assert stacked.counters.gradient_samples == threaded.counters.gradient_samples
-    for kind, table in threaded.evaluator.tables().items():
-        np.testing.assert_allclose(stacked.evaluator.tables()[kind], table, rtol=1e-9, atol=1e-11)
+    for kind, table in threaded.scores.training.tables().items():
+        np.testing.assert_allclose(stacked.scores.training.tables()[kind], table, rtol=1e-9, atol=1e-11)
 
 
 _KILLED = """
@@ -144,8 +144,8 @@ def test_the_order_of_clients_does_not_matter(algorithm: Algorithm, mode: str) -
     assert same_state(one.server, two.server)
     for position, who in enumerate(order):
         assert same_state(one.store.get(who), two.store.get(position))
-    for kind, table in one.evaluator.tables().items():
-        np.testing.assert_array_equal(two.evaluator.tables()[kind], table[order])
+    for kind, table in one.scores.training.tables().items():
+        np.testing.assert_array_equal(two.scores.training.tables()[kind], table[order])
 
 
 @pytest.mark.parametrize("mode", ["threads", "stacked"])

@@ -69,8 +69,8 @@ def test_both_modes_give_the_same_adapted_models(algorithm: Algorithm) -> None:
     runs = [simulation(algorithm, held_out("client-0", "client-5"), mode=mode) for mode in MODES]
     for run in runs:
         run.run()
-    for kind, table in runs[0].tables().items():
-        np.testing.assert_allclose(runs[1].tables()[kind], table, rtol=1e-9, atol=1e-11)
+    for kind, table in runs[0].scores.tables().items():
+        np.testing.assert_allclose(runs[1].scores.tables()[kind], table, rtol=1e-9, atol=1e-11)
 
 
 def test_scores_are_those_of_the_adapted_model(algorithm: Algorithm) -> None:
@@ -80,7 +80,7 @@ def test_scores_are_those_of_the_adapted_model(algorithm: Algorithm) -> None:
     x, y = run.federation.gather(torch.from_numpy(run.federation.test[3]))
     accuracy = float((module(x).argmax(-1) == y).double().mean())
     assert run.summary()["unseen"]["personal"]["accuracy"] == pytest.approx(accuracy)
-    assert run.tables()["personal"][3, 3] == pytest.approx(accuracy)
+    assert run.scores.tables()["personal"][3, 3] == pytest.approx(accuracy)
 
 
 def test_they_are_scored_once_at_the_end_and_a_resumed_run_knows(algorithm: Algorithm, tmp_path: Path) -> None:

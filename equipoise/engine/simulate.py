@@ -18,10 +18,10 @@ from equipoise.engine.interrupt import listening
 from equipoise.engine.options import Engine, Schedule
 from equipoise.engine.store import ClientStore
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
-from equipoise.evaluate import KINDS, Evaluator
 from equipoise.losses import LOSSES
 from equipoise.memory import peak_memory_mb
 from equipoise.runfolder import RunFolder
+from equipoise.scores import Scores
 from equipoise.state import State, Uploads
 from equipoise.task import Task
 from equipoise.watcher import Watcher
@@ -34,9 +34,6 @@ class Counters:
     gradient_samples: int = 0
     left_out: int = 0
     seconds: float = 0.0
-
-
-_UNSEEN = "unseen."
 
 
 class Simulation:
@@ -62,7 +59,7 @@ class Simulation:
             )
         if not federation.x.is_floating_point():
             task.check_symbols(federation.x)
-        self.training, unseen = federation.by_name
+        self.training, _ = federation.by_name
         self.start = Start(task.space, task.w0, len(self.training))
         self.announced = announce(algorithm, self.start)
         self.cohort = schedule.cohort(len(self.training))
@@ -78,8 +75,7 @@ class Simulation:
         self.lines: list[dict[str, Any]] = []
         self.interrupted = threading.Event()
         self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
-        self.evaluator = Evaluator(self.federation, algorithm, self.executor, self.training)
-        self.newcomers = Evaluator(self.federation, algorithm, self.executor, unseen, unseen=True) if unseen else None
+        self.scores = Scores(self.federation, algorithm, self.executor)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -135,12 +131,9 @@ class Simulation:
         trained = time.perf_counter()
         line: dict[str, Any] = {"round": round, "clients": len(jobs), "left_out": len(jobs) - len(accepted)}
         if round % self.schedule.evaluate_every == 0 or round == self.schedule.rounds:
-            self.evaluator(round, self.server, self.store)
-            line |= self.evaluator.summary()
-        if self.newcomers is not None:  # adapting takes training: once, at the end
-            self.newcomers.forget()
-            if round == self.schedule.rounds:
-                self.newcomers(round, self.server, self.store)
+            self.scores.training(round, self.server, self.store)
+            line |= self.scores.training.summary()
+        self.scores.adapt(round, self.server, self.store, last=round == self.schedule.rounds)
         line |= {k: v for k, v in asdict(self.counters).items() if k in ("bytes_up", "bytes_down", "gradient_samples")}
         self.counters.seconds += time.perf_counter() - began
         self._log(line, {"round": round, "train": trained - began, "evaluate": time.perf_counter() - trained})
@@ -188,13 +181,9 @@ class Simulation:
             "counters": asdict(self.counters),
             "logs": {log.name: self.folder.length(log) for log in (self.folder.metrics, self.folder.timings)},
             "federation": self.fingerprint,
-            "evaluation": self.evaluator.facts(),
+            "scores": self.scores.facts(),
         }
-        scores = self.evaluator.tensors()
-        if self.newcomers is not None:
-            facts["unseen"] = self.newcomers.facts()
-            scores |= {f"{_UNSEEN}{name}": tensor for name, tensor in self.newcomers.tensors().items()}
-        self.checkpoints.save(self.done, self.server, self.store, scores, facts)
+        self.checkpoints.save(self.done, self.server, self.store, self.scores.tensors(), facts)
 
     def restore(self) -> dict[str, int] | None:
         """Back to the newest checkpoint that is whole; the lengths of the logs then, or None if there is none."""
@@ -208,10 +197,7 @@ class Simulation:
             raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
         self.done, self.server = saved.round, saved.server
         self.counters = Counters(**saved.facts["counters"])
-        self.evaluator.restore(saved.facts["evaluation"], saved.scores)
-        if self.newcomers is not None:
-            unseen = {k.removeprefix(_UNSEEN): t for k, t in saved.scores.items() if k.startswith(_UNSEEN)}
-            self.newcomers.restore(saved.facts["unseen"], unseen)
+        self.scores.restore(saved.facts["scores"], saved.scores)
         logs: dict[str, int] = saved.facts["logs"]
         return logs
 
@@ -232,7 +218,7 @@ class Simulation:
 
     def summary(self) -> dict[str, Any]:
         # What was trained to make the models of the last evaluation (fine-tuning) is part of their price.
-        samples = self.counters.gradient_samples + self.evaluator.adaptation_samples
+        samples = self.counters.gradient_samples + self.scores.training.adaptation_samples
         return {
             "algorithm": type(self.algorithm).__name__,
             "dataset": self.federation.title,
@@ -240,8 +226,7 @@ class Simulation:
             "clients": len(self.training),
             "rounds": self.done,
             "metric": self.task.metric.name,
-            **self.evaluator.summary(),
-            **self._unseen(),
+            **self.scores.summary(),
             "bytes_up": self.counters.bytes_up,
             "bytes_down": self.counters.bytes_down,
             "parameters_shared": self.announced.parameters_shared,
@@ -254,29 +239,9 @@ class Simulation:
             "peak_memory_mb": round(peak_memory_mb(), 1),
         }
 
-    def _unseen(self) -> dict[str, Any]:
-        """How clients fare that took no part, apart from all other figures."""
-        if self.newcomers is None or not (summary := self.newcomers.summary()):
-            return {}
-        cost = {"clients": len(self.newcomers.order), "adaptation_samples": self.newcomers.adaptation_samples}
-        return {"unseen": {**cost, **summary}}
-
-    def tables(self) -> dict[str, np.ndarray]:
-        """Every kind's table of scores, a row a client; NaN where a client has no model of that kind."""
-        tables = self.evaluator.tables()
-        if self.newcomers is not None:
-            for kind, scores in self.newcomers.tables().items():
-                blank = np.full_like(scores, np.nan)
-                tables[kind] = tables.get(kind, blank).copy()
-                tables[kind][self.newcomers.order] = scores[self.newcomers.order]
-        return {kind: tables[kind] for kind in KINDS if kind in tables}
-
-    def evaluator_of(self, who: int) -> Evaluator:
-        return self.evaluator if self.newcomers is None or who not in self.newcomers.order else self.newcomers
-
     def _finish(self) -> None:
         if self.folder is None:
             return
         sizes = {name: getattr(self.federation, name).lengths for name in ("train", "validation", "test")}
-        self.folder.write_clients(self.federation.names, self.federation.unseen, sizes, self.tables())
+        self.folder.write_clients(self.federation.names, self.federation.unseen, sizes, self.scores.tables())
         files.write_json(self.folder.summary, self.summary())
