@@ -48,8 +48,9 @@ def show(
     with progress_bar("") as progress:
         bar = Bar(progress, experiment.data_name)
         federation = experiment.federation(data_folder(folder_of_data(file, data)), bar.reading)
-    picture.draw(federation, target)
-    found = picture.numbers(federation)
+    with err_console.status("drawing"):
+        picture.draw(federation, target)
+        found = picture.numbers(federation)
     if as_json:
         print(json.dumps(found, indent=2))
         return
