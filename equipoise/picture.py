@@ -12,6 +12,7 @@ from equipoise.data.federation import SPLITS, Federation
 _SHOWN = 5  # clients whose samples are drawn
 _SAMPLES = 8
 _NAMED = 40  # clients that have room for their names
+_LETTERS = " .AIOUaeiorty"  # characters that have room for themselves on an axis of all of them
 
 
 def owned(federation: Federation, who: int) -> np.ndarray:
@@ -94,7 +95,10 @@ def _fill(federation: Federation, figure: Any) -> None:
     else:
         shown = axes.imshow(counts / counts.sum(1, keepdims=True), aspect="auto", interpolation="nearest")
         left.colorbar(shown, ax=axes, label="part of the client's samples")
-        axes.set(xlabel="label" if federation.y.ndim == 1 else "character, by its number", ylabel="client")
+        axes.set(xlabel="label", ylabel="client")
+        if federation.classes == text.SYMBOLS:
+            axes.set_xticks(text.encode(_LETTERS).tolist(), ["space" if c == " " else c for c in _LETTERS], fontsize=7)
+            axes.set(xlabel="next character")
     _clients(federation, axes)
     _sizes(federation, middle.subplots())
     _samples(federation, right)
@@ -130,14 +134,15 @@ def _sizes(federation: Federation, axes: Any) -> None:
 
 
 def _samples(federation: Federation, figure: Any) -> None:
-    """The first training samples of clients spread over the list."""
+    """Training samples of clients spread over the list; where time goes on, from its beginning to its end."""
     chosen = np.unique(np.linspace(0, len(federation) - 1, _SHOWN).round().astype(int))
     images = federation.x.ndim == 4
     grid = figure.subplots(len(chosen), _SAMPLES if images else 1, squeeze=False)
     for row, who in zip(grid, chosen, strict=True):
         for axes in row:
             axes.set(xticks=[], yticks=[])
-        rows = federation.train[who][:_SAMPLES]
+        mine = federation.train[who]
+        rows = mine[np.unique(np.linspace(0, len(mine) - 1, _SAMPLES).round().astype(int))]
         if images:
             for axes, k in zip(row, rows, strict=False):
                 picture = federation.x[int(k)].float().clamp(0, 1).permute(1, 2, 0).numpy()
