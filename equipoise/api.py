@@ -156,8 +156,8 @@ def train(
     federation = (
         clients if isinstance(clients, Federation) else from_clients(clients, names=names, split=split, seed=seed)
     )
-    if not 0 <= unseen < 1:
-        raise EquipoiseError(f"unseen = {unseen} is not allowed; it must be a number >= 0 and < 1")
+    if not isinstance(unseen, (int, float)) or not 0 <= unseen < 1:
+        raise EquipoiseError(f"unseen = {unseen!r} is not allowed; it must be a number >= 0 and < 1")
     federation = federation.holding_out(unseen, seed)
     number = DTYPES[dtype]
     task = Task(module, federation.prepared(number, False).sample(), head=head, loss=loss, metric=metric, dtype=number)

@@ -70,16 +70,16 @@ def run(
     from equipoise.config import Experiment
 
     experiment = Experiment.load(file, sets or [])
-    data = runs.folder_of_data(file, data)
     folder = out or runs.default_folder(file, experiment)
     progress = None if quiet else progress_bar()
     bar = Bar(progress, experiment.algorithm_name)
+    source = runs.folder_of_data(file, data, bar.tell)
     try:
         if progress is None:
-            runs.run(experiment, folder, data, resume, bar)
+            runs.run(experiment, folder, source, resume, bar)
         else:
             with progress:
-                runs.run(experiment, folder, data, resume, bar)
+                runs.run(experiment, folder, source, resume, bar)
     except Interrupted:
         again = ["equipoise", "run", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += ["--data", str(data)] if data else []

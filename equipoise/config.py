@@ -162,7 +162,7 @@ def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     """`section.key=value` on top; the value is written as in TOML, and quotes around words may be left out."""
     for item in sets:
         key, equals, text = item.partition("=")
-        if not equals or not key.strip() or key.strip().startswith(f"{WRITTEN}."):
+        if not equals or not key.strip() or key.strip().split(".")[0] == WRITTEN:
             raise EquipoiseError(f"--set {item} is not allowed; it must be section.key=value, such as algorithm.lr=0.1")
         try:
             value = tomllib.loads(f"value = {text}")["value"]

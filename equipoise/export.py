@@ -18,9 +18,9 @@ _FORMAT = "equipoise-model-1"
 
 def export_model(result: Result, experiment: Experiment, client: str | None, path: Path) -> str:
     """Write client's personal model, or the global one where `client` is None; returns what was written."""
-    who: str | int | None = (
-        int(client) if client is not None and client not in result.clients and client.isdecimal() else client
-    )
+    # Where names are numbers themselves (households), a number can only be a name.
+    by_number = client is not None and client.isdecimal() and not any(name.isdecimal() for name in result.clients)
+    who: str | int | None = int(client) if client is not None and by_number else client
     module = result.global_model() if who is None else result.personal(who)
     name = "global" if who is None else result.clients[who] if isinstance(who, int) else who
     federation = result.federation

@@ -1,5 +1,6 @@
 """Starting, resuming and reopening runs of an experiment."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from equipoise.api import Result
@@ -15,10 +16,18 @@ def default_folder(path: Path, experiment: Experiment) -> Path:
     return Path("runs") / f"{path.stem}-{experiment.algorithm_name}-seed{experiment.schedule.seed}"
 
 
-def folder_of_data(file: Path, given: Path | None) -> Path | None:
+def folder_of_data(file: Path, given: Path | None, tell: Callable[[str], None] = lambda text: None) -> Path | None:
     """--data, else the folder that `file` says its run used, if it is a run.toml and that folder is here."""
-    written = read_toml(file).get(WRITTEN, {}).get("data") if given is None and file.exists() else None
-    return Path(written) if isinstance(written, str) and Path(written).is_dir() else given
+    if given is not None or not file.exists():
+        return given
+    written = read_toml(file).get(WRITTEN)
+    folder = written.get("data") if isinstance(written, dict) else None
+    if not isinstance(folder, str):
+        return None
+    if not Path(folder).is_dir():
+        tell(f"the data of {file} were in {folder}, which is not here; looking in {data_folder(None)}")
+        return None
+    return Path(folder)
 
 
 def run(
@@ -26,7 +35,7 @@ def run(
 ) -> Result:
     """A run of the experiment in the folder `out`, from its start or from where it was."""
     if resume and data is None:
-        data = folder_of_data(RunFolder(out).config, None)
+        data = folder_of_data(RunFolder(out).config, None, (watcher or Watcher()).tell)
     source = data_folder(data).resolve()
     watcher = watcher or Watcher()
     federation = experiment.federation(source, watcher.reading)
@@ -55,7 +64,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
     folder = RunFolder.open(path)
     tables = read_toml(folder.config)
     experiment = Experiment.parse(tables)
-    federation = experiment.federation(data_folder(data or Path(tables[WRITTEN]["data"])))
+    federation = experiment.federation(data_folder(folder_of_data(folder.config, data)))
     task = experiment.task(federation)
     simulation = Simulation(task, federation, experiment.algorithm, experiment.schedule, experiment.engine, folder)
     simulation.close()

@@ -72,6 +72,29 @@ def test_a_damaged_entry_is_decoded_anew(data: st.DataObject, folder: Path, tmp_
     assert same(cached("name", [file], decode))
 
 
+def test_one_bit_in_the_numbers_is_noticed(folder: Path, tmp_path: Path) -> None:
+    file, decode = tmp_path / "file", Decoder()
+    file.write_bytes(b"one")
+    cached("name", [file], decode)
+    [entry] = folder.iterdir()
+    content = bytearray(entry.read_bytes())
+    content[-1] ^= 1  # the header comes first, the numbers last
+    entry.write_bytes(content)
+    assert same(cached("name", [file], decode))
+    assert decode.calls == 2
+
+
+def test_another_versions_entry_is_not_believed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, decode = tmp_path / "file", Decoder()
+    file.write_bytes(b"one")
+    cached("name", [file], decode)
+    monkeypatch.setattr("equipoise.data.cache._FORMAT", "equipoise-decoded-next")
+    cached("name", [file], decode)
+    monkeypatch.setattr("equipoise.data.cache.version", lambda name: "next")
+    cached("name", [file], decode)
+    assert decode.calls == 3
+
+
 def test_a_failed_decoding_leaves_nothing(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"one")
@@ -121,5 +144,5 @@ def test_an_entry_in_the_way_is_no_reason_to_stop(folder: Path, tmp_path: Path) 
     assert same(cached("name", [file], decode))
     assert list(folder.iterdir()) == [entry]
     entry.rmdir()
-    save_file({"x": torch.zeros(3, dtype=torch.bfloat16)}, entry, {"format": "equipoise-decoded-1"})
+    save_file({"x": torch.zeros(3, dtype=torch.bfloat16)}, entry, {"format": "equipoise-decoded-2"})
     assert same(cached("name", [file], decode))

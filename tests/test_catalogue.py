@@ -94,6 +94,12 @@ def test_without_a_checksum_the_counts_decide(
         catalogue.get("medical-mnist", data, url, nothing)
     assert list(data.iterdir()) == []
     monkeypatch.setattr(medical, "_WHOLE", 18)
+    good = (served / "medical-mnist.zip").read_bytes()
+    (served / "medical-mnist.zip").write_bytes(good[:2000] + bytes(60) + good[2060:])
+    with pytest.raises(EquipoiseError, match="something else"):  # the counts are right, a picture is not
+        catalogue.get("medical-mnist", data, url, nothing)
+    assert list(data.iterdir()) == []
+    (served / "medical-mnist.zip").write_bytes(good)
     assert catalogue.get("medical-mnist", data, url, nothing).state == "complete"
     (served / "medical-mnist.zip").write_bytes(b"<html>not found</html>")
     with pytest.raises(EquipoiseError, match="something else"):
@@ -150,6 +156,12 @@ def test_a_damaged_file_that_is_there_is_told_of(tmp_path: Path) -> None:
     (tmp_path / "whole" / "mnist" / "qmnist-test-labels-idx2-int.gz").write_bytes(b"")
     assert catalogue.entry("digits-by-writer", tmp_path / "whole").state == "damaged"
     assert catalogue.entry("mnist", tmp_path / "whole").state == "subset"
+
+
+def test_more_hours_do_not_make_up_for_fewer_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    datafiles.electricity(tmp_path / "electricity.csv.gz", clients=2, hours=400)
+    monkeypatch.setattr(electricity, "_whole", lambda minutes: (4, 100))
+    assert catalogue.entry("electricity", tmp_path).detail == "200 of 400 values"
 
 
 def test_numbers_in_leafs_heads_that_cannot_be(tmp_path: Path) -> None:

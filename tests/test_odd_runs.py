@@ -1,6 +1,7 @@
 """Runs, their folders and the command line in odd situations, each of which once went wrong."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from tests import datafiles
 from tests.conftest import simulation
 from tests.test_cli import SMALL, equipoise_command, one_sentence
 from tests.test_odd_models import CLIENTS, module
@@ -118,3 +120,40 @@ def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
     eq.train(nn.Linear(4, 3), CLIENTS, eq.FedAvg(), head=None, rounds=1, out=tmp_path / "c")
     rows = compare(find_runs([tmp_path]))
     assert [row["seeds"] for row in rows] == [1, 1]  # and another model is another row
+
+
+def test_a_run_toml_finds_its_data_again(tmp_path: Path) -> None:
+    """Without --data, a run that is shown, run again, resumed or exported from looks where it found its data."""
+    datafiles.mnist(tmp_path / "elsewhere" / "mnist")
+    file = tmp_path / "mnist.toml"
+    file.write_text(
+        'rounds = 1\n[data]\nname = "mnist"\nclients = 4\npartition = { kind = "iid" }\n'
+        '[model]\nname = "softmax"\n[algorithm]\nname = "fedavg"\n'
+    )
+    run = partial(equipoise_command, cwd=tmp_path)
+    assert run("run", file, "--data", tmp_path / "elsewhere", "--out", "one", "--quiet").returncode == 0
+    assert run("run", "one/run.toml", "--out", "two", "--quiet").returncode == 0
+    assert run("show", "one/run.toml", "--out", "one.png").returncode == 0
+    assert run("run", file, "--out", "one", "--set", "rounds=2", "--resume", "--quiet").returncode == 0
+    assert run("export", "one", "--global", "--out", "model.safetensors").returncode == 0
+    (tmp_path / "elsewhere").rename(tmp_path / "gone")
+    gone = run("run", "one/run.toml", "--out", "three")
+    assert gone.returncode == 2
+    assert "which is not here" in gone.stderr
+    assert run("run", "one/run.toml", "--data", tmp_path / "gone", "--out", "three", "--quiet").returncode == 0
+    odd = tmp_path / "odd.toml"
+    odd.write_text("written = 3\n" + file.read_text())
+    for command in (("run", odd, "--data", tmp_path / "gone", "--quiet"), ("run", odd, "--quiet"), ("show", odd)):
+        assert "Traceback" not in run(*command).stderr
+    assert run("run", file, "--set", "written=5").returncode == 2
+
+
+def test_where_names_are_numbers_a_number_is_a_name(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    datafiles.electricity(tmp_path / "data" / "electricity.csv.gz")
+    file = tmp_path / "loads.toml"
+    file.write_text('rounds = 1\n[data]\nname = "electricity"\n[model]\nname = "mlp"\n[algorithm]\nname = "local"\n')
+    run = partial(equipoise_command, cwd=tmp_path)
+    assert run("run", file, "--out", "loads", "--quiet").returncode == 0
+    assert "The model of 2 is" in run("export", "loads", "--client", "2", "--out", "m.safetensors").stdout
+    assert "there is no client '3'" in run("export", "loads", "--client", "3", "--out", "m.safetensors").stderr

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import os
 import tarfile
 import zipfile
 from pathlib import Path
@@ -135,6 +136,19 @@ def test_no_picture_is_there_twice_and_a_macs_files_are_passed_over(tmp_path: Pa
         archive.writestr("copy/Hand/000001.jpeg", datafiles.jpeg(3))
     with pytest.raises(EquipoiseError, match=r"holds Hand/000001\.jpeg twice"):
         load("medical-mnist", tmp_path)
+
+
+def test_a_picture_that_was_changed_in_place_is_read_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "medical-mnist" / "Hand"
+    folder.mkdir(parents=True)
+    for k in range(2):
+        (folder / f"{k}.jpeg").write_bytes(datafiles.jpeg(9))
+    before = load("medical-mnist", tmp_path).x
+    (folder / "1.jpeg").write_bytes(datafiles.jpeg(200))
+    os.utime(folder / "1.jpeg", (1, 1))
+    after = load("medical-mnist", tmp_path).x
+    assert torch.equal(before[0], after[0])
+    assert not torch.equal(before[1], after[1])
 
 
 def test_a_link_to_nowhere_is_no_picture(tmp_path: Path) -> None:
@@ -297,6 +311,47 @@ def test_windows_do_not_reach_over_gaps_in_leafs_samples(tmp_path: Path) -> None
     assert [text.decode(row[None].numpy()) for row in pool.y] == users["u"][1]
 
 
+@pytest.mark.parametrize("kept", [range(0, 350, 1), [k for k in range(350) if k % 90], [*range(200, 350), *range(200)]])
+@pytest.mark.parametrize("predict", ["every", "last"])
+def test_nothing_is_asked_for_twice_however_leafs_windows_come(kept: list, predict: str, tmp_path: Path) -> None:
+    """A text of characters that can be told apart (by their place in a pair): targets of one part are in no other."""
+    words = "".join(chr(33 + k // 90) + chr(33 + k % 90) for k in range(215))
+    x, y = datafiles.leaf_windows(words)
+    (tmp_path / "shakespeare").mkdir()
+    users = {"u": ([x[k] for k in kept], [y[k] for k in kept])}
+    (tmp_path / "shakespeare" / "a.json").write_text(json.dumps(datafiles.leaf(users)))
+    pool = load("shakespeare", tmp_path, stride=1, predict=predict)
+    assert pool.part is not None
+    asked: list[set[int]] = [set(), set(), set()]
+    for row, target, part in zip(pool.x, pool.y.reshape(len(pool), -1), pool.part, strict=True):
+        place = words.index(text.decode(row.numpy()))
+        first = place + 80 - target.numel() + 1
+        assert words[first : first + target.numel()] == text.decode(target.numpy())
+        asked[part] |= set(range(first, first + target.numel()))
+    assert asked[0]
+    assert asked[2]
+    assert not asked[0] & asked[1]
+    assert not asked[0] & asked[2]
+    assert not asked[1] & asked[2]
+
+
+def test_one_file_packed_and_unpacked_is_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "femnist" / "all_data_0.json"
+    datafiles.femnist(path)
+    one = load("femnist", tmp_path)
+    (tmp_path / "femnist" / "all_data_0.json.gz").write_bytes(gzip.compress(path.read_bytes()))
+    assert len(load("femnist", tmp_path)) == len(one)
+    (tmp_path / "femnist" / "copy.json").write_bytes(path.read_bytes())
+    with pytest.raises(EquipoiseError, match=r"copy\.json and all_data_0\.json both hold the user 'a'"):
+        load("femnist", tmp_path)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "shakespeare-roles.json").write_text('{"a": "one", "a": "two"}')
+    with pytest.raises(EquipoiseError, match="the key 'a' stands twice"):
+        load("shakespeare", tmp_path)
+
+
 def test_roles_too_short_are_left_out_and_said(tmp_path: Path) -> None:
     datafiles.roles(tmp_path / "shakespeare-roles.json.xz", lengths=(900, 60, 80))
     pool = load("shakespeare", tmp_path)
@@ -315,6 +370,7 @@ def test_unknown_characters_have_a_number_of_their_own() -> None:
 def test_electricity_windows_and_scaling(tmp_path: Path) -> None:
     series = datafiles.electricity(tmp_path / "electricity.csv.gz")
     pool = load("electricity", tmp_path, split=(0.6, 0.2, 0.2), window=10, horizon=2)
+    assert pool.portion == "4 of 321 clients, 200 of 26,304 moments"
     assert pool.owners is not None
     assert pool.part is not None
     for column, name in enumerate(["0", "1", "2", "OT"]):
@@ -410,7 +466,10 @@ def test_a_bad_cell_is_named_with_row_and_column(cell: str, shown: str, tmp_path
         (["date,0,OT", "yesterday,1,2"], "row 2: 'yesterday' is not a date"),
         (["date,0,0", "2016-07-01 00:00:00,1,2"], "names a client twice"),
         (["1,2,3"], "does not begin with a line of names"),
-        (["date,0,OT", *(f"2016-07-01 {h:02d}:00:00,{h},{h}" for h in range(9))], "no series is long enough"),
+        (["date,0,OT", *(f"2016-07-01 {h:02d}:00:00,{h},{h}" for h in range(9))], "no client can be learned from"),
+        (["date,0", *(f"2016-07-{d:02d} {h:02d}:00:00,7" for d in (1, 2) for h in range(24))], "values that change"),
+        (["date,0", "2016-07-01 00:00:30,1"], "not a date and time in whole minutes"),
+        (["date,0", "2016-07-01 00:00:00+01:00,1"], "not a date and time in whole minutes"),
         (["date,0,OT", "2016-07-01 00:00:00,1,2", "", "2016-07-01 01:00:00,1,2"], "row 3 is empty"),
         (["date,\x07,OT", "2016-07-01 00:00:00,1,2"], "cannot be a client's name"),
         (["date,0,OT" + "," * 70_000], "no table of loads is that long"),

@@ -140,8 +140,20 @@ def test_train_holds_clients_out(tmp_path: Path) -> None:
     assert np.isfinite(result.scores()["personal"][:, 3]).sum() == 2
     with pytest.raises(EquipoiseError, match=r"unseen = 1\.5"):
         equipoise.train(small_mlp(), clients, equipoise.FedAvg(), unseen=1.5)
+    with pytest.raises(EquipoiseError, match="unseen = 'a few' is not allowed"):
+        equipoise.train(small_mlp(), clients, equipoise.FedAvg(), unseen="a few")  # type: ignore[arg-type]
     with pytest.raises(EquipoiseError, match="all clients are unseen"):
         equipoise.train(small_mlp(), clients, equipoise.FedAvg(), unseen=0.99)
+
+
+def test_a_run_does_not_go_on_with_others_held_out(tmp_path: Path) -> None:
+    algorithm = equipoise.FedAvg(lr=0.05, batch=4)
+    simulation(algorithm, held_out("client-2"), folder=tmp_path / "a", rounds=2).run()
+    other = simulation(algorithm, held_out("client-3"), folder=tmp_path / "a", rounds=4, new=False)
+    with pytest.raises(EquipoiseError, match="not those that the saved run began with"):
+        other.resume()
+    other.close()
+    assert other.start.clients == 5  # an algorithm is told of those who train
 
 
 def test_who_is_held_out_depends_on_the_seed_and_the_names() -> None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from safetensors import safe_open
 from equipoise import files
 from equipoise.errors import EquipoiseError
 
-_FORMAT = "equipoise-decoded-1"
+_FORMAT = "equipoise-decoded-2"
+"""To be raised when a reader decodes differently or checks more: what an older one let pass must not be believed."""
 _ABANDONED = 3600  # seconds after which nobody is writing a file any more
 
 Arrays = dict[str, np.ndarray]
@@ -43,7 +45,8 @@ def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Ar
     resolved = [path.resolve() for path in paths]
     place = blake2b("\n".join(map(str, resolved)).encode(), digest_size=8).hexdigest()
     entry = folder / f"{name}-{place}.safetensors"
-    stamp = json.dumps([[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in resolved])
+    known = [[str(path), path.stat().st_size, path.stat().st_mtime_ns] for path in resolved]
+    stamp = json.dumps([version("equipoise"), known])
     if (arrays := _read(entry, stamp)) is not None:
         return arrays
     arrays = decode()

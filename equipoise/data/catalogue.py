@@ -68,7 +68,7 @@ def get(name: str, folder: Path, mirror: str | None, meter: Meter) -> Entry:
         counted = check if remote.md5 is None else None
         fetch(remote, folder, mirror=mirror, progress=partial(meter, remote.name), check=counted)
     try:  # what was there already may be damaged; reading it all now also makes the first run quick
-        source().load(Request(folder, progress=lambda done, total: meter("reading", done, total)))
+        source().verify(Request(folder, progress=lambda done, total: meter("reading", done, total)))
     except EquipoiseError as error:
         raise EquipoiseError(f"{name} is here, but cannot be used: {error}") from None
     state = entry(name, folder)

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from equipoise.data.federation import split_sizes
-from equipoise.errors import EquipoiseError
 
 
 def parts_in_time(first: np.ndarray, last: np.ndarray, split: Sequence[float]) -> np.ndarray:
@@ -19,7 +18,3 @@ def parts_in_time(first: np.ndarray, last: np.ndarray, split: Sequence[float]) -
         if (part == later).any():
             part[(part < later) & (last >= first[part == later].min())] = -1
     return part
-
-
-def nobody(unit: str, needed: int) -> EquipoiseError:
-    return EquipoiseError(f"no {unit} is long enough: a training sample needs {needed} values in a row")

@@ -63,6 +63,10 @@ class Source(Settings, ABC):
     def load(self, ask: Request) -> Pool:
         """All samples, pooled."""
 
+    def verify(self, ask: Request) -> None:
+        """Read and check all of the files, and keep what was decoded."""
+        self.load(ask)
+
     def look(self, folder: Path) -> Found | None:
         """What is there, without reading it all; None where nothing is."""
         return None

@@ -44,7 +44,7 @@ class Dealt(Partition, ABC):
         if self.needs_labels and (pool.classes is None or pool.y.ndim != 1):
             raise EquipoiseError(
                 f"the partition {type(self).__name__.lower()!r} needs data with one label a sample; for these data "
-                "there is 'natural', 'iid', 'quantity' or 'quality'"
+                "there is 'natural', 'iid' or 'quantity'"
             )
         if clients * self.min_samples > len(pool):
             least = f" with data.partition.min_samples = {self.min_samples}" if self.min_samples > 1 else ""

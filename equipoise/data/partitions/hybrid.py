@@ -52,8 +52,8 @@ class Hybrid(Partition):
         mixed = rng.permutation(len(pool))
         cut = round(len(pool) * firsts / clients)
         names = numbered(clients)
-        if set(names) & set(pool.names):  # owners have such names themselves; both may be in one federation
-            names = [name.replace("client", "dealt") for name in names]
+        while set(names) & set(pool.names):  # owners have such names themselves; both may be in one federation
+            names = [f"dealt-{name}" for name in names]
         shares: Shares = {}
         for part, count, rows, known in (
             (self.first, firsts, np.sort(mixed[:cut]), names[:firsts]),

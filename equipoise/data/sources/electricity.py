@@ -10,11 +10,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from equipoise.data import text
 from equipoise.data.archive import first_existing
 from equipoise.data.cache import cached
-from equipoise.data.chronology import nobody, parts_in_time
+from equipoise.data.chronology import parts_in_time
 from equipoise.data.download import Remote
 from equipoise.data.pool import Pool
 from equipoise.data.source import Found, Request, Source, missing, portion
 from equipoise.data.sources.loads import UCI, count_loads, read_loads
+from equipoise.errors import EquipoiseError
 from equipoise.settings import Count
 
 _NAMES = ["electricity.csv.gz", "electricity.csv", "electricity.zip", "electricityloaddiagrams20112014.zip"]
@@ -54,7 +55,10 @@ class Electricity(Source):
             series = series[: len(series) // 4 * 4].reshape(-1, 4, len(names)).mean(1, dtype=np.float64)
         windows = {k: found for k in range(len(names)) if (found := self._windows(series[:, k], ask.split)) is not None}
         if not windows:
-            raise nobody("series", self.window + self.horizon)
+            raise EquipoiseError(
+                f"{path}: no client can be learned from; a training sample needs {self.window + self.horizon} values "
+                "in a row, and the training part values that change"
+            )
         counts = [len(part) for _, _, part in windows.values()]
         # Filled in place: the windows are by far the largest thing here.
         x = np.empty((sum(counts), self.window), np.float32)
@@ -103,7 +107,11 @@ class Electricity(Source):
     def look_at(self, path: Path) -> Found:
         clients, moments, minutes = count_loads(path)
         columns, rows = _whole(minutes)
-        return Found(path, clients * moments, columns * rows, "values")
+        return Found(path, min(clients, columns) * min(moments, rows), columns * rows, "values")
+
+    def verify(self, ask: Request) -> None:
+        if (path := _find(ask.folder)) is not None:
+            cached("electricity", [path], lambda: read_loads(path, ask.progress))
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -29,16 +29,30 @@ def leaf_files(folder: Path) -> list[Path]:
 
 
 def _json_files(folder: Path) -> list[Path]:
-    found = [p for pattern in ("*.json", "*.json.gz", "*.json.xz") for p in folder.glob(pattern) if p.is_file()]
-    return sorted(found)
+    """A file that lies there packed and unpacked is one file."""
+    found: dict[str, Path] = {}
+    for ending in (".json", ".json.gz", ".json.xz"):
+        for path in folder.glob(f"*{ending}"):
+            if path.is_file():
+                found.setdefault(path.name.removesuffix(ending), path)
+    return [found[name] for name in sorted(found)]
 
 
 def read_json(path: Path, limit: int = 1 << 30) -> Any:
     data = content(path, limit)
     try:
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise EquipoiseError(f"{path} is not valid JSON: {error}") from None
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON lets a key stand twice, and Python keeps the last; here that would be somebody's data lost."""
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key {twice[:40]!r} stands twice in one table")
+    return table
 
 
 def users_of(path: Path, tables: Any) -> Iterator[tuple[str, list[Any], list[Any]]]:
@@ -71,8 +85,13 @@ def users_of(path: Path, tables: Any) -> Iterator[tuple[str, list[Any], list[Any
 
 
 def each_user(paths: list[Path], progress: Progress) -> Iterator[tuple[Path, str, list[Any], list[Any]]]:
+    seen: dict[tuple[Path, str], Path] = {}
     for k, path in enumerate(paths):
         for user, x, y in users_of(path, read_json(path)):
+            # A user may be in train and in test; twice in one folder, its samples would be there twice.
+            other = seen.setdefault((path.parent, user), path)
+            if other != path:
+                raise EquipoiseError(f"{path} and {other.name} both hold the user {user!r}; remove one of them")
             yield path, user, x, y
         progress(k + 1, len(paths))
 

@@ -55,20 +55,22 @@ class _Clock:
 
     def __init__(self, path: Path):
         self.path, self.step = path, 0
-        self.last: int | None = None
+        self.last: float | None = None
 
     def tick(self, line: str, row: int) -> None:
         cell = line.split(_separator(line), 1)[0].strip('"')
         try:
-            moment = datetime.fromisoformat(cell).replace(tzinfo=None)  # as written: no daylight saving where we are
-        except ValueError:
-            raise EquipoiseError(f"{self.path}, row {row}: {cell[:40]!r} is not a date and time") from None
-        minute = int((moment - datetime(1970, 1, 1)).total_seconds() // 60)
+            # As written, without zones: no daylight saving where we are.
+            minute, seconds = divmod((datetime.fromisoformat(cell) - datetime(1970, 1, 1)).total_seconds(), 60)
+        except (ValueError, TypeError):
+            seconds = 1.0
+        if seconds:
+            raise EquipoiseError(f"{self.path}, row {row}: {cell[:40]!r} is not a date and time in whole minutes")
         if self.last is not None:
-            self.step = self.step or minute - self.last
+            self.step = self.step or int(minute - self.last)
             if minute - self.last != self.step:
                 raise EquipoiseError(
-                    f"{self.path}, row {row}: {cell!r} is {minute - self.last} minutes after the row before, not "
+                    f"{self.path}, row {row}: {cell!r} is {minute - self.last:.0f} minutes after the row before, not "
                     f"{self.step} as between the first two; sort the rows and fill the gaps"
                 )
         self.last = minute

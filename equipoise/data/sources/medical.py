@@ -61,11 +61,15 @@ class MedicalMNIST(Source):
         path = _place(folder)
         if path is None:
             return None
-        return self.look_at(path)
-
-    def look_at(self, path: Path) -> Found:
         with ExitStack() as stack:
             return Found(path, len(_pictures(path, stack)), _WHOLE)
+
+    def look_at(self, path: Path) -> Found:
+        with ExitStack() as stack, told(path):
+            pictures = _pictures(path, stack)
+            for _, _, read in pictures:
+                read()  # compares each file with its checksum in the archive
+            return Found(path, len(pictures), _WHOLE)
 
 
 def _place(folder: Path) -> Path | None:

@@ -9,7 +9,7 @@ import torch
 from equipoise.data import text
 from equipoise.data.archive import first_existing
 from equipoise.data.cache import Arrays, cached
-from equipoise.data.chronology import nobody, parts_in_time
+from equipoise.data.chronology import parts_in_time
 from equipoise.data.partitions.base import by_owner
 from equipoise.data.pool import Pool
 from equipoise.data.source import Found, Progress, Request, Source, missing, portion
@@ -53,10 +53,11 @@ class Shakespeare(Source):
         short = 0
         for number, pieces in enumerate(by_owner(role, len(names))):
             begins, lengths = (ends - arrays["lengths"])[pieces], arrays["lengths"][pieces]
-            # No window reaches from one piece of text into the next.
-            starts = np.concatenate(
-                [b + np.arange(0, max(n - self.window, 0), self.stride) for b, n in zip(begins, lengths, strict=True)]
-            ).astype(np.int64)
+            # No window reaches from one piece of text into the next. Where LEAF's sampling tore a text into several,
+            # they may overlap in what only led up to their first targets: that is not asked for.
+            known = 0 if len(pieces) == 1 else max(0, _LEAF_WINDOW - (1 if self.predict == "every" else self.window))
+            inside = [np.arange(known, max(n - self.window, known), self.stride) for n in lengths]
+            starts = np.concatenate([b + i for b, i in zip(begins, inside, strict=True)]).astype(np.int64)
             # What a window asks for: all characters after its first, or only the one after its last.
             asked = starts + (1 if self.predict == "every" else self.window)
             part = parts_in_time(asked, starts + self.window, ask.split)
@@ -67,7 +68,9 @@ class Shakespeare(Source):
             owner.append(np.full(len(rows[-1]), number, np.int32))
             parts.append(part[part >= 0])
         if not rows:
-            raise nobody("role", self.window + 1)
+            raise EquipoiseError(
+                f"no role is long enough: a training sample needs {self.window + 1} characters in a row"
+            )
         windows = codes[np.concatenate(rows)[:, None] + np.arange(self.window + 1)]
         y = windows[:, 1:] if self.predict == "every" else windows[:, -1]
         count = int(np.maximum(arrays["lengths"] - _LEAF_WINDOW, 0).sum())
@@ -122,15 +125,16 @@ def _decode_roles(paths: list[Path], progress: Progress) -> Arrays:
 
 
 def _decode_leaf(paths: list[Path], progress: Progress) -> Arrays:
-    texts: dict[str, list[str]] = {}
+    texts: dict[str, list[list[str]]] = {}
+    ends: dict[str, str] = {}
     for path, user, x, y in each_user(paths, progress):
         for k, (before, after) in enumerate(zip(x, y, strict=True)):
             _check_window(path, user, k, before, after)
         if x:
-            texts.setdefault(user, []).extend(_joined(x, y))
+            ends[user] = _join(texts.setdefault(user, []), ends.get(user, ""), x, y)
     if not texts:
         raise EquipoiseError(f"{paths[0].parent} holds no samples of any user")
-    return _arrays(texts)
+    return _arrays({user: ["".join(piece) for piece in pieces] for user, pieces in texts.items()})
 
 
 def _check_window(path: Path, user: str, k: int, before: Any, after: Any) -> None:
@@ -140,12 +144,12 @@ def _check_window(path: Path, user: str, k: int, before: Any, after: Any) -> Non
         )
 
 
-def _joined(x: list[str], y: list[str]) -> list[str]:
-    """The text behind LEAF's windows: while each goes on where the one before ended, only its last character is new."""
-    pieces: list[list[str]] = []
-    for k, (before, after) in enumerate(zip(x, y, strict=True)):
-        if k and before == x[k - 1][1:] + y[k - 1]:
+def _join(pieces: list[list[str]], end: str, x: list[str], y: list[str]) -> str:
+    """Put LEAF's windows together again: one that begins where the last one ended adds its target alone."""
+    for before, after in zip(x, y, strict=True):
+        if before == end:
             pieces[-1].append(after)
         else:
             pieces.append([before, after])
-    return ["".join(piece) for piece in pieces]
+        end = before[1:] + after
+    return end
