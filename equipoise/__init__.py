@@ -4,6 +4,7 @@ from equipoise.algorithm import Algorithm, LocalData, Start
 from equipoise.algorithms import ALGORITHMS, Ditto, FedAvg, FedAvgFT, FedPer, FedProx, FedProxFT, FedRep, Local
 from equipoise.api import Result, train
 from equipoise.data.federation import Federation, from_clients
+from equipoise.data.section import load_data
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.export import load_model
 from equipoise.losses import Metric
@@ -34,6 +35,7 @@ __all__ = [
     "Upload",
     "Uploads",
     "from_clients",
+    "load_data",
     "load_model",
     "train",
 ]

@@ -10,6 +10,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import equipoise as eq
+from equipoise import runs
+from equipoise.config import Experiment
 
 RNG = np.random.default_rng(0)
 CLIENTS = [(RNG.normal(size=(20, 4)).astype("float32"), RNG.integers(0, 3, 20)) for _ in range(4)]
@@ -143,3 +145,19 @@ def test_no_setting_is_passed_over_in_silence() -> None:
     task = Task(module(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
     with pytest.raises(eq.EquipoiseError, match=r"engine.compile = true works with engine.mode = 'stacked' only"):
         Engine(compile=True, mode="threads").mode_for(task)
+
+
+def test_data_sets_by_name_serve_train_as_they_serve_a_run(tmp_path: Path) -> None:
+    settings = {"name": "digits-by-writer", "extent": "excerpt", "clients": 6, "unseen": 0.2}
+    federation = eq.load_data(**settings, seed=3)
+    experiment = Experiment.parse(
+        {"seed": 3, "rounds": 2, "data": settings, "model": {"name": "softmax"}, "algorithm": {"name": "fedavg"}}
+    )
+    assert federation.fingerprint(splits=True) == experiment.federation(tmp_path).fingerprint(splits=True)
+    run = runs.run(experiment, tmp_path / "run")
+    result = eq.train(experiment.module(federation), federation, eq.FedAvg(), rounds=2, seed=3)
+    assert result.metrics == run.metrics
+    assert result.summary["dataset"] == "digits-by-writer (excerpt of 80 writers)"
+    assert result.summary["unseen"] == run.summary["unseen"]
+    with pytest.raises(eq.EquipoiseError, match=r"unknown setting data\.client; did you mean 'clients'"):
+        eq.load_data("mnist", client=3)

@@ -128,7 +128,7 @@ def test_set_reads_values_as_toml_and_words_without_quotes() -> None:
     changed = override(tables(), ["algorithm.lam=0.5", "model.name=mlp", "data.split=[0.8, 0.1, 0.1]", "seed=3"])
     experiment = Experiment.parse(changed)
     assert (experiment.algorithm.lam, experiment.model_name, experiment.schedule.seed) == (0.5, "mlp", 3)
-    assert experiment.data.split == (0.8, 0.1, 0.1)
+    assert experiment.data.dealing.split == (0.8, 0.1, 0.1)
 
 
 @pytest.mark.parametrize("item", ["lam", "=3", "rounds.x=3"])
