@@ -1,4 +1,4 @@
-"""Small files in the formats of the publishers, for tests of their readers."""
+"""Small files in the formats of the publishers, and reading them, for tests of their readers."""
 
 import gzip
 import io
@@ -12,6 +12,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from equipoise.data.pool import Pool
+from equipoise.data.source import Request
+from equipoise.data.sources import SOURCES
 from equipoise.data.sources.medical import CLASSES
 
 WORDS = "Now is the winter of our discontent\nMade glorious summer by this sun of York; "
@@ -177,3 +180,7 @@ def other_layouts(folder: Path) -> dict[str, list[Path]]:
         "electricity zipped": [folder / "electricity.zip"],
         "medical-mnist": sorted((folder / "medical-mnist").glob("*/*.jpeg")),
     }
+
+
+def load(name: str, folder: Path, split: tuple[float, float, float] = (0.7, 0.1, 0.2), **settings: object) -> Pool:
+    return SOURCES[name](**settings).load(Request(folder, split=split))

@@ -72,8 +72,8 @@ class Source(Settings, ABC):
         return None
 
     def look_at(self, path: Path) -> Found:
-        """What is in this one file, where the data set is one; for files of which no checksum is known."""
-        raise NotImplementedError
+        """What is in this one file, checked for damage: for a file whose publisher gives no checksum."""
+        raise TypeError(f"{type(self).__name__} has a file without a checksum, and no look_at to check it with")
 
 
 def missing(name: str, looked: list[Path], cls: type[Source]) -> EquipoiseError:
