@@ -1,6 +1,6 @@
 """Seconds from asking for a data set to its first batch, and the memory that it takes: cold, and from the cache.
 
-    python benchmarks/data.py FOLDER_WITH_DATA [--json FILE]
+    python benchmarks/data.py FOLDER_WITH_DATA [--json FILE] [--only SOURCE] [--uci-rows 140256]
 
 Every figure comes from a process of its own. Cold means that nothing has been decoded before; the files themselves may
 be in the system's memory. Two layouts are made up here, because their publishers offer no small file: FEMNIST's from
@@ -67,7 +67,7 @@ def make_femnist(folder: Path) -> None:
     (folder / "femnist" / "all_data_0.json").write_text(json.dumps(tables))
 
 
-def make_uci(folder: Path, rows: int = 14_026, clients: int = 370) -> None:
+def make_uci(folder: Path, rows: int, clients: int = 370) -> None:
     rng = np.random.default_rng(0)
     moments = np.datetime64("2011-01-01T00:15") + np.arange(rows) * np.timedelta64(15, "m")
     with (folder / "LD2011_2014.txt").open("w") as file:
@@ -81,6 +81,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", choices=SOURCES)
+    parser.add_argument("--uci-rows", type=int, default=14_026, help="the real file has 140256")
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as made:
@@ -88,8 +90,8 @@ def main() -> None:
         for folder in own.values():
             folder.mkdir()
         make_femnist(own["femnist"])
-        make_uci(own["electricity-uci"])
-        for name in SOURCES:
+        make_uci(own["electricity-uci"], options.uci_rows)
+        for name in [options.only] if options.only else SOURCES:
             cache = Path(made) / "cache" / name
             cold, cached = (measure(name, own.get(name, options.folder.resolve()), cache) for _ in range(2))
             kept = sum(p.stat().st_size for p in cache.glob("*")) / 1e6

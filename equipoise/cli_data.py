@@ -107,10 +107,10 @@ def data_get(
     A download that breaks off goes on where it was when the command is given again. Checksums, or at least the counts,
     are verified; a file under its own name is always whole. Files that are there already are left alone.
     """
-    from equipoise.data.catalogue import get
+    from equipoise.data.catalogue import download, verify
     from equipoise.data.sources import data_folder
 
-    bars: dict[str, TaskID] = {}
+    folder, bars = data_folder(data), dict[str, TaskID]()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     try:
         with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=err_console) as progress:
@@ -120,7 +120,9 @@ def data_get(
                     bars[file] = progress.add_task(file, total=total)
                 progress.update(bars[file], completed=done, total=total)
 
-            entry = get(name, data_folder(data), mirror, meter)
+            download(name, folder, mirror, meter)
+        with progress_bar("") as reading:
+            entry = verify(name, folder, Bar(reading, name).reading)
     except KeyboardInterrupt:
         interrupted("stopped; what has come is kept", shlex.join(["equipoise", *sys.argv[1:]]))
     out_console.print(

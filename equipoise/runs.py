@@ -34,10 +34,10 @@ def run(
     experiment: Experiment, out: Path, data: Path | None = None, resume: bool = False, watcher: Watcher | None = None
 ) -> Result:
     """A run of the experiment in the folder `out`, from its start or from where it was."""
-    if resume and data is None:
-        data = folder_of_data(RunFolder(out).config, None, (watcher or Watcher()).tell)
-    source = data_folder(data).resolve()
     watcher = watcher or Watcher()
+    if resume and data is None:
+        data = folder_of_data(RunFolder(out).config, None, watcher.tell)
+    source = data_folder(data).resolve()
     federation = experiment.federation(source, watcher.reading)
     for note in federation.notes:
         watcher.tell(note)

@@ -39,6 +39,12 @@ def nothing(name: str, done: int, total: int | None) -> None:
     pass
 
 
+def get(name: str, folder: Path, mirror: str, meter: catalogue.Meter) -> catalogue.Entry:
+    """What the command does."""
+    catalogue.download(name, folder, mirror, meter)
+    return catalogue.verify(name, folder, lambda done, total: None)
+
+
 def test_list_tells_what_is_there(tmp_path: Path) -> None:
     states = {e.name: e.state for e in catalogue.entries(tmp_path)}
     assert states.keys() == SOURCES.keys()
@@ -71,17 +77,17 @@ def test_get_fetches_verifies_and_leaves_alone(
     content = (served / "cifar-10-binary.tar.gz").read_bytes()
     data = tmp_path / "data"
     with pytest.raises(EquipoiseError, match="checksum"):  # not the publisher's file
-        catalogue.get("cifar10", data, url, nothing)
+        get("cifar10", data, url, nothing)
     assert list(data.iterdir()) == []
     remote = Remote("cifar-10-binary.tar.gz", ("http://127.0.0.1:9/no",), hashlib.md5(content).hexdigest())
     monkeypatch.setattr(SOURCES["cifar10"], "remotes", (remote,))
     seen = []
-    entry = catalogue.get("cifar10", data, url, lambda name, done, total: seen.append((name, done, total)))
+    entry = get("cifar10", data, url, lambda name, done, total: seen.append((name, done, total)))
     assert entry.detail == "72 of 60,000 samples"
     assert (data / "cifar-10-binary.tar.gz").read_bytes() == content
     assert seen[-1] == ("cifar-10-binary.tar.gz", len(content), len(content))
     (served / "cifar-10-binary.tar.gz").unlink()
-    assert catalogue.get("cifar10", data, url, nothing) == entry  # it is there: nobody is asked
+    assert get("cifar10", data, url, nothing) == entry  # it is there: nobody is asked
 
 
 def test_without_a_checksum_the_counts_decide(
@@ -91,19 +97,19 @@ def test_without_a_checksum_the_counts_decide(
     datafiles.medical(served / "medical-mnist.zip")
     data = tmp_path / "data"
     with pytest.raises(EquipoiseError, match="not all of it"):
-        catalogue.get("medical-mnist", data, url, nothing)
+        get("medical-mnist", data, url, nothing)
     assert list(data.iterdir()) == []
     monkeypatch.setattr(medical, "_WHOLE", 18)
     good = (served / "medical-mnist.zip").read_bytes()
     (served / "medical-mnist.zip").write_bytes(good[:2000] + bytes(60) + good[2060:])
     with pytest.raises(EquipoiseError, match="something else"):  # the counts are right, a picture is not
-        catalogue.get("medical-mnist", data, url, nothing)
+        get("medical-mnist", data, url, nothing)
     assert list(data.iterdir()) == []
     (served / "medical-mnist.zip").write_bytes(good)
-    assert catalogue.get("medical-mnist", data, url, nothing).state == "complete"
+    assert get("medical-mnist", data, url, nothing).state == "complete"
     (served / "medical-mnist.zip").write_bytes(b"<html>not found</html>")
     with pytest.raises(EquipoiseError, match="something else"):
-        catalogue.get("medical-mnist", tmp_path / "other", url, nothing)
+        get("medical-mnist", tmp_path / "other", url, nothing)
     assert list((tmp_path / "other").iterdir()) == []
 
 
@@ -120,11 +126,11 @@ def test_what_came_has_no_name_before_it_is_counted(
 
     monkeypatch.setattr(SOURCES["electricity"], "look_at", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        catalogue.get("electricity", tmp_path / "data", url, nothing)
+        get("electricity", tmp_path / "data", url, nothing)
     assert not (tmp_path / "data" / "electricity.zip").exists()
     monkeypatch.setattr(SOURCES["electricity"], "look_at", look_at)
     with pytest.raises(EquipoiseError, match="1,200 of 51,894,720 values"):
-        catalogue.get("electricity", tmp_path / "data", url, nothing)
+        get("electricity", tmp_path / "data", url, nothing)
     assert not [p for p in (tmp_path / "data").iterdir() if p.name.endswith("zip")]
 
 
@@ -137,11 +143,11 @@ def test_another_file_of_the_set_is_not_counted_in_its_place(
     datafiles.electricity(data / "electricity.csv.gz")
     datafiles.uci(served / "electricity.zip", zipped=True)
     monkeypatch.setattr(electricity, "_whole", lambda minutes: (3, 400) if minutes == 15 else (321, 26_304))
-    entry = catalogue.get("electricity", data, url, nothing)
+    entry = get("electricity", data, url, nothing)
     assert (data / "electricity.zip").exists()
     assert "this is read before electricity.zip" in entry.detail
     (data / "electricity.csv.gz").unlink()
-    assert catalogue.get("electricity", data, url, nothing).state == "complete"
+    assert get("electricity", data, url, nothing).state == "complete"
 
 
 def test_a_damaged_file_that_is_there_is_told_of(tmp_path: Path) -> None:
@@ -150,7 +156,7 @@ def test_a_damaged_file_that_is_there_is_told_of(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-500])
     assert catalogue.entry("mnist", tmp_path).state == "damaged"
     with pytest.raises(EquipoiseError, match=r"mnist is here, but cannot be used: .* remove it and fetch it again"):
-        catalogue.get("mnist", tmp_path, "http://127.0.0.1:9", nothing)
+        get("mnist", tmp_path, "http://127.0.0.1:9", nothing)
     path.unlink()
     datafiles.everything(tmp_path / "whole")
     (tmp_path / "whole" / "mnist" / "qmnist-test-labels-idx2-int.gz").write_bytes(b"")

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from equipoise.data.download import fetch
-from equipoise.data.source import Request
+from equipoise.data.source import Progress, Request
 from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
 from equipoise.settings import nearest
@@ -45,8 +45,8 @@ def entries(folder: Path) -> list[Entry]:
     return [entry(name, folder) for name in SOURCES]
 
 
-def get(name: str, folder: Path, mirror: str | None, meter: Meter) -> Entry:
-    """Fetch the publisher's files, and see that what came is all of it."""
+def download(name: str, folder: Path, mirror: str | None, meter: Meter) -> None:
+    """Fetch the publisher's files."""
     if name not in SOURCES:
         raise EquipoiseError(f"there is no data set {name!r}{nearest(name, SOURCES)}")
     source = SOURCES[name]
@@ -67,8 +67,13 @@ def get(name: str, folder: Path, mirror: str | None, meter: Meter) -> Entry:
     for remote in source.remotes:
         counted = check if remote.md5 is None else None
         fetch(remote, folder, mirror=mirror, progress=partial(meter, remote.name), check=counted)
-    try:  # what was there already may be damaged; reading it all now also makes the first run quick
-        source().verify(Request(folder, progress=lambda done, total: meter("reading", done, total)))
+
+
+def verify(name: str, folder: Path, progress: Progress) -> Entry:
+    """Read all of it: what was there before may be damaged, and the first run will be quick."""
+    source = SOURCES[name]
+    try:
+        source().verify(Request(folder, progress=progress))
     except EquipoiseError as error:
         raise EquipoiseError(f"{name} is here, but cannot be used: {error}") from None
     state = entry(name, folder)

@@ -37,3 +37,11 @@ class Pool:
         """The name of each sample's owner."""
         assert self.owner is not None
         return np.asarray(np.array(self.names)[self.owner])
+
+
+def as_images(raw: np.ndarray) -> Tensor:
+    """(sample, channel, height, width) from 0 to 1; bytes are divided by 255, and grey images get their channel."""
+    x = torch.from_numpy(raw).to(torch.float32)
+    if raw.dtype == np.uint8:
+        x.div_(255)
+    return x.unsqueeze(1) if x.ndim == 3 else x

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from equipoise.data.download import Remote
+from equipoise.data.federation import SPLIT
 from equipoise.data.pool import Pool
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Settings
@@ -21,7 +22,7 @@ class Request:
 
     folder: Path
     clients: int | None = None
-    split: tuple[float, float, float] = (0.7, 0.1, 0.2)
+    split: tuple[float, float, float] = SPLIT
     seed: int = 0
     progress: Progress = lambda done, total: None
 
@@ -76,12 +77,16 @@ class Source(Settings, ABC):
         raise TypeError(f"{type(self).__name__} has a file without a checksum, and no look_at to check it with")
 
 
-def missing(name: str, looked: list[Path], cls: type[Source]) -> EquipoiseError:
+class Missing(EquipoiseError):
+    """A file is not there, which for some sources is no error."""
+
+
+def missing(name: str, looked: list[Path], cls: type[Source]) -> Missing:
     """The sentence for a file that is not there."""
     places = " and ".join(str(folder) for folder in looked)
     source = next(n for n, c in _registry().items() if c is cls)
     get = f"`equipoise data get {source}` fetches it" if cls.remotes else cls.how_to_get
-    return EquipoiseError(f"the file {name} was not found in {places}; {get}, and --data names the folder")
+    return Missing(f"the file {name} was not found in {places}; {get}, and --data names the folder")
 
 
 def _registry() -> dict[str, type[Source]]:

@@ -9,7 +9,7 @@ import torch
 from equipoise.data.archive import content, first_existing, tar_members, tar_sizes
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.download import Remote
-from equipoise.data.pool import Pool
+from equipoise.data.pool import Pool, as_images
 from equipoise.data.source import Found, Request, Source, missing, portion
 from equipoise.errors import EquipoiseError
 
@@ -45,9 +45,8 @@ class _CIFAR(Source):
             return self._decode(path, tar_members(path, self.members, _LARGEST))
 
         arrays = cached(self.archive.split(".")[0], paths, decode)
-        x = torch.from_numpy(arrays["x"]).to(torch.float32).div_(255)
         y = torch.from_numpy(arrays["y"].astype(np.int64))
-        return Pool(x, y, classes=self.classes, portion=portion(len(y), _WHOLE))
+        return Pool(as_images(arrays["x"]), y, classes=self.classes, portion=portion(len(y), _WHOLE))
 
     def _decode(self, path: Path, members: dict[str, bytes]) -> Arrays:
         xs, ys = [], []

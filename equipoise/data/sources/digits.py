@@ -9,9 +9,9 @@ import torch
 
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.download import Remote
-from equipoise.data.pool import Pool
-from equipoise.data.source import Found, Request, Source, portion
-from equipoise.data.sources.idx import MNIST, WHOLE, count_idx, find_idx, grey, mnist_files, read_idx, read_mnist
+from equipoise.data.pool import Pool, as_images
+from equipoise.data.source import Found, Missing, Request, Source, portion
+from equipoise.data.sources.idx import MNIST, WHOLE, count_idx, find_idx, mnist_files, read_idx, read_mnist
 from equipoise.errors import EquipoiseError
 
 _QMNIST = "https://github.com/facebookresearch/qmnist/raw/master"
@@ -36,7 +36,7 @@ class DigitsByWriter(Source):
             return load_excerpt()
         try:
             paths = _paths(ask.folder)
-        except EquipoiseError:
+        except Missing:
             if self.extent == "full":
                 raise
             return load_excerpt()
@@ -46,7 +46,7 @@ class DigitsByWriter(Source):
     def look(self, folder: Path) -> Found | None:
         try:
             paths = _paths(folder)
-        except EquipoiseError:
+        except Missing:
             return None
         counts = [count_idx(path) for path in paths]
         return Found(paths[0].parent, counts[0] + counts[2], WHOLE)
@@ -75,7 +75,7 @@ def _decode(paths: list[Path]) -> Arrays:
 def _pool(x: np.ndarray, y: np.ndarray, writer: np.ndarray, part: str) -> Pool:
     known, code = np.unique(writer, return_inverse=True)
     names = tuple(f"writer-{w:04d}" for w in known)
-    return Pool(grey(x), torch.from_numpy(y.astype(np.int64)), classes=10, owner=code, names=names, portion=part)
+    return Pool(as_images(x), torch.from_numpy(y.astype(np.int64)), classes=10, owner=code, names=names, portion=part)
 
 
 def load_excerpt() -> Pool:

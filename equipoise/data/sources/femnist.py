@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from equipoise.data.cache import Arrays, cached
-from equipoise.data.pool import Pool
+from equipoise.data.pool import Pool, as_images
 from equipoise.data.source import Found, Progress, Request, Source, missing, portion
 from equipoise.data.sources.leaf import count_samples, each_user, leaf_files
 from equipoise.data.text import names_from_bytes, names_to_bytes
@@ -43,12 +43,9 @@ class FEMNIST(Source):
             x, y, owner = x[keep], y[keep], owner[keep]
             if not len(y):
                 raise EquipoiseError("data.digits_only = true leaves nothing: these files hold no digits")
-        images = torch.from_numpy(x).to(torch.float32)
-        if x.dtype == np.uint8:
-            images.div_(255)
         names = tuple(names_from_bytes(arrays["names"]))
         classes = 10 if self.digits_only else _CLASSES
-        return Pool(images.view(-1, 1, 28, 28), torch.from_numpy(y), classes, owner, names, portion=part)
+        return Pool(as_images(x.reshape(-1, 28, 28)), torch.from_numpy(y), classes, owner, names, portion=part)
 
     def look(self, folder: Path) -> Found | None:
         paths = leaf_files(folder / "femnist")

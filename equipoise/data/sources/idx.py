@@ -7,13 +7,12 @@ from typing import BinaryIO, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from equipoise.data.archive import first_existing, opened, told
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.download import Remote
-from equipoise.data.pool import Pool
-from equipoise.data.source import Found, Request, Source, missing, portion
+from equipoise.data.pool import Pool, as_images
+from equipoise.data.source import Found, Missing, Request, Source, missing, portion
 from equipoise.errors import EquipoiseError
 
 _TYPES = {0x08: ">u1", 0x0C: ">i4"}
@@ -70,11 +69,6 @@ def find_idx(folders: list[Path], name: str, cls: type[Source]) -> Path:
     return path
 
 
-def grey(raw: np.ndarray) -> Tensor:
-    """Grey images as (sample, 1, height, width) between 0 and 1."""
-    return torch.from_numpy(raw).to(torch.float32).div_(255).unsqueeze(1)
-
-
 def read_mnist(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
     x, y = read_idx(images), read_idx(labels)
     if x.dtype != np.uint8 or x.shape[1:] != (28, 28):
@@ -118,12 +112,12 @@ class _FourFiles(Source):
 
         arrays = cached(self.folder, paths, decode)
         y = torch.from_numpy(arrays["y"].astype(np.int64))
-        return Pool(grey(arrays["x"]), y, classes=10, portion=portion(len(y), WHOLE))
+        return Pool(as_images(arrays["x"]), y, classes=10, portion=portion(len(y), WHOLE))
 
     def look(self, folder: Path) -> Found | None:
         try:
             paths = mnist_files(self._folders(folder), type(self))
-        except EquipoiseError:
+        except Missing:
             return None
         counts = [count_idx(path) for path in paths]
         return Found(paths[0].parent, counts[0] + counts[2], WHOLE)

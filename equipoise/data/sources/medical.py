@@ -16,7 +16,7 @@ from PIL import Image
 from equipoise.data.archive import first_existing, told
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.download import Remote
-from equipoise.data.pool import Pool
+from equipoise.data.pool import Pool, as_images
 from equipoise.data.source import Found, Progress, Request, Source, missing, portion
 from equipoise.errors import EquipoiseError
 
@@ -51,7 +51,7 @@ class MedicalMNIST(Source):
         # A folder does not show that a file in it was changed; the files themselves do.
         files = sorted(p for p in path.glob("*/*") if p.is_file()) if path.is_dir() else [path]
         arrays = cached("medical-mnist", files, lambda: _decode(path, ask.progress))
-        x = torch.from_numpy(arrays["x"]).to(torch.float32).div_(255).unsqueeze(1)
+        x = as_images(arrays["x"])
         if self.channels == 3:
             x = x.repeat(1, 3, 1, 1)
         y = torch.from_numpy(arrays["y"].astype(np.int64))
