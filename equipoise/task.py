@@ -15,7 +15,7 @@ from equipoise.losses import Metric, fitting_loss, fitting_metric
 from equipoise.space import Space
 
 # Layers whose operators are small enough that many clients are better worked on in one batched call, as long as
-# parameters times rows a sample are few: measured on transformers and MLPs, the two modes are equally fast near this.
+# parameters times rows a sample are few; benchmarks/modes.py compares the two modes on both sides of the limit.
 _SMALL = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _SMALL_WORK = 250_000
 

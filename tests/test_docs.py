@@ -91,6 +91,12 @@ def test_the_published_seconds_and_megabytes_of_data_are_those_of_the_benchmark(
         assert "| " + " | ".join(cells) + " |" in text
 
 
+def test_the_published_modes_are_those_of_the_benchmark() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    for row in json.loads((ROOT / "docs" / "benchmarks" / "modes.json").read_text())["modes"]:
+        assert f"| {row['case']} | {row['small']:,} | {row['auto']} | {row['stacked_to_threads']} |" in text
+
+
 @pytest.mark.parametrize("name", ["throughput", "scale"])
 def test_the_published_figures_are_those_of_the_benchmarks(name: str) -> None:
     """docs/performance.md shows what is in the JSON that the benchmark wrote, to the digit."""
