@@ -100,12 +100,12 @@ class Result:
 
     def hybrid(self, client: int | str) -> nn.Module:
         """The better of the client's own and the global model, by its validation samples."""
-        evaluator = self._run.scores.of(self._who(client))
-        if "hybrid" not in evaluator.tables():
+        board = self._run.scores.of(self._who(client)).board()
+        if "hybrid" not in board.tables():
             raise EquipoiseError(
                 "there is no hybrid model without a personal model, a global one and validation samples"
             )
-        takes_global = evaluator.takes_global()[self._who(client)]
+        takes_global = board.takes_global()[self._who(client)]
         return self.global_model(client) if takes_global else self.personal(client)
 
 

@@ -46,7 +46,7 @@ def show(
     if target.suffix.lower() != ".png":
         raise EquipoiseError(f"--out {target} is not allowed; the picture is a PNG file, so name it FILE.png")
     with progress_bar("") as progress:
-        bar = Bar(progress, experiment.data.name)
+        bar = Bar(progress, experiment.data.name if experiment.data else "")
         federation = experiment.federation(data_folder(folder_of_data(file, data, bar.tell)), bar.reading)
     with err_console.status("drawing"):
         picture.draw(federation, target)

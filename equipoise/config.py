@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.data.federation import Federation
 from equipoise.data.section import DataSection
 from equipoise.data.source import Progress
+from equipoise.engine.deploy import Deploy
 from equipoise.engine.options import DTYPES, Engine, Schedule
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
@@ -23,21 +24,26 @@ from equipoise.runfolder import WRITTEN, read_toml
 from equipoise.settings import choose, nearest, read
 from equipoise.task import Task
 
-_SECTIONS = ("data", "model", "algorithm", "engine")
+_SECTIONS = ("data", "model", "algorithm", "engine", "deploy")
+_NEEDED = ("data", "model", "algorithm")
 
 
 @dataclass(frozen=True)
 class Experiment:
     schedule: Schedule
-    data: DataSection
+    data: DataSection | None
+    "None where every client brings its own"
     model_name: str
-    model: ModelSettings
+    model: ModelSettings | None
+    "None where the user's own is given in Python"
     algorithm_name: str
     algorithm: Algorithm
     engine: Engine
+    deploy: Deploy
 
     @staticmethod
-    def parse(tables: Mapping[str, Any]) -> "Experiment":
+    def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED) -> "Experiment":
+        """Checked settings; a deployment needs less than a simulation, which must have everything here."""
         tables = {k: v for k, v in tables.items() if k != WRITTEN}
         for key, value in tables.items():
             known = [*_SECTIONS, *Schedule.model_fields]
@@ -47,37 +53,45 @@ class Experiment:
                 )
             if key in _SECTIONS and not isinstance(value, dict):
                 raise EquipoiseError(f"{key} = {value!r} is not allowed; it must be a section, [{key}]")
-        for section in ("data", "model", "algorithm"):
+        for section in needs:
             if section not in tables:
                 raise EquipoiseError(f"the section [{section}] is missing")
         schedule = read(Schedule, {k: v for k, v in tables.items() if k not in _SECTIONS}, "")
-        data = DataSection.parse(tables["data"])
-        model_name, model = choose(MODELS, dict(tables["model"]), "model")
+        data = DataSection.parse(tables["data"]) if "data" in tables else None
+        model_name, model = choose(MODELS, dict(tables["model"]), "model") if "model" in tables else ("", None)
         algorithm_name, algorithm = choose(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
         engine = read(Engine, tables.get("engine", {}), "engine")
-        return Experiment(schedule, data, model_name, model, algorithm_name, algorithm, engine)
+        deploy = read(Deploy, tables.get("deploy", {}), "deploy")
+        return Experiment(schedule, data, model_name, model, algorithm_name, algorithm, engine, deploy)
 
     @staticmethod
-    def load(path: Path, sets: Sequence[str] = ()) -> "Experiment":
-        return Experiment.parse(override(read_toml(path), sets))
+    def load(path: Path, sets: Sequence[str] = (), needs: Sequence[str] = _NEEDED) -> "Experiment":
+        return Experiment.parse(override(read_toml(path), sets), needs)
+
+    def with_engine(self, engine: Engine) -> "Experiment":
+        return replace(self, engine=engine)
 
     def tables(self) -> dict[str, Any]:
         """The whole configuration, every default written out."""
         return {
             **self.schedule.table(),
-            "data": self.data.table(),
-            "model": {"name": self.model_name, **self.model.table()},
+            **({"data": self.data.table()} if self.data else {}),
+            **({"model": {"name": self.model_name, **self.model.table()}} if self.model else {}),
             "algorithm": {"name": self.algorithm_name, **self.algorithm.table()},
             "engine": self.engine.table(),
+            **({"deploy": self.deploy.table()} if self.engine.kind == "flower" else {}),
         }
 
     def federation(self, folder: Path, progress: Progress = lambda done, total: None) -> Federation:
+        if self.data is None:
+            raise EquipoiseError("the section [data] is missing")
         return self.data.federation(folder, self.schedule.seed, progress)
 
     def module(self, federation: Federation) -> nn.Module:
         """The initial model; every seed has its own."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(randomness.key(self.schedule.seed, "model") % 2**63)
+            assert self.model is not None
             return self.model.build(tuple(federation.sample()[0].shape[1:]), federation.outputs)
 
     def task(self, federation: Federation) -> Task:

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
+from equipoise.board import COLUMNS, Board, row
 from equipoise.data.federation import Federation
 from equipoise.engine.executor import BUFFERS, Executor, Job, Model
 from equipoise.engine.store import ClientStore
 from equipoise.losses import Metric
 from equipoise.state import State
 
-COLUMNS = ("validation_loss", "validation_metric", "test_loss", "test_metric")
-KINDS = ("personal", "global", "hybrid")
 _AT_ONCE = 256  # clients whose personal models are in memory together
 
 
@@ -75,11 +74,7 @@ class Evaluator:
         return np.concatenate([self.federation.validation[who], self.federation.test[who]])
 
     def _write(self, table: Table, who: int, scores: np.ndarray) -> None:
-        cut = len(self.federation.validation[who])
-        for column, values in ((0, scores[:, :cut]), (2, scores[:, cut:])):
-            if values.shape[1]:
-                loss, metric = values.mean(axis=1)
-                table.scores[who, column : column + 2] = loss, self.metric.finish(metric)
+        table.scores[who] = row(scores, len(self.federation.validation[who]), self.metric)
 
     def _score(self, table: Table, models: list[Model]) -> None:
         changed = []
@@ -124,29 +119,16 @@ class Evaluator:
         for who, indices, end in zip(self.order, own, ends, strict=True):
             self._write(self.shared, who, scores[:, end - len(indices) : end])
 
-    def tables(self) -> dict[str, np.ndarray]:
-        """Every kind's table of scores, a row a client in the federation's order."""
-        tables = {}
-        if self.has["personal"]:
-            tables["personal"] = self.personal.scores
-        if self.has["global"]:
-            tables["global"] = self.shared.scores
-        if len(tables) == 2 and self.federation.validation.lengths.any():
-            tables["hybrid"] = np.where(self.takes_global()[:, None], self.shared.scores, self.personal.scores)
-        return tables
-
-    def takes_global(self) -> np.ndarray:
-        """Whose hybrid model is the global one: better on the client's validation samples, where it has any."""
-        return np.asarray(self.metric.better(self.shared.scores[:, 1], self.personal.scores[:, 1]))
-
-    def summary(self) -> dict[str, Any]:
+    def board(self) -> Board:
         mine = np.zeros(len(self.federation), dtype=bool)
         mine[self.order] = True
-        has = {split: mine & (getattr(self.federation, split).lengths > 0) for split in ("validation", "test")}
-        return {
-            kind: summarise(table[has["test"], 2:], table[has["validation"], 1], self.metric)
-            for kind, table in self.tables().items()
-        }
+        return Board(
+            self.metric,
+            mine & (self.federation.validation.lengths > 0),
+            mine & (self.federation.test.lengths > 0),
+            self.personal.scores if self.has["personal"] else None,
+            self.shared.scores if self.has["global"] else None,
+        )
 
     def facts(self) -> dict[str, Any]:
         """What a checkpoint keeps beside the tables."""
@@ -160,27 +142,3 @@ class Evaluator:
         self.has, self.adaptation_samples = facts["has"], facts["adaptation_samples"]
         for name, table in (("personal", self.personal), ("global", self.shared)):
             table.restore({k: tensors[f"{name}.{k}"] for k in ("scores", "digest")})
-
-
-def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:
-    """Figures over clients, each counting once, from their (loss, score) on test and their score on validation.
-
-    A client whose score is NaN spoils the figure, as it should; in JSON that is null.
-    """
-    if not len(test):
-        return {}
-    loss, score = test[:, 0], test[:, 1]
-    worst_first = np.sort(score) if metric.higher_is_better else -np.sort(-score)
-    tenth = max(1, round(0.1 * len(test)))
-    name = metric.name
-    figures = {
-        name: score.mean(),
-        f"{name}_std": score.std(),
-        **({"mse": (score**2).mean()} if name == "rmse" else {}),
-        "loss": loss.mean(),
-        "loss_variance": loss.var(),
-        "worst_decile": worst_first[:tenth].mean() if np.isfinite(score).all() else np.nan,
-    }
-    if len(validation):
-        figures[f"validation_{name}"] = validation.mean()
-    return {key: float(value) if np.isfinite(value) else None for key, value in figures.items()}

@@ -1,6 +1,7 @@
 """A trained model in a file of its own, with what is needed to load it again."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -24,15 +25,25 @@ def export_model(result: Result, experiment: Experiment, client: str | None, pat
     module = result.global_model() if who is None else result.personal(who)
     name = "global" if who is None else result.clients[who] if isinstance(who, int) else who
     federation = result.federation
-    described = {
-        "model": {"name": experiment.model_name, **experiment.tables()["model"]},
-        "shape": list(federation.sample()[0].shape[1:]),
-        "outputs": federation.outputs,
-        "dtype": experiment.engine.dtype,
-        "trained": {"algorithm": experiment.algorithm_name, "data": federation.title, "of": name},
-    }
-    files.write_tensors(path, module.state_dict(), {"format": _FORMAT, "equipoise": json.dumps(described)})
+    shape = federation.sample()[0].shape[1:]
+    write_model(path, module, experiment, shape, federation.outputs, federation.title, name)
     return name
+
+
+def write_model(
+    path: Path, module: nn.Module, experiment: Experiment, shape: Sequence[int], outputs: int, title: str, of: str
+) -> None:
+    """A module's parameters and buffers; with a model of ours, all that `load_model` needs to build it again."""
+    described = {
+        "shape": list(shape),
+        "outputs": outputs,
+        "dtype": experiment.engine.dtype,
+        "trained": {"algorithm": experiment.algorithm_name, "data": title, "of": of},
+    }
+    if experiment.model is not None:
+        described["model"] = {"name": experiment.model_name, **experiment.model.table()}
+    metadata = {"format": _FORMAT, "equipoise": json.dumps(described)}
+    files.write_tensors(path, {k: t.clone() for k, t in module.state_dict().items()}, metadata)
 
 
 def load_model(path: str | Path) -> nn.Module:
@@ -46,6 +57,11 @@ def load_model(path: str | Path) -> nn.Module:
     except (SafetensorError, OSError) as error:
         raise EquipoiseError(f"{path} cannot be read as a model: {error}") from None
     described = json.loads(metadata["equipoise"])
+    if "model" not in described:
+        raise EquipoiseError(
+            f"{path} holds a model of the user's own: build that module and load what "
+            "safetensors.torch.load_file reads from the file"
+        )
     settings = described["model"]
     model = read(MODELS[settings.pop("name")], settings, "model")
     module = model.build(tuple(described["shape"]), described["outputs"])

@@ -8,10 +8,17 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
+
+DTYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
+}
+"""The names that safetensors gives to kinds of numbers."""
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.board import KINDS
 from equipoise.errors import EquipoiseError
-from equipoise.evaluate import KINDS
 from equipoise.runfolder import WRITTEN, RunFolder, flatten, read_toml
 
 _FOR_READERS = (f"{WRITTEN}.", "engine.workers", "engine.memory_mb", "checkpoint_every")  # no run is another for these

@@ -16,8 +16,8 @@ import numpy as np
 import tomli_w
 
 from equipoise import files
+from equipoise.board import COLUMNS
 from equipoise.errors import EquipoiseError, RunFailed
-from equipoise.evaluate import COLUMNS
 
 WRITTEN = "written"
 """The section that a run adds to its configuration for its readers; it is no setting."""
@@ -49,6 +49,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.metrics, self.timings = path / "metrics.jsonl", path / "timings.jsonl"
+        self.logs = (self.metrics, self.timings)
         self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
         self.config = path / "run.toml"
         self.text = ""

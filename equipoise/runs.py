@@ -35,6 +35,11 @@ def run(
 ) -> Result:
     """A run of the experiment in the folder `out`, from its start or from where it was."""
     watcher = watcher or Watcher()
+    if experiment.engine.kind != "simulate":
+        raise EquipoiseError(
+            "engine.kind = 'flower' is a federation over real machines; start it with `equipoise deploy local` or "
+            "`equipoise deploy init`, or simulate it with --set engine.kind=simulate"
+        )
     if resume and data is None:
         data = folder_of_data(RunFolder(out).config, None, watcher.tell)
     source = data_folder(data).resolve()
@@ -63,7 +68,12 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
     """A run as it stood at its newest checkpoint."""
     folder = RunFolder.open(path)
     tables = read_toml(folder.config)
-    experiment = Experiment.parse(tables)
+    experiment = Experiment.parse(tables, needs=("algorithm",))
+    if experiment.engine.kind != "simulate":
+        raise EquipoiseError(
+            f"{path} is the server's folder of a deployment: personal models are on the clients' machines, in "
+            "personal.safetensors of their state folders, and the global model is in its global.safetensors"
+        )
     federation = experiment.federation(data_folder(folder_of_data(folder.config, data)))
     task = experiment.task(federation)
     simulation = Simulation(task, federation, experiment.algorithm, experiment.schedule, experiment.engine, folder)

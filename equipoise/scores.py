@@ -6,10 +6,11 @@ import numpy as np
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
+from equipoise.board import KINDS
 from equipoise.data.federation import Federation
 from equipoise.engine.executor import Executor
 from equipoise.engine.store import ClientStore
-from equipoise.evaluate import KINDS, Evaluator
+from equipoise.evaluate import Evaluator
 from equipoise.state import State
 
 _UNSEEN = "unseen."
@@ -30,17 +31,17 @@ class Scores:
 
     def summary(self) -> dict[str, Any]:
         """The figures of each kind of model, and under "unseen" those of the clients that took no part."""
-        found: dict[str, Any] = self.training.summary()
-        if self.newcomers is not None and (figures := self.newcomers.summary()):
+        found: dict[str, Any] = self.training.board().summary()
+        if self.newcomers is not None and (figures := self.newcomers.board().summary()):
             cost = {"clients": len(self.newcomers.order), "adaptation_samples": self.newcomers.adaptation_samples}
             found["unseen"] = {**cost, **figures}
         return found
 
     def tables(self) -> dict[str, np.ndarray]:
         """Every kind's table of scores, a row a client; NaN where a client has no model of that kind."""
-        tables = self.training.tables()
+        tables = self.training.board().tables()
         if self.newcomers is not None:
-            for kind, scores in self.newcomers.tables().items():
+            for kind, scores in self.newcomers.board().tables().items():
                 blank = np.full_like(scores, np.nan)
                 tables[kind] = tables.get(kind, blank).copy()
                 tables[kind][self.newcomers.order] = scores[self.newcomers.order]

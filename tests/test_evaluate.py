@@ -10,9 +10,9 @@ from torch import nn
 
 from equipoise.algorithms import Ditto, FedAvg, FedAvgFT, FedRep, Local
 from equipoise.api import Result
+from equipoise.board import summarise
 from equipoise.data.federation import Ragged, from_clients
 from equipoise.errors import EquipoiseError
-from equipoise.evaluate import summarise
 from equipoise.losses import METRICS
 from equipoise.models.base import Split
 from tests.conftest import classification, linear_module, simulation
@@ -44,7 +44,7 @@ def test_scores_are_those_of_the_models_that_are_handed_out(mode: str) -> None:
 def test_hybrid_is_the_better_on_validation_and_personal_without_one() -> None:
     run = simulation(Ditto(**COMMON), participation=1.0)
     run.run()
-    tables = run.scores.training.tables()
+    tables = run.scores.training.board().tables()
     for who in range(6):
         better = tables["global"][who, 1] > tables["personal"][who, 1]  # False where there is no validation
         expected = tables["global" if better else "personal"][who]
@@ -69,7 +69,7 @@ def test_no_hybrid_without_validation_samples() -> None:
 def test_only_models_that_a_method_has_are_reported(algorithm: type, kinds: set[str]) -> None:
     run = simulation(algorithm(**COMMON))
     run.run()
-    assert set(run.scores.training.tables()) == kinds
+    assert set(run.scores.training.board().tables()) == kinds
 
 
 def test_a_model_that_did_not_change_is_not_scored_again() -> None:
@@ -108,7 +108,7 @@ def test_regression_is_scored_by_rmse() -> None:
     x, y = run.federation.gather(torch.from_numpy(run.federation.test[1]))
     with torch.no_grad():
         error = (Result(run).personal(1)(x).squeeze(1) - y).square().mean().sqrt().item()
-    assert run.scores.training.tables()["personal"][1, 3] == pytest.approx(error, rel=1e-9)
+    assert run.scores.training.board().tables()["personal"][1, 3] == pytest.approx(error, rel=1e-9)
     assert "rmse" in run.summary()["personal"]
 
 

@@ -13,9 +13,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import equipoise as eq
 from equipoise.algorithms import FedAvg
+from equipoise.board import summarise
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
-from equipoise.evaluate import summarise
 from equipoise.losses import LOSSES, METRICS
 from equipoise.models import MODELS
 from equipoise.models.base import Split
@@ -100,9 +100,11 @@ def test_every_model_trains_alike_in_both_modes(name: str) -> None:
         return
     stacked = run("stacked")
     torch.testing.assert_close(stacked.server.w, threaded.server.w, rtol=1e-9, atol=1e-11)
-    scores = stacked.scores.training.tables()["global"][:, 2:]
+    scores = stacked.scores.training.board().tables()["global"][:, 2:]
     assert np.isfinite(scores).all()
-    np.testing.assert_allclose(scores, threaded.scores.training.tables()["global"][:, 2:], rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose(
+        scores, threaded.scores.training.board().tables()["global"][:, 2:], rtol=1e-9, atol=1e-11
+    )
 
 
 def test_linear_starts_at_zero_and_is_all_head() -> None:

@@ -102,7 +102,7 @@ def test_odd_models_are_the_same_stacked_and_threaded(make: type) -> None:
     for run in runs:
         run.run()
     torch.testing.assert_close(runs[0].server.phi, runs[1].server.phi, rtol=1e-9, atol=1e-11)
-    one, two = (run.scores.training.tables()["personal"] for run in runs)
+    one, two = (run.scores.training.board().tables()["personal"] for run in runs)
     np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-11)
 
 

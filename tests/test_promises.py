@@ -61,8 +61,8 @@ def test_stacked_equals_threaded(algorithm: Algorithm, how: dict[str, object]) -
         for name, value in threaded.store.get(who).items():
             torch.testing.assert_close(stacked.store.get(who)[name], value, rtol=1e-9, atol=1e-11)
     assert stacked.counters.gradient_samples == threaded.counters.gradient_samples
-    for kind, table in threaded.scores.training.tables().items():
-        np.testing.assert_allclose(stacked.scores.training.tables()[kind], table, rtol=1e-9, atol=1e-11)
+    for kind, table in threaded.scores.training.board().tables().items():
+        np.testing.assert_allclose(stacked.scores.training.board().tables()[kind], table, rtol=1e-9, atol=1e-11)
 
 
 _KILLED = """
@@ -74,12 +74,12 @@ _KILLED = """
     name, folder, mode, after = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     algorithm = ALGORITHMS[name](lr=0.05, epochs=2, batch=4)
     run = simulation(algorithm, folder=folder, mode=mode, rounds=9, checkpoint_every=2)
-    log = run._log
+    log = run.log
     def slow(line, timing):
         log(line, timing)
         print(line["round"], flush=True)
         time.sleep(0.002 * after)  # so that the blow falls here, or within the round or the checkpoint that follows
-    run._log = slow
+    run.log = slow
     run.run()
 """
 
@@ -144,8 +144,8 @@ def test_the_order_of_clients_does_not_matter(algorithm: Algorithm, mode: str) -
     assert same_state(one.server, two.server)
     for position, who in enumerate(order):
         assert same_state(one.store.get(who), two.store.get(position))
-    for kind, table in one.scores.training.tables().items():
-        np.testing.assert_array_equal(two.scores.training.tables()[kind], table[order])
+    for kind, table in one.scores.training.board().tables().items():
+        np.testing.assert_array_equal(two.scores.training.board().tables()[kind], table[order])
 
 
 @pytest.mark.parametrize("mode", ["threads", "stacked"])

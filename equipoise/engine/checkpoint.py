@@ -27,7 +27,8 @@ class Saved:
 
     round: int
     server: State
-    scores: dict[str, Tensor]
+    kept: dict[str, Tensor]
+    "what else the run keeps: tables of scores, where a deployment began"
     facts: dict[str, Any]
     "counters, and the length of the log at that round"
 
@@ -43,12 +44,12 @@ class Checkpoints:
         self.digests: dict[str, str] = {}  # segments never change: each is read for its digest once
 
     def save(
-        self, round: int, server: State, store: ClientStore, scores: dict[str, Tensor], facts: dict[str, Any]
+        self, round: int, server: State, store: ClientStore, kept: dict[str, Tensor], facts: dict[str, Any]
     ) -> None:
         store.flush()
         name = f"server-{round:06d}.safetensors"
         tensors = {f"server.{k}": t for k, t in server.items()}
-        tensors |= {f"scores.{k}": t for k, t in scores.items()}
+        tensors |= {f"kept.{k}": t for k, t in kept.items()}
         tensors |= {f"store.{k}": t for k, t in store.table().items()}
         files.write_tensors(self.folder / name, {k: t.clone() for k, t in tensors.items()})
         self.digests.pop(name, None)
@@ -100,16 +101,14 @@ class Checkpoints:
                         raise ValueError(f"{name} is damaged")
                 name = f"server-{manifest['round']:06d}.safetensors"
                 tensors = load_file(self.folder / name)
-                groups: dict[str, dict[str, Tensor]] = {"server": {}, "scores": {}, "store": {}}
+                groups: dict[str, dict[str, Tensor]] = {"server": {}, "kept": {}, "store": {}}
                 for key, tensor in tensors.items():
                     group, field = key.split(".", 1)
                     groups[group][field] = tensor
                 rows = {int(k): v for k, v in manifest["store"]["rows"].items()}
                 store.restore(groups["store"], manifest["store"]["written"], rows)
                 self.digests = dict(manifest["files"])
-                return Saved(
-                    manifest["round"], State(groups["server"]), groups["scores"], manifest["facts"]
-                ), complaints
+                return Saved(manifest["round"], State(groups["server"]), groups["kept"], manifest["facts"]), complaints
             except FileNotFoundError as error:
                 complaints.append(f"the checkpoint {path.name} cannot be used: {Path(error.filename).name} is missing")
             except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:

@@ -46,8 +46,8 @@ class Schedule(Settings):
 class Engine(Settings):
     """How the clients are worked on."""
 
-    kind: Literal["simulate"] = "simulate"
-    "simulate: all clients in this process"
+    kind: Literal["simulate", "flower"] = "simulate"
+    "simulate: all clients in this process; flower: clients elsewhere (a deployment says so in its run.toml)"
     mode: Literal["auto", "threads", "stacked"] = "auto"
     "threads: a client a thread; stacked: many clients in one call; auto: stacked where the model's operators are small"
     workers: Annotated[int, Field(ge=0)] = 0

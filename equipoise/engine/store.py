@@ -21,10 +21,6 @@ from equipoise.state import State
 _SEGMENT_BYTES = 128 << 20
 _NOWHERE = -1
 _OPEN_FILES = 64
-_DTYPES = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
-    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
-}
 
 
 class _Pile:
@@ -58,7 +54,7 @@ class _Segment:
         (length,) = struct.unpack("<Q", self.file.read(8))
         header = json.loads(self.file.read(length))
         self.fields = {
-            name: (_DTYPES[entry["dtype"]], entry["shape"], 8 + length + entry["data_offsets"][0])
+            name: (files.DTYPES[entry["dtype"]], entry["shape"], 8 + length + entry["data_offsets"][0])
             for name, entry in header.items()
             if name != "__metadata__"
         }

@@ -92,16 +92,20 @@ class OneClient(Work):
 
 
 class Threads(Executor):
-    def __init__(self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int):
+    def __init__(
+        self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int, inner: int = 1
+    ):
+        """`workers` clients at a time, each with `inner` threads for its operators."""
         # A module that draws from torch's global stream can be seeded only while nobody else draws from it.
         super().__init__(task, federation, algorithm, seed, 1 if task.unseeded else workers)
         self.threads_before = torch.get_num_threads()
-        torch.set_num_threads(1)
+        self.inner = inner
+        torch.set_num_threads(inner)
         self.own = threading.local()
         self.pool = ThreadPoolExecutor(self.workers, initializer=self._begin)
 
     def _begin(self) -> None:
-        torch.set_num_threads(1)
+        torch.set_num_threads(self.inner)
         self.own.replica = Replica(self.task)
 
     def close(self) -> None:

@@ -1,0 +1,83 @@
+"""Scores of many clients' models, and the figures that are made of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from equipoise.losses import Metric
+
+COLUMNS = ("validation_loss", "validation_metric", "test_loss", "test_metric")
+KINDS = ("personal", "global", "hybrid")
+
+
+def row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
+    """One model's row of a board from (loss, metric) of each sample, the first `cut` of them for validation.
+
+    NaN stands where a split is empty.
+    """
+    found = np.full(len(COLUMNS), np.nan)
+    for column, values in ((0, scores[:, :cut]), (2, scores[:, cut:])):
+        if values.shape[1]:
+            loss, mean = values.mean(axis=1)
+            found[column : column + 2] = loss, metric.finish(mean)
+    return found
+
+
+@dataclass(frozen=True)
+class Board:
+    """A row of scores a client for each kind of model that there is."""
+
+    metric: Metric
+    validates: np.ndarray
+    "which clients have validation samples and count"
+    tests: np.ndarray
+    "which have test samples and count"
+    personal: np.ndarray | None
+    shared: np.ndarray | None
+
+    def tables(self) -> dict[str, np.ndarray]:
+        tables = {}
+        if self.personal is not None:
+            tables["personal"] = self.personal
+        if self.shared is not None:
+            tables["global"] = self.shared
+        if self.personal is not None and self.shared is not None and self.validates.any():
+            tables["hybrid"] = np.where(self.takes_global()[:, None], self.shared, self.personal)
+        return tables
+
+    def takes_global(self) -> np.ndarray:
+        """Whose hybrid model is the global one: better on the client's validation samples, where it has any."""
+        assert self.personal is not None
+        assert self.shared is not None
+        return np.asarray(self.metric.better(self.shared[:, 1], self.personal[:, 1]))
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            kind: summarise(table[self.tests, 2:], table[self.validates, 1], self.metric)
+            for kind, table in self.tables().items()
+        }
+
+
+def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:
+    """Figures over clients, each counting once, from their (loss, score) on test and their score on validation.
+
+    A client whose score is NaN spoils the figure, as it should; in JSON that is null.
+    """
+    if not len(test):
+        return {}
+    loss, score = test[:, 0], test[:, 1]
+    worst_first = np.sort(score) if metric.higher_is_better else -np.sort(-score)
+    tenth = max(1, round(0.1 * len(test)))
+    name = metric.name
+    figures = {
+        name: score.mean(),
+        f"{name}_std": score.std(),
+        **({"mse": (score**2).mean()} if name == "rmse" else {}),
+        "loss": loss.mean(),
+        "loss_variance": loss.var(),
+        "worst_decile": worst_first[:tenth].mean() if np.isfinite(score).all() else np.nan,
+    }
+    if len(validation):
+        figures[f"validation_{name}"] = validation.mean()
+    return {key: float(value) if np.isfinite(value) else None for key, value in figures.items()}

@@ -1,0 +1,164 @@
+"""What a run is in every engine: the server's state, what was counted and written down, and where it can go on from."""
+
+from abc import ABC, abstractmethod
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from equipoise.algorithm import Algorithm, Start, announce
+from equipoise.engine.checkpoint import Checkpoints, Saved
+from equipoise.engine.options import Schedule
+from equipoise.engine.store import ClientStore
+from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.memory import peak_memory_mb
+from equipoise.runfolder import RunFolder
+from equipoise.state import State
+from equipoise.task import Task
+from equipoise.watcher import Watcher
+
+_ADVICE = "A smaller algorithm.lr, or algorithm.clip, may help"
+
+
+@dataclass
+class Counters:
+    bytes_up: int = 0
+    bytes_down: int = 0
+    gradient_samples: int = 0
+    left_out: int = 0
+    seconds: float = 0.0
+
+    def sums(self) -> dict[str, int]:
+        """Those that go into every line of metrics.jsonl."""
+        return {
+            "bytes_up": self.bytes_up,
+            "bytes_down": self.bytes_down,
+            "gradient_samples": self.gradient_samples,
+        }
+
+
+class Run(ABC):
+    """The base of the two engines."""
+
+    def __init__(
+        self,
+        task: Task,
+        algorithm: Algorithm,
+        schedule: Schedule,
+        start: Start,
+        folder: RunFolder | None,
+        watcher: Watcher | None,
+    ):
+        self.task, self.algorithm, self.schedule = task, algorithm, schedule
+        self.folder, self.watcher = folder, watcher or Watcher()
+        self.start = start
+        self.announced = announce(algorithm, start)
+        self.server = algorithm.server(start)
+        self.checkpoints = None if folder is None else Checkpoints(folder.checkpoint)
+        self.counters = Counters()
+        self.done = 0
+        self.lines: list[dict[str, Any]] = []
+        self.store: ClientStore
+
+    @property
+    @abstractmethod
+    def mode(self) -> str:
+        """By what means clients are worked on, for readers."""
+
+    @abstractmethod
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the server's state and the clients', as JSON."""
+
+    @abstractmethod
+    def restored(self, saved: Saved) -> None:
+        """Take back what `facts` and a checkpoint's own tensors say."""
+
+    @cached_property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Stands for all that a run begins with and its settings do not say."""
+
+    def evaluates(self, round: int) -> bool:
+        return round % self.schedule.evaluate_every == 0 or round == self.schedule.rounds
+
+    def next_server(self, round: int, server: State) -> State:
+        if not server.finite():
+            raise RunFailed(self.hopeless(round, "the server's new state has NaN or infinite numbers"))
+        return server
+
+    def hopeless(self, round: int, what: str, advice: str = _ADVICE) -> str:
+        saved = self.checkpoints is not None and self.checkpoints.manifests()
+        kept = f"; the last checkpoint is in {self.checkpoints.folder}" if self.checkpoints and saved else ""
+        return f"round {round}: {what}, so the run stops{kept}. {advice}"
+
+    def log(self, line: dict[str, Any], timing: dict[str, Any]) -> None:
+        self.lines.append(line)
+        if self.folder is not None:
+            self.folder.append(self.folder.metrics, line)
+            self.folder.append(self.folder.timings, timing)
+        self.watcher.round(line)
+
+    def save(self, kept: dict[str, Any]) -> None:
+        if self.folder is None or self.checkpoints is None:
+            return
+        facts = {
+            "counters": asdict(self.counters),
+            "logs": {log.name: self.folder.length(log) for log in self.folder.logs},
+            "fingerprint": self.fingerprint,
+            **self.facts(),
+        }
+        self.checkpoints.save(self.done, self.server, self.store, kept, facts)
+
+    def restore(self) -> dict[str, int] | None:
+        """Back to the newest checkpoint that is whole; the lengths of the logs then, or None if there is none."""
+        assert self.checkpoints is not None
+        saved, complaints = self.checkpoints.load(self.store)
+        for complaint in complaints:
+            self.watcher.tell(complaint + ("; the one before is used" if saved else "; the run starts anew"))
+        if saved is None:
+            return None
+        if saved.facts["fingerprint"] != self.fingerprint:
+            raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
+        self.done, self.server = saved.round, saved.server
+        self.counters = Counters(**saved.facts["counters"])
+        self.restored(saved)
+        logs: dict[str, int] = saved.facts["logs"]
+        return logs
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint that is whole, or from the start if there is none."""
+        assert self.folder is not None
+        lengths = self.restore() or {}
+        if self.done > self.schedule.rounds:
+            raise EquipoiseError(
+                f"the run in {self.folder.path} has done {self.done} rounds; rounds = {self.schedule.rounds} is less"
+            )
+        for log in self.folder.logs:
+            self.folder.cut(log, lengths.get(log.name, 0))
+        self.lines = self.folder.read_metrics()
+        if self.done < self.schedule.rounds:
+            self.folder.unfinished()
+        self.folder.write_config()
+
+    def described(self, title: str, clients: int, scores: dict[str, Any], adaptation_samples: int) -> dict[str, Any]:
+        """The summary that every engine gives of a run."""
+        # What was trained to make the models of the last evaluation (fine-tuning) is part of their price.
+        samples = self.counters.gradient_samples + adaptation_samples
+        return {
+            "algorithm": type(self.algorithm).__name__,
+            "dataset": title,
+            "seed": self.schedule.seed,
+            "clients": clients,
+            "rounds": self.done,
+            "metric": self.task.metric.name,
+            **scores,
+            "bytes_up": self.counters.bytes_up,
+            "bytes_down": self.counters.bytes_down,
+            "parameters_shared": self.announced.parameters_shared,
+            "parameters_personal": self.announced.parameters_personal,
+            "gradient_samples": samples,
+            "left_out": self.counters.left_out,
+            "mode": self.mode,
+            "seconds": round(self.counters.seconds, 3),
+            "samples_per_second": round(samples / max(self.counters.seconds, 1e-9), 1),
+            "peak_memory_mb": round(peak_memory_mb(), 1),
+        }

@@ -1,0 +1,96 @@
+"""The two halves of a Flower app: what the SuperLink runs, and what every SuperNode runs."""
+
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor, nn
+
+from equipoise.errors import EquipoiseError
+from equipoise.flower.client import work
+from equipoise.flower.clientdata import Hook
+from equipoise.flower.plan import Plan
+from equipoise.flower.server import Deployment
+from equipoise.losses import Metric
+from equipoise.runfolder import RunFolder
+from equipoise.watcher import Watcher
+
+
+class Operator(Watcher):
+    """Tells the operator, in the log of the run, how it goes."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+
+    def begin(self, rounds: int, done: int) -> None:
+        self.rounds = rounds
+        self.tell(f"{rounds - done} of {rounds} rounds to go")
+
+    def round(self, line: dict[str, Any]) -> None:
+        scores = []
+        for kind in ("personal", "global"):
+            name, score = next(iter(line.get(kind, {}).items()), ("", None))
+            if score is not None:
+                scores.append(f"{kind} {name} {score:.4f}")
+        answered = f"{line['clients'] - line['left_out']} of {line['clients']} clients"
+        self.tell(", ".join([f"round {line['round']} of {self.rounds}: {answered}", *scores]))
+
+    def tell(self, text: str) -> None:
+        print(f"equipoise: {text}", flush=True)
+
+
+class App:
+    """An experiment beside the file `app.py`, with the user's own model, data, loss and metric where given.
+
+    `model()` makes the module; `data(settings)` gets the client's settings and returns (x, y), a torch Dataset, or a
+    dictionary of train, validation and test. `server` and `client` are what Flower is told to run.
+    """
+
+    def __init__(
+        self,
+        file: str | Path,
+        *,
+        model: Callable[[], nn.Module] | None = None,
+        data: Hook | None = None,
+        head: str | Sequence[str] | None = "head",
+        loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
+        metric: str | Metric | None = None,
+    ):
+        self.folder = Path(file).resolve().parent
+        self.own = {"model": model, "head": head, "loss": loss, "metric": metric}
+        self.data = data
+        self.server, self.client = ServerApp(), ClientApp()
+        self.server.main()(self._serve)
+        for register in (self.client.train(), self.client.evaluate(), self.client.query()):
+            register(self._work)
+
+    @property
+    def plan(self) -> Plan:
+        return Plan.load(self.folder, **self.own)
+
+    def _serve(self, grid: Grid, context: Context) -> None:
+        out = context.run_config.get("out")
+        if not isinstance(out, str) or not out:
+            raise EquipoiseError("the run folder is missing: --run-config 'out=\"/path/to/folder\"'")
+        serve(self.plan, grid, Path(out).expanduser(), bool(context.run_config.get("resume", False)))
+
+    def _work(self, message: Message, context: Context) -> Message:
+        logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s: %(message)s")
+        return work(self.plan, context.node_config, self.data, message)
+
+
+def serve(plan: Plan, grid: Grid, out: Path, resume: bool, watcher: Watcher | None = None) -> Deployment:
+    """Run the server's side, from the start or from the last checkpoint in `out`."""
+    kind = plan.experiment.engine.model_copy(update={"kind": "flower"})
+    settings = plan.experiment.with_engine(kind).tables()
+    with RunFolder.at_work(out, settings, resume, mode="flower") as folder:
+        deployment = Deployment(plan, grid, folder, watcher or Operator())
+        if resume:
+            deployment.resume()
+        deployment.run()
+    return deployment

@@ -1,0 +1,179 @@
+"""A real client: one order in, one answer out; data and state stay here."""
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from equipoise.algorithm import Start, announce
+from equipoise.board import row
+from equipoise.engine.executor import BUFFERS, Job, Model
+from equipoise.engine.threads import Threads
+from equipoise.errors import EquipoiseError
+from equipoise.export import write_model
+from equipoise.flower.clientdata import Hook, client_data
+from equipoise.flower.home import Home, Kept
+from equipoise.flower.messages import STATUSES, Answer, Order, content, opened, order_shapes
+from equipoise.flower.plan import Plan
+from equipoise.flower.wire import Refused, group, named
+from equipoise.settings import Settings, read
+from equipoise.state import State
+
+log = logging.getLogger("equipoise")
+
+
+class ClientSettings(Settings):
+    """A client's own settings: the file that its SuperNode is given as --node-config."""
+
+    name: str
+    "who it is; no other client may have the same name"
+    data: str = ""
+    "folder or file with its samples"
+    state: str
+    "folder in which it keeps its state"
+    unseen: bool = False
+    "take no part in training, only adapt the result to its own data"
+    evaluate: bool = True
+    "may the scores of its models leave, where the experiment asks for them?"
+
+
+def work(plan: Plan, settings: Mapping[str, Any], hook: Hook | None, message: Message) -> Message:
+    """The answer to an order, whatever happens: the server hears one word of what goes wrong here.
+
+    An error's text may speak of the data, so it goes to the client's own log.
+    """
+    try:
+        return Client(plan, settings, hook)(message)
+    except Exception as error:
+        _say(settings.get("name"), error)
+        return Message(content(Answer(run="0" * 32, exchange=0, client="", status="failed")), reply_to=message)
+
+
+def _say(name: object, error: Exception) -> None:
+    log.error("%s: %s", name, error, exc_info=not isinstance(error, (EquipoiseError, Refused)))
+
+
+class Client:
+    def __init__(self, plan: Plan, settings: Mapping[str, Any], hook: Hook | None = None):
+        self.plan, self.hook, self.given = plan, hook, settings
+        known = {k: v for k, v in settings.items() if k in ClientSettings.model_fields}
+        self.settings = read(ClientSettings, known, "client")
+        self.task = plan.task()
+        start = Start(self.task.space, self.task.w0, 1)
+        self.announced = announce(plan.experiment.algorithm, start)
+        self.accepts = order_shapes(self.announced, start, len(self.task.buffers))
+
+    def __call__(self, message: Message) -> Message:
+        order, given = opened(message, Order, self.accepts)
+        try:
+            return Message(content(*self.answer(order, given)), reply_to=message)
+        except Exception as error:
+            _say(self.settings.name, error)
+            status = error.reason if isinstance(error, Refused) and error.reason in STATUSES else "failed"
+            return Message(content(self._answer(order, status=status)), reply_to=message)
+
+    def _answer(self, order: Order, **facts: Any) -> Answer:
+        return Answer(run=order.run, exchange=order.exchange, client=self.settings.name, **facts)
+
+    def answer(self, order: Order, tensors: State) -> tuple[Answer, dict[str, Tensor]]:
+        if order.hello:
+            self._data()  # who cannot take part says so now
+            layout = self.task.space.fingerprint()
+            return self._answer(order, status="hello", unseen=self.settings.unseen, layout=layout), {}
+        if order.client != self.settings.name:
+            raise Refused("failed", f"an order for {order.client!r} came to {self.settings.name!r}")
+        home = Home(Path(self.settings.state).expanduser(), order.run)
+        with home.locked():
+            kept = home.read()
+            if order.exchange < kept.exchange:
+                raise Refused("stale", f"exchange {order.exchange} comes after {kept.exchange}; it is left alone")
+            if self.announced.client or len(self.task.buffers):
+                kept = kept.settled(order.accepted)
+            return self._work(home, kept, order, tensors)
+
+    def _data(self) -> Any:
+        try:
+            return client_data(self.plan, self.settings.name, self.given, self.hook)
+        except EquipoiseError as error:
+            raise Refused("no-data", str(error)) from None
+
+    def _work(self, home: Home, kept: Kept, order: Order, tensors: State) -> tuple[Answer, dict[str, Tensor]]:
+        experiment, task = self.plan.experiment, self.task
+        down = group(tensors, "down")
+        if down.shapes() != self.announced.down or not tensors.finite():
+            raise Refused("failed", "the server's message is not whole, or has NaN or infinite numbers")
+        federation = self._data().prepared(task.dtype, task.channels_last)
+        threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
+        executor = Threads(task, federation, experiment.algorithm, experiment.schedule.seed, 1, threads)
+        try:
+            job = Job(0, kept.state if kept.state is not None else self._initial(order, tensors), down)
+            facts: dict[str, Any] = {}
+            sent: dict[str, Tensor] = {}
+            if order.evaluate:
+                shared = tensors.get(order.shared) if order.shared else None
+                scores, facts["adapted"], model = self._evaluate(executor, job, order.evaluate, shared)
+                if order.finish and model is not None:
+                    self._keep(home, model, order)
+                if experiment.deploy.evaluate and self.settings.evaluate:
+                    facts["evaluated"] = order.evaluate
+                    sent |= named(scores, "scores")
+                else:
+                    del facts["adapted"]
+            if order.train:
+                done = next(iter(executor.train(order.train, [job], lambda: False)))
+                wire = done.upload.wire
+                if not wire.finite() or not done.client.finite():
+                    raise Refused("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
+                facts |= {"trained": order.train, "samples": done.gradient_samples}
+                sent |= named(wire, "up")
+                # Written before it is sent: an update that the server takes is never lost here.
+                home.write(Kept(kept.round, kept.state, order.train, done.client, order.exchange))
+            else:
+                home.write(Kept(kept.round, kept.state, exchange=order.exchange))
+            return self._answer(order, **facts), sent
+        finally:
+            executor.close()
+
+    def _initial(self, order: Order, tensors: State) -> State:
+        """The state of a client that has not taken part yet, from the model that all began with."""
+        if not self.announced.client and not len(self.task.buffers):
+            return State()
+        start = group(tensors, "start")
+        if "w0" not in start or ("buffers" in start) != bool(len(self.task.buffers)):
+            raise Refused("failed", "the server did not send the model that all began with")
+        state = self.plan.experiment.algorithm.client(Start(self.task.space, start.w0, order.clients))
+        return State(state, **({BUFFERS: start.buffers} if "buffers" in start else {}))
+
+    def _evaluate(
+        self, executor: Threads, job: Job, round: int, shared: Tensor | None
+    ) -> tuple[dict[str, Tensor], int, Model | None]:
+        """Scores of the personal and of the global model on the client's own samples."""
+        federation = executor.federation
+        splits = (federation.train[0], federation.validation[0], federation.test[0])
+        scores = {"sizes": torch.tensor([len(split) for split in splits])}
+        own, cut = np.concatenate(splits[1:]), len(splits[1])
+
+        def score(model: Model) -> Tensor:
+            return torch.from_numpy(row(next(iter(executor.score([model], [own]))), cut, self.task.metric))
+
+        unseen = self.settings.unseen
+        model, samples = next(iter(executor.personal(round, [job], unseen)))
+        if model is not None:
+            scores["personal"] = score(model)
+        if shared is not None and not (unseen and len(self.task.buffers)):
+            # Who never trained has no statistics of its own to run the global model with.
+            scores["global"] = score(Model(0, shared, job.client.get(BUFFERS)))
+        return scores, samples, model
+
+    def _keep(self, home: Home, model: Model, order: Order) -> None:
+        """The client's own model, as a file that needs neither the server nor this state."""
+        module = self.task.to_module(model.vector, model.buffers)
+        path = home.path / "personal.safetensors"
+        write_model(path, module, *self.plan.described(), order.client)
+        log.info("%s: its model is in %s", self.settings.name, path)

@@ -1,0 +1,83 @@
+"""What a client keeps on its own disk: its state, one step ahead of what it knows the server took.
+
+A client trains, writes the new state down as *pending*, and answers. With the next order the server says which round's
+update it took last: either the pending one, which then becomes the client's state, or an earlier one, and the pending
+one is dropped. So the client's state moves on only with what the server accepted, whoever dies in between.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from equipoise import files
+from equipoise.errors import EquipoiseError
+from equipoise.flower.wire import Refused, group, named
+from equipoise.state import State
+
+
+@dataclass(frozen=True)
+class Kept:
+    round: int = 0
+    "the last round whose update the server took; 0: none"
+    state: State | None = None
+    "the client's state after it"
+    pending_round: int = 0
+    pending: State | None = None
+    "its state after an update of which it does not know yet"
+    exchange: int = 0
+    "the newest exchange with the server"
+
+    def settled(self, accepted: int) -> "Kept":
+        """With the pending state taken over or dropped, as the server says."""
+        if accepted and accepted == self.pending_round:
+            return Kept(accepted, self.pending, exchange=self.exchange)
+        if accepted == self.round:
+            return Kept(self.round, self.state, exchange=self.exchange)
+        raise Refused(
+            "out-of-step",
+            f"the server took this client's update of round {accepted}, and the state here is that of round "
+            f"{self.round}; put its state folder back, or take part under a new name",
+        )
+
+
+class Home:
+    """The folder of one client in one run."""
+
+    def __init__(self, state: Path, run: str):
+        self.path = state / run
+        self.file = self.path / "state.safetensors"
+        files.make_folder(self.path)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One order at a time: a slow one may still be at work when the next arrives."""
+        with (self.path / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def read(self) -> Kept:
+        if not self.file.exists():
+            return Kept()
+        try:
+            with safe_open(self.file, framework="pt") as file:
+                facts = json.loads((file.metadata() or {})["kept"])
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return Kept(
+                facts["round"],
+                group(tensors, "state") if facts["round"] else None,
+                facts["pending_round"],
+                group(tensors, "pending") if facts["pending_round"] else None,
+                facts["exchange"],
+            )
+        except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
+            raise EquipoiseError(f"the client's state in {self.file} cannot be read: {error}") from None
+
+    def write(self, kept: Kept) -> None:
+        facts = {"round": kept.round, "pending_round": kept.pending_round, "exchange": kept.exchange}
+        tensors = {**named(kept.state or State(), "state"), **named(kept.pending or State(), "pending")}
+        files.write_tensors(self.file, {k: t.clone() for k, t in tensors.items()}, {"kept": json.dumps(facts)})

@@ -1,0 +1,119 @@
+"""What server and clients say to each other beside tensors, and how it becomes a message of Flower's."""
+
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+import torch
+from flwr.app import ConfigRecord, Message, RecordDict
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.algorithm import Announcement, Shapes, Start
+from equipoise.board import COLUMNS
+from equipoise.errors import EquipoiseError
+from equipoise.flower.wire import Refused, named, pack, unpack
+from equipoise.settings import Settings, read
+from equipoise.state import State
+
+PROTOCOL = 1
+_RECORD, _FIELD = "equipoise", "message"
+
+Round = Annotated[int, Field(ge=0, le=2**53)]
+Word = Annotated[str, Field(max_length=256)]
+Status = Literal["done", "hello", "stale", "out-of-step", "not-finite", "no-data", "failed"]
+STATUSES = get_args(Status)
+
+
+class Order(Settings):
+    """What the server asks of a client."""
+
+    protocol: Literal[1] = 1
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    "stands for this run, whoever serves it after a restart"
+    hello: bool = False
+    "only tell who you are"
+    exchange: Round = 0
+    client: Word = ""
+    "the name under which the server knows it"
+    clients: Round = 0
+    "how many clients there are"
+    accepted: Round = 0
+    "the last round in which the server took this client's update; 0: none yet"
+    train: Round = 0
+    "the round to train for; 0: none"
+    evaluate: Round = 0
+    "the round whose models are to be scored; 0: none"
+    finish: bool = False
+    "training is over: keep your model"
+    shared: Word = ""
+    "the tensor that is the global model, if there is one"
+
+
+class Answer(Settings):
+    """What a client says in reply."""
+
+    protocol: Literal[1] = 1
+    run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
+    exchange: Round
+    client: Word
+    status: Status = "done"
+    unseen: bool = False
+    "it takes no part in training, and adapts the result"
+    layout: Word = ""
+    "stands for the layout of its model's parameters"
+    trained: Round = 0
+    samples: Round = 0
+    "samples through a backward pass"
+    evaluated: Round = 0
+    adapted: Round = 0
+    "samples through a backward pass to make the model that was scored"
+
+
+def order_shapes(announced: Announcement, start: Start, buffers: int) -> Shapes:
+    """All that an order may carry."""
+    vector = ((start.space.size,), start.w0.dtype)
+    return {
+        **named(announced.down, "down"),
+        "global": vector,
+        "start.w0": vector,
+        **({"start.buffers": ((buffers,), start.w0.dtype)} if buffers else {}),
+    }
+
+
+def answer_shapes(announced: Announcement) -> Shapes:
+    """All that an answer may carry: the algorithm's message, and scores."""
+    scores = {kind: ((len(COLUMNS),), torch.float64) for kind in ("personal", "global")}
+    return {**named(announced.up, "up"), **named({"sizes": ((3,), torch.int64), **scores}, "scores")}
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def content(facts: Settings, tensors: dict[str, Tensor] | None = None) -> RecordDict:
+    return RecordDict({_RECORD: ConfigRecord({_FIELD: pack(tensors or {}, facts.table())})})
+
+
+def size(message: Message) -> int:
+    """Bytes of a message's content; 0 where it has none."""
+    blob = _blob(message)
+    return len(blob) if isinstance(blob, bytes) else 0
+
+
+def _blob(message: Message) -> Any:
+    if not message.has_content():
+        return None
+    records = message.content
+    record = records.get(_RECORD)
+    alone = isinstance(record, ConfigRecord) and len(records) == 1 and list(record) == [_FIELD]
+    return record[_FIELD] if alone and isinstance(record, ConfigRecord) else None
+
+
+def opened(message: Message, cls: type[S], allowed: Shapes) -> tuple[S, State]:
+    """The facts and tensors of a message, or Refused."""
+    blob = _blob(message)
+    if not isinstance(blob, bytes):
+        raise Refused("malformed", "it is not one record of bytes")
+    tensors, facts = unpack(blob, allowed)
+    try:
+        return read(cls, facts, "message"), tensors
+    except EquipoiseError as error:
+        raise Refused("malformed", str(error)[:200]) from None

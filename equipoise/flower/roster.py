@@ -1,0 +1,66 @@
+"""Who takes part: clients by name, the nodes of Flower that speak for them, and what the server took from each."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from equipoise.flower.wire import Refused
+
+
+@dataclass
+class Member:
+    name: str
+    index: int
+    "its number in this run; it never changes"
+    node: int
+    "the node of Flower that speaks for it now"
+    unseen: bool = False
+    accepted: int = 0
+    "the last round in which the server took its update; 0: none"
+
+
+class Roster:
+    def __init__(self, allowed: Iterable[str] = ()):
+        self.allowed = frozenset(allowed)
+        self.members: dict[str, Member] = {}
+
+    def enrol(self, name: str, node: int, registered: str, unseen: bool, online: Iterable[int]) -> Member:
+        """A node that says it speaks for `name`; `registered` is the name that the operator gave its key, if any.
+
+        A client that comes back under another node (a new start without a registered key) keeps its place.
+        """
+        if not name:
+            raise Refused("unknown", "a client without a name")
+        if registered and registered != name:
+            raise Refused("unknown", f"the node registered as {registered!r} says that it is {name!r}")
+        if self.allowed and name not in self.allowed:
+            raise Refused("unknown", f"{name!r} is not among deploy.names")
+        member = self.members.get(name)
+        if member is None:
+            member = self.members[name] = Member(name, len(self.members), node, unseen)
+        elif member.node != node and member.node in set(online):
+            raise Refused("duplicate", f"another node says that it is {name!r}, which is here already")
+        elif member.unseen != unseen:
+            raise Refused("unknown", f"{name!r} changed between taking part and not taking part in training")
+        member.node = node
+        return member
+
+    def of(self, node: int) -> Member | None:
+        return next((member for member in self.members.values() if member.node == node), None)
+
+    def present(self, online: Iterable[int], unseen: bool = False) -> list[Member]:
+        """Those whose nodes are online, in the order of names."""
+        nodes = set(online)
+        found = [m for m in self.members.values() if m.node in nodes and m.unseen == unseen]
+        return sorted(found, key=lambda member: member.name)
+
+    def renumber(self) -> None:
+        """Before the first round: numbers follow names, not who happened to be here first."""
+        for index, name in enumerate(sorted(self.members)):
+            self.members[name].index = index
+
+    def facts(self) -> list[dict[str, Any]]:
+        return [asdict(member) for member in self.members.values()]
+
+    def restore(self, facts: list[dict[str, Any]]) -> None:
+        self.members = {entry["name"]: Member(**entry) for entry in facts}

@@ -1,0 +1,332 @@
+"""The server of a deployment: the same rounds as in the simulator, over clients that come, go and may err.
+
+An exchange is one order to each client that is asked, and its answer. Exchange k trains round k with its cohort and, in
+the same order, has the models of round k - 1 scored by all: both need the same message down. The last exchange only
+scores. So a round costs one exchange, not two.
+"""
+
+import time
+import uuid
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.serverapp import Grid
+
+from equipoise import files, randomness, reduce
+from equipoise.algorithm import Start
+from equipoise.engine.checkpoint import Saved
+from equipoise.engine.run import Run
+from equipoise.engine.store import ClientStore
+from equipoise.errors import RunFailed
+from equipoise.export import write_model
+from equipoise.flower.messages import Order, answer_shapes
+from equipoise.flower.plan import Plan
+from equipoise.flower.post import Answered, Asked, Post
+from equipoise.flower.roster import Member, Roster
+from equipoise.flower.tally import Tally
+from equipoise.flower.wire import Refused, group, named
+from equipoise.runfolder import RunFolder
+from equipoise.state import State, Upload, Uploads
+from equipoise.watcher import Watcher
+
+_LATE = 3  # exchanges for which an answer that comes late is still looked for, so that it is counted
+
+Accepted = tuple[Member, Upload]
+
+
+class Deployment(Run):
+    def __init__(self, plan: Plan, grid: Grid, folder: RunFolder, watcher: Watcher | None = None):
+        self.plan, self.settings = plan, plan.experiment.deploy
+        task, experiment = plan.task(), plan.experiment
+        start = Start(task.space, task.w0, self.settings.clients)
+        super().__init__(task, experiment.algorithm, experiment.schedule, start, folder, watcher)
+        self.events = folder.path / "events.jsonl"
+        self.buffers = task.buffers
+        self.store = ClientStore(0, State())  # clients keep their states themselves
+        self.post = Post(grid, answer_shapes(self.announced), self.tell)
+        self.roster = Roster(self.settings.names)
+        self.id = uuid.uuid4().hex
+        self.tally = Tally(task.metric)
+        self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
+        "the line of a round whose models are still to be scored"
+        self.turned_away: set[int] = set()
+
+    @property
+    def mode(self) -> str:
+        return "flower"
+
+    @property
+    def _lifetime(self) -> float:
+        """Seconds for which Flower keeps an order: long enough that a late answer is seen, and clocks may differ."""
+        return 2 * self.settings.deadline + 600
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.task.space.fingerprint()
+
+    def tell(self, event: str, text: str) -> None:
+        """For the operator: shown, and kept in events.jsonl."""
+        self.watcher.tell(text)
+        assert self.folder is not None
+        self.folder.append(self.events, {"round": self.done, "event": event, "text": text})
+
+    def run(self) -> None:
+        self.watcher.begin(self.schedule.rounds, self.done)
+        if self.done == 0:
+            self._save()  # before anybody is told this run's name
+        wanted, wait = self.settings.clients, self.settings.wait
+        if self.done < self.schedule.rounds or self.unlogged is not None:
+            self.tell("waiting", f"waiting for {wanted} clients, at most {wait:g} seconds")
+            self._gather(wanted, wait)
+            if self.done == 0:
+                self.roster.renumber()
+        while self.done < self.schedule.rounds or self.unlogged is not None:
+            began = time.perf_counter()
+            self._exchange()
+            self.counters.seconds += time.perf_counter() - began
+            self._save()
+        self._finish()
+
+    def _gather(self, wanted: int, seconds: float) -> None:
+        """Wait until this many clients are here, and go on with fewer if they are enough for a round."""
+        until = time.monotonic() + seconds
+        while len(self._present()) < wanted and time.monotonic() < until:
+            self._greet()
+            for answered in self.post.answers():
+                self._sort(answered, self.done + 1, {})
+            self.post.pause()
+        here, needed = len(self._present()), self.settings.minimum
+        if here < needed:
+            what = f"{here} clients came within {seconds:g} seconds, and a round needs {needed}"
+            raise RunFailed(self.hopeless(self.done + 1, what, "Look into the SuperNodes' logs, or wait longer"))
+        if here < wanted:
+            self.tell("waiting", f"only {here} of {wanted} clients came; going on with them")
+
+    def _present(self, unseen: bool = False) -> list[Member]:
+        return self.roster.present(self.post.online(), unseen)
+
+    def _greet(self) -> None:
+        """Ask nodes that are new who they are."""
+        greeted = {asked.node for asked in self.post.waiting.values() if asked.order.hello}
+        for node in self.post.online():
+            if self.roster.of(node) is None and node not in greeted | self.turned_away:
+                order = Order(run=self.id, hello=True)
+                self.post.send(node, f"node {node}", order, {}, self._lifetime)
+
+    def _enrol(self, answered: Answered) -> None:
+        answer, node = answered.answer, answered.asked.node
+        try:
+            if answer.status != "hello":
+                raise Refused(answer.status, f"{answer.client!r} cannot take part; its own log says why")
+            if answer.layout != self.fingerprint:
+                raise Refused("unknown", f"{answer.client!r} has another model than the server")
+            registered = self.post.online()[node].name if node in self.post.online() else ""
+            known = answer.client in self.roster.members
+            member = self.roster.enrol(answer.client, node, registered, answer.unseen, self.post.online())
+            self.tell("back" if known else "joined", f"{member.name} {'is back' if known else 'joined'}")
+        except Refused as error:
+            self.turned_away.add(node)
+            self.post.refuse(error.reason, f"node {node}", str(error))
+
+    def sample(self, round: int) -> list[Member]:
+        """Who takes part, drawn from those who are here, in the order of their names."""
+        present = self._present()
+        if not present or round > self.schedule.rounds:
+            return []
+        wanted = self.schedule.participation
+        cohort = min(wanted, len(present)) if isinstance(wanted, int) else self.schedule.cohort(len(present))
+        rng = randomness.generator(self.schedule.seed, "participation", round)
+        return [present[rank] for rank in np.sort(rng.choice(len(present), cohort, replace=False))]
+
+    def _exchange(self) -> None:
+        """One more round, and the scores of the one before."""
+        round = self.done + 1
+        for attempt in range(self.settings.attempts):
+            began = time.perf_counter()
+            self.post.online(now=True)
+            self._gather(self.settings.minimum, self.settings.deadline)
+            self._greet()
+            cohort = self.sample(round)
+            answers = self._ask(round, cohort)
+            if self.unlogged is not None:
+                self._score(answers)
+            if round > self.schedule.rounds:
+                return
+            accepted = self._accept(round, cohort, answers)
+            if len(accepted) >= self.settings.minimum:
+                self._aggregate(round, cohort, accepted, time.perf_counter() - began)
+                return
+            again = "; asking again" if attempt + 1 < self.settings.attempts else ""
+            found = f"{len(accepted)} of {len(cohort)} updates could be used, and {self.settings.minimum} are needed"
+            self.tell("too few", f"round {round}: {found}{again}")
+        advice = "Look into the clients' logs, then go on with resume=true"
+        raise RunFailed(self.hopeless(round, f"too few updates, {self.settings.attempts} times", advice))
+
+    def _ask(self, round: int, cohort: list[Member]) -> dict[str, Answered]:
+        """Send the orders of an exchange, and wait for the answers until all are there or the time is over."""
+        last = round > self.schedule.rounds
+        scoring = self.done if self.unlogged is not None or last else 0
+        members = {member.name: member for member in cohort}
+        if scoring:
+            members |= {member.name: member for member in self._present()}
+        if last:
+            members |= {member.name: member for member in self._present(unseen=True)}
+        training = {member.name for member in cohort}
+        for member in members.values():
+            self._order(member, round, round if member.name in training else 0, scoring, last)
+        until = time.monotonic() + self.settings.deadline
+        answers: dict[str, Answered] = {}
+        self.post.forget(round - _LATE)
+        while len(answers) < len(members) and time.monotonic() < until:
+            for answered in self.post.answers():
+                self._sort(answered, round, answers)
+            if not any(self._current(asked, round) for asked in self.post.waiting.values()):
+                break  # whoever has not answered by now was refused
+            self._greet()
+            self.post.pause()
+        for name in sorted(members.keys() - answers.keys()):
+            if any(self._current(a, round) and a.name == name for a in self.post.waiting.values()):
+                self.tell("no answer", f"round {round}: no answer from {name} in {self.settings.deadline:g} seconds")
+        return answers
+
+    @staticmethod
+    def _current(asked: Asked, round: int) -> bool:
+        return not asked.order.hello and asked.order.exchange == round
+
+    def _sort(self, answered: Answered, round: int, answers: dict[str, Answered]) -> None:
+        name, answer = answered.asked.name, answered.answer
+        if answered.asked.order.hello:
+            self._enrol(answered)
+        elif answer.exchange != round:
+            self.post.refuse("late", name, f"an answer to round {answer.exchange}, which is closed")
+        elif name in answers:
+            self.post.refuse("duplicate", name, f"a second answer to round {round}")
+        elif answer.status != "done":
+            self.post.refuse(answer.status, name, f"round {round}: it could not do it; its own log says why")
+        else:
+            answers[name] = answered
+
+    def _order(self, member: Member, round: int, train: int, evaluate: int, last: bool) -> None:
+        down = self.algorithm.down(self.server, member.index)
+        tensors = dict(named(down, "down"))
+        shared = self.algorithm.shared(self.server) if evaluate else None
+        name = ""
+        if shared is not None:  # most methods send the global model anyway
+            name = next((f"down.{k}" for k, t in down.items() if torch.equal(t, shared)), "global")
+            tensors |= {"global": shared} if name == "global" else {}
+        if not member.accepted and (self.announced.client or len(self.buffers)):
+            tensors["start.w0"] = self.start.w0
+            tensors |= {"start.buffers": self.buffers} if len(self.buffers) else {}
+        order = Order(
+            run=self.id,
+            exchange=round,
+            client=member.name,
+            clients=self.start.clients,
+            accepted=member.accepted,
+            train=train,
+            evaluate=evaluate,
+            finish=last,
+            shared=name,
+        )
+        self.post.send(member.node, member.name, order, tensors, self._lifetime)
+        if train:
+            self.counters.bytes_down += down.nbytes
+
+    def _accept(self, round: int, cohort: list[Member], answers: dict[str, Answered]) -> list[Accepted]:
+        """The updates that can be used, in the order of the clients' names."""
+        accepted = []
+        for member in cohort:
+            if (answered := answers.get(member.name)) is None:
+                continue
+            wire = group(answered.tensors, "up")
+            if answered.answer.trained != round or wire.shapes() != self.announced.up:
+                self.post.refuse("shape", member.name, f"round {round}: the update is not whole")
+                continue
+            self.counters.bytes_up += wire.nbytes
+            if not wire.finite():
+                self.post.refuse("not-finite", member.name, f"round {round}: NaN or infinite numbers in the update")
+                continue
+            weight = wire.get("weight")
+            if weight is not None and not bool((weight > 0).all()):
+                self.post.refuse("weight", member.name, f"round {round}: a weight that is not above zero")
+                continue
+            self.counters.gradient_samples += answered.answer.samples
+            message = State({k: t for k, t in wire.items() if k != "weight"})
+            accepted.append((member, Upload(message, weight=weight)))
+        return accepted
+
+    def _aggregate(
+        self, round: int, cohort: list[Member], accepted: list[tuple[Member, Upload]], seconds: float
+    ) -> None:
+        uploads = Uploads(tuple(m.index for m, _ in accepted), tuple(upload for _, upload in accepted))
+        self.server = self.next_server(round, self.algorithm.aggregate(self.server, uploads, reduce.mean))
+        for member, _ in accepted:
+            member.accepted = round
+        self.done = round
+        self.counters.left_out += len(cohort) - len(accepted)
+        line: dict[str, Any] = {"round": round, "clients": len(cohort), "left_out": len(cohort) - len(accepted)}
+        timing = {"round": round, "train": seconds, "evaluate": 0.0}
+        if round == self.schedule.rounds or (self.settings.evaluate and self.evaluates(round)):
+            self.unlogged = line | self.counters.sums(), timing  # its models are scored with the next exchange
+        else:
+            self.log(line | self.counters.sums(), timing)
+
+    def _score(self, answers: dict[str, Answered]) -> None:
+        """The scores of the round before, and with them its line."""
+        assert self.unlogged is not None
+        line, timing = self.unlogged
+        self.tally.clear()
+        for name, answered in answers.items():
+            scores = group(answered.tensors, "scores")
+            if answered.answer.evaluated == line["round"] and "sizes" in scores:
+                self.tally.add(name, scores, answered.answer.adapted, self.roster.members[name].unseen)
+        head = {k: line[k] for k in ("round", "clients", "left_out")}
+        self.log(head | self.tally.board().summary() | line, timing)
+        self.unlogged = None
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "roster": self.roster.facts(),
+            "refused": dict(self.post.refused),
+            "bytes": [self.post.bytes_sent, self.post.bytes_received],
+            "clients": self.start.clients,
+            "unlogged": self.unlogged,
+            "tally": self.tally.facts(),
+        }
+
+    def restored(self, saved: Saved) -> None:
+        facts = saved.facts
+        self.id = facts["id"]
+        self.tally.restore(facts["tally"])
+        self.roster.restore(facts["roster"])
+        self.post.refused.update(facts["refused"])
+        self.post.bytes_sent, self.post.bytes_received = facts["bytes"]
+        self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
+        self.start = Start(self.task.space, saved.kept["w0"], facts["clients"])
+        self.buffers = saved.kept["buffers"]
+
+    def _save(self) -> None:
+        """Every round: a client learns that its update was taken only after that is on the server's disk."""
+        self.save({"w0": self.start.w0, "buffers": self.buffers})
+
+    def summary(self) -> dict[str, Any]:
+        training = [name for name, member in self.roster.members.items() if not member.unseen]
+        return {
+            **self.described(self.plan.title, len(training), self.tally.summary(), self.tally.samples()),
+            "refused": dict(sorted(self.post.refused.items())),
+            "message_bytes_down": self.post.bytes_sent,
+            "message_bytes_up": self.post.bytes_received,
+        }
+
+    def _finish(self) -> None:
+        assert self.folder is not None
+        if self.tally.rows:
+            self.folder.write_clients(*self.tally.tables())
+        vector = self.algorithm.shared(self.server)
+        if vector is not None and not self.task.buffer_names:
+            module = self.task.to_module(vector)
+            write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global")
+        files.write_json(self.folder.summary, self.summary())

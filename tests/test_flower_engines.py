@@ -1,0 +1,63 @@
+"""Both engines give the same numbers, for every registered algorithm."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+from equipoise.algorithm import Algorithm
+from equipoise.algorithms import ALGORITHMS
+from tests.conftest import classification, simulation, small_mlp
+from tests.flower_memory import deployed, run
+
+
+def same(a: Any, b: Any, where: str = "") -> None:
+    assert type(a) is type(b), where
+    if isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, float):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12, err_msg=where)
+    else:
+        assert a == b, where
+
+
+def table(algorithm: Algorithm) -> dict[str, Any]:
+    name = next(name for name, cls in ALGORITHMS.items() if cls is type(algorithm))
+    return {"name": name, **algorithm.table()}
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_engines_agree(algorithm: Algorithm, participation: float, tmp_path: Path) -> None:
+    federation = classification().holding_out(0.2, 0)
+    schedule = {"rounds": 3, "participation": participation}
+    simulated = simulation(algorithm, federation, small_mlp(), folder=tmp_path / "simulated", **schedule)
+    simulated.run()
+    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **schedule)
+    over_flower = run(app, grid, tmp_path / "flower")
+    assert len(simulated.lines) == 3
+    for ours, theirs in zip(over_flower.lines, simulated.lines, strict=True):
+        same(ours, theirs)
+    ours, theirs = over_flower.summary(), simulated.summary()
+    same({k: ours[k] for k in theirs if k not in WALL}, {k: v for k, v in theirs.items() if k not in WALL})
+    assert (tmp_path / "flower" / "clients.csv").exists()
+    assert over_flower.post.refused == {}
+
+
+WALL = ("seconds", "samples_per_second", "peak_memory_mb", "mode", "dataset")
+
+
+def test_engines_agree_on_a_model_with_buffers(tmp_path: Path) -> None:
+    """BatchNorm's statistics stay with the client, and go on from round to round."""
+    federation = classification()
+    module = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+    algorithm = ALGORITHMS["ditto"](lr=0.05, batch=5)
+    simulated = simulation(algorithm, federation, module, rounds=3, participation=0.5)
+    simulated.run()
+    app, grid = deployed(tmp_path / "app", federation, module, table(algorithm), participation=0.5)
+    over_flower = run(app, grid, tmp_path / "flower")
+    for ours, theirs in zip(over_flower.lines, simulated.lines, strict=True):
+        same(ours, theirs)
