@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.cli_data import data_app, show
+from equipoise.cli_deploy import deploy_app
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.terminal import Bar, Data, Out, Sets, interrupted, out_console, progress_bar
 
@@ -26,6 +27,7 @@ app = typer.Typer(
 )
 app.command()(show)
 app.add_typer(data_app, name="data")
+app.add_typer(deploy_app, name="deploy")
 
 
 class Format(StrEnum):

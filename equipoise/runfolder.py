@@ -22,6 +22,9 @@ from equipoise.errors import EquipoiseError, RunFailed
 WRITTEN = "written"
 """The section that a run adds to its configuration for its readers; it is no setting."""
 
+DEPLOYMENT = "deployment"
+"""The folder in which a deployment on one machine keeps its keys, clients and logs."""
+
 # What may change between a run and its continuation: no model depends on it.
 _MAY_CHANGE = {"rounds", "checkpoint_every", "engine.workers", "engine.memory_mb"}
 
@@ -50,6 +53,8 @@ class RunFolder:
         self.path = path
         self.metrics, self.timings = path / "metrics.jsonl", path / "timings.jsonl"
         self.logs = (self.metrics, self.timings)
+        self.events = path / "events.jsonl"
+        "what an operator should know of a deployment"
         self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
         self.config = path / "run.toml"
         self.text = ""
@@ -66,7 +71,7 @@ class RunFolder:
         with folder.locked():
             new = not folder.config.exists()
             if new:
-                if any(p.name != "lock" and not p.name.endswith(".part") for p in path.iterdir()):
+                if not folder.is_free():
                     raise EquipoiseError(f"{path} is not empty and not a run; choose another --out")
                 folder.write_config()
             elif not resume:
@@ -82,8 +87,13 @@ class RunFolder:
             except EquipoiseError:
                 if new and not folder.metrics.exists():  # it never began: nobody needs to clean up after a typo
                     folder.config.unlink(missing_ok=True)
+                    folder.events.unlink(missing_ok=True)
                     shutil.rmtree(folder.checkpoint, ignore_errors=True)
                 raise
+
+    def is_free(self) -> bool:
+        """Nothing is here but what belongs to a run that is about to begin."""
+        return all(p.name in ("lock", DEPLOYMENT) or p.name.endswith(".part") for p in self.path.iterdir())
 
     def _compare(self, settings: dict[str, Any]) -> None:
         old, new = flatten(read_toml(self.config)), flatten(settings)

@@ -12,8 +12,8 @@ from equipoise.runfolder import WRITTEN, RunFolder, read_toml
 from equipoise.watcher import Watcher
 
 
-def default_folder(path: Path, experiment: Experiment) -> Path:
-    return Path("runs") / f"{path.stem}-{experiment.algorithm_name}-seed{experiment.schedule.seed}"
+def default_folder(path: Path, experiment: Experiment, how: str = "") -> Path:
+    return Path("runs") / f"{path.stem}-{experiment.algorithm_name}-seed{experiment.schedule.seed}{how}"
 
 
 def folder_of_data(file: Path, given: Path | None, tell: Callable[[str], None] = lambda text: None) -> Path | None:

@@ -21,6 +21,17 @@ from equipoise.runfolder import RunFolder
 from equipoise.watcher import Watcher
 
 
+def _speak() -> None:
+    """What a client has to say goes into its SuperNode's log; other libraries' chatter does not."""
+    log = logging.getLogger("equipoise")
+    if not log.handlers:
+        handler = logging.StreamHandler(sys.stdout)
+        handler.setFormatter(logging.Formatter("equipoise: %(message)s"))
+        log.addHandler(handler)
+        log.setLevel(logging.INFO)
+        log.propagate = False
+
+
 class Operator(Watcher):
     """Tells the operator, in the log of the run, how it goes."""
 
@@ -80,7 +91,7 @@ class App:
         serve(self.plan, grid, Path(out).expanduser(), bool(context.run_config.get("resume", False)))
 
     def _work(self, message: Message, context: Context) -> Message:
-        logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="%(name)s: %(message)s")
+        _speak()
         return work(self.plan, context.node_config, self.data, message)
 
 
@@ -90,7 +101,11 @@ def serve(plan: Plan, grid: Grid, out: Path, resume: bool, watcher: Watcher | No
     settings = plan.experiment.with_engine(kind).tables()
     with RunFolder.at_work(out, settings, resume, mode="flower") as folder:
         deployment = Deployment(plan, grid, folder, watcher or Operator())
-        if resume:
-            deployment.resume()
-        deployment.run()
+        try:
+            if resume:
+                deployment.resume()
+            deployment.run()
+        except EquipoiseError as error:
+            deployment.note("failed", text=str(error))
+            raise
     return deployment

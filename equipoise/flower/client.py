@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise.algorithm import Start, announce
 from equipoise.board import row
+from equipoise.data.federation import Federation
 from equipoise.engine.executor import BUFFERS, Job, Model
 from equipoise.engine.threads import Threads
 from equipoise.errors import EquipoiseError
@@ -83,7 +84,7 @@ class Client:
 
     def answer(self, order: Order, tensors: State) -> tuple[Answer, dict[str, Tensor]]:
         if order.hello:
-            self._data()  # who cannot take part says so now
+            self._own()  # who cannot take part says so now
             layout = self.task.space.fingerprint()
             return self._answer(order, status="hello", unseen=self.settings.unseen, layout=layout), {}
         if order.client != self.settings.name:
@@ -97,9 +98,12 @@ class Client:
                 kept = kept.settled(order.accepted)
             return self._work(home, kept, order, tensors)
 
-    def _data(self) -> Any:
+    def data(self) -> Federation:
+        return client_data(self.plan, self.settings.name, self.given, self.hook)
+
+    def _own(self) -> Federation:
         try:
-            return client_data(self.plan, self.settings.name, self.given, self.hook)
+            return self.data()
         except EquipoiseError as error:
             raise Refused("no-data", str(error)) from None
 
@@ -108,7 +112,7 @@ class Client:
         down = group(tensors, "down")
         if down.shapes() != self.announced.down or not tensors.finite():
             raise Refused("failed", "the server's message is not whole, or has NaN or infinite numbers")
-        federation = self._data().prepared(task.dtype, task.channels_last)
+        federation = self._own().prepared(task.dtype, task.channels_last)
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
         executor = Threads(task, federation, experiment.algorithm, experiment.schedule.seed, 1, threads)
         try:

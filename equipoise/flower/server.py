@@ -42,7 +42,6 @@ class Deployment(Run):
         task, experiment = plan.task(), plan.experiment
         start = Start(task.space, task.w0, self.settings.clients)
         super().__init__(task, experiment.algorithm, experiment.schedule, start, folder, watcher)
-        self.events = folder.path / "events.jsonl"
         self.buffers = task.buffers
         self.store = ClientStore(0, State())  # clients keep their states themselves
         self.post = Post(grid, answer_shapes(self.announced), self.tell)
@@ -69,11 +68,15 @@ class Deployment(Run):
     def tell(self, event: str, text: str) -> None:
         """For the operator: shown, and kept in events.jsonl."""
         self.watcher.tell(text)
+        self.note(event, text=text)
+
+    def note(self, event: str, **facts: Any) -> None:
         assert self.folder is not None
-        self.folder.append(self.events, {"round": self.done, "event": event, "text": text})
+        self.folder.append(self.folder.events, {"round": self.done, "event": event, **facts})
 
     def run(self) -> None:
         self.watcher.begin(self.schedule.rounds, self.done)
+        self.note("begin", rounds=self.schedule.rounds)
         if self.done == 0:
             self._save()  # before anybody is told this run's name
         wanted, wait = self.settings.clients, self.settings.wait
@@ -330,3 +333,4 @@ class Deployment(Run):
             module = self.task.to_module(vector)
             write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global")
         files.write_json(self.folder.summary, self.summary())
+        self.note("finished")

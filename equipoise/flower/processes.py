@@ -1,0 +1,110 @@
+"""Programs that run beside this one and never outlive it."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from equipoise.errors import EquipoiseError
+
+_PATIENCE = 5.0  # seconds from a request to end to the end
+_DIES_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
+
+
+def _die_with_parent() -> None:
+    """In the child: be asked to end when the parent is gone, however it went (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody uses now."""
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Processes:
+    """A group of them, each with its output in a file; all end with the block."""
+
+    def __init__(self, logs: Path, environment: Mapping[str, str]):
+        self.logs = logs
+        # Flower's programs start each other by name.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self.environment = {**os.environ, "PATH": path, **environment}
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "Processes":
+        self.logs.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self, name: str, command: Sequence[str]) -> None:
+        with (self.logs / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment,
+                start_new_session=True,  # Ctrl-C is for us; they are ended in order
+                preexec_fn=_die_with_parent,
+            )
+
+    def call(self, command: Sequence[str], cwd: Path | None = None) -> str:
+        """Run one to its end and return what it prints."""
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=self.environment, cwd=cwd, stdin=subprocess.DEVNULL
+        )
+        if done.returncode:
+            said = (done.stdout + done.stderr).strip().splitlines()
+            raise EquipoiseError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(said[-5:])}")
+        return done.stdout
+
+    def dead(self) -> list[str]:
+        return [name for name, process in self.running.items() if process.poll() is not None]
+
+    def tail(self, name: str, lines: int = 5) -> str:
+        text = (self.logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
+        return " ".join(line.strip() for line in text[-lines:])
+
+    def await_port(self, name: str, port: int, seconds: float = 60.0) -> None:
+        """Until somebody listens there."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if name in self.dead():
+                break
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            time.sleep(0.1)
+        raise EquipoiseError(f"{name} did not start; its log in {self.logs} ends with: {self.tail(name)}")
+
+    def end(self) -> None:
+        """Ask all to end, children and theirs, then insist."""
+        for process in self.running.values():
+            _signal(process, signal.SIGTERM)
+        until = time.monotonic() + _PATIENCE
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        for process in self.running.values():
+            _signal(process, signal.SIGKILL)
+            process.wait()
+        self.running.clear()
+
+
+def _signal(process: subprocess.Popen[bytes], number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

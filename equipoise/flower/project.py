@@ -1,0 +1,118 @@
+"""Writing a Flower app for an experiment: what `flwr run` takes, and what a client's machine needs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from equipoise import files
+from equipoise.config import Experiment
+from equipoise.data.federation import Federation
+from equipoise.engine.deploy import Deploy
+from equipoise.errors import EquipoiseError
+from equipoise.flower.plan import EXPERIMENT, Plan
+
+_APP = '''"""The two halves of this Flower app: the SuperLink runs `server`, every SuperNode runs `client`.
+
+A model of your own, or data that are not arrays in a folder, are functions here:
+
+    def model():                # an nn.Module; name its last layer `head` for methods that keep the head personal
+        return MyNetwork()
+
+    def data(settings):         # the client's settings; returns (x, y), a Dataset, or {"train": ..., "test": ...}
+        return MyDataset(settings["data"])
+
+    app = App(__file__, model=model, data=data)
+"""
+
+from equipoise.flower import App
+
+app = App(__file__)
+server = app.server
+client = app.client
+'''
+
+_README = """# {name}
+
+A Flower app written by `equipoise deploy init`. What is in it:
+
+- `experiment.toml`: what is trained, how, and in `[deploy]` whom a round waits for, and how long
+- `app.py`: the server's and the clients' half; a model or data of your own are functions here
+- `pyproject.toml`: where Flower finds both, and the server's run folder
+
+Start it from this folder, with a SuperLink named in Flower's configuration:
+
+    flwr run . SUPERLINK --stream
+
+After a crash of the server, go on from the last round:
+
+    flwr run . SUPERLINK --stream --run-config resume=true
+"""
+
+
+def describe(federation: Federation, deploy: Deploy) -> Deploy:
+    """The section [deploy] with what the server must know of such data."""
+    (x, y), classes = federation.sample(), federation.classes
+    told = {
+        "shape": tuple(x.shape[1:]),
+        "inputs": "numbers" if x.is_floating_point() else "symbols",
+        "outputs": federation.outputs,
+        "targets": "numbers" if classes is None else "classes",
+        "target_shape": tuple(y.shape[1:]),
+    }
+    return deploy.model_copy(update=told)
+
+
+def write_app(folder: Path, experiment: Experiment, out: Path) -> Plan:
+    """The app's four files. Whether the server can work with them is tried first."""
+    experiment = experiment.with_engine(experiment.engine.model_copy(update={"kind": "flower"}))
+    plan = Plan(experiment)
+    if experiment.model is not None:
+        plan.task()
+    if folder.exists() and any(folder.iterdir()):
+        raise EquipoiseError(f"{folder} is not empty; choose another folder for the app")
+    files.make_folder(folder)
+    name = "equipoise-" + "".join(c if c.isalnum() else "-" for c in experiment.algorithm_name)
+    project: dict[str, Any] = {
+        "project": {
+            "name": name,
+            "version": "1.0.0",
+            "description": f"{experiment.algorithm_name} on {plan.title}",
+            "dependencies": ["equipoise[flower]"],
+        },
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "equipoise",
+                    "components": {"serverapp": "app:server", "clientapp": "app:client"},
+                    "config": {"out": str(out.resolve()), "resume": False},
+                }
+            }
+        },
+    }
+    files.write_text(folder / "pyproject.toml", tomli_w.dumps(project))
+    files.write_text(folder / EXPERIMENT, tomli_w.dumps(experiment.tables()))
+    files.write_text(folder / "app.py", _APP)
+    files.write_text(folder / "README.md", _README.format(name=name))
+    return plan
+
+
+def write_client(folder: Path, name: str, data: Path, unseen: bool = False) -> Path:
+    """The settings of a client, which its SuperNode is given as --node-config."""
+    files.make_folder(folder)
+    settings = {
+        "name": name,
+        "data": str(data.resolve()),
+        "state": str((folder / "state").resolve()),
+        "unseen": unseen,
+        "evaluate": True,
+    }
+    files.write_text(folder / "client.toml", tomli_w.dumps(settings))
+    return folder / "client.toml"
+
+
+def run_config(values: dict[str, Any]) -> Sequence[str]:
+    """Settings of the app as `flwr run` takes them."""
+    return ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())]
