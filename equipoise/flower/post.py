@@ -26,6 +26,8 @@ class Asked:
     node: int
     name: str
     order: Order
+    sent: float
+    "when, by time.monotonic"
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,16 @@ class Post:
         # One at a time: a model for each of many clients need not be in memory at once.
         kind = "query" if order.hello else "train" if order.train else "evaluate"
         message = Message(content(order, tensors), node, kind, ttl=ttl, group_id=str(order.exchange))
-        for identity in self.grid.push_messages([message]):
-            if identity:
-                self.waiting[identity] = Asked(node, name, order)
-                self.bytes_sent += size(message)
+        try:
+            identities = [identity for identity in self.grid.push_messages([message]) if identity]
+        except Exception as error:  # a node that has just gone must not end the run
+            identities = []
+            self._tell("unsent", f"{name}: {type(error).__name__}: {error}")
+        if not identities:
+            self.refuse("unsent", name, "Flower did not take the order")
+        for identity in identities:
+            self.waiting[identity] = Asked(node, name, order, time.monotonic())
+            self.bytes_sent += size(message)
 
     def refuse(self, reason: str, who: str, text: str) -> None:
         self.refused[reason] += 1

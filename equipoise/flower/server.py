@@ -5,6 +5,7 @@ the same order, has the models of round k - 1 scored by all: both need the same 
 scores. So a round costs one exchange, not two.
 """
 
+import math
 import time
 import uuid
 from functools import cached_property
@@ -31,6 +32,7 @@ from equipoise.runfolder import RunFolder
 from equipoise.state import State, Upload, Uploads
 from equipoise.watcher import Watcher
 
+_AGAIN = 60.0  # seconds until a node that could not take part is asked again
 _LATE = 3  # exchanges for which an answer that comes late is still looked for, so that it is counted
 
 Accepted = tuple[Member, Upload]
@@ -50,7 +52,8 @@ class Deployment(Run):
         self.tally = Tally(task.metric)
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the line of a round whose models are still to be scored"
-        self.turned_away: set[int] = set()
+        self.turned_away: dict[int, float] = {}
+        "nodes that cannot take part, and when that was found"
 
     @property
     def mode(self) -> str:
@@ -111,12 +114,14 @@ class Deployment(Run):
         return self.roster.present(self.post.online(), unseen)
 
     def _greet(self) -> None:
-        """Ask nodes that are new who they are."""
-        greeted = {asked.node for asked in self.post.waiting.values() if asked.order.hello}
+        """Ask nodes that are new who they are; and again after a while, for the cause may have been put right."""
+        now = time.monotonic()
+        greeted = {asked.node: asked.sent for asked in self.post.waiting.values() if asked.order.hello}
         for node in self.post.online():
-            if self.roster.of(node) is None and node not in greeted | self.turned_away:
-                order = Order(run=self.id, hello=True)
-                self.post.send(node, f"node {node}", order, {}, self._lifetime)
+            waiting = now - greeted.get(node, -math.inf) < self.settings.deadline
+            turned_away = now - self.turned_away.get(node, -math.inf) < _AGAIN
+            if self.roster.of(node) is None and not waiting and not turned_away:
+                self.post.send(node, f"node {node}", Order(run=self.id, hello=True), {}, self._lifetime)
 
     def _enrol(self, answered: Answered) -> None:
         answer, node = answered.answer, answered.asked.node
@@ -130,7 +135,7 @@ class Deployment(Run):
             member = self.roster.enrol(answer.client, node, registered, answer.unseen, self.post.online())
             self.tell("back" if known else "joined", f"{member.name} {'is back' if known else 'joined'}")
         except Refused as error:
-            self.turned_away.add(node)
+            self.turned_away[node] = time.monotonic()
             self.post.refuse(error.reason, f"node {node}", str(error))
 
     def sample(self, round: int) -> list[Member]:
@@ -260,9 +265,7 @@ class Deployment(Run):
             accepted.append((member, Upload(message, weight=weight)))
         return accepted
 
-    def _aggregate(
-        self, round: int, cohort: list[Member], accepted: list[tuple[Member, Upload]], seconds: float
-    ) -> None:
+    def _aggregate(self, round: int, cohort: list[Member], accepted: list[Accepted], seconds: float) -> None:
         uploads = Uploads(tuple(m.index for m, _ in accepted), tuple(upload for _, upload in accepted))
         self.server = self.next_server(round, self.algorithm.aggregate(self.server, uploads, reduce.mean))
         for member, _ in accepted:
