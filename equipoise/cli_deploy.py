@@ -31,7 +31,7 @@ _DEFAULT = {
 
 
 def _need_flower() -> None:
-    if find_spec("flwr") is None or find_spec("cryptography") is None:
+    if any(find_spec(name) is None for name in ("flwr", "cryptography", "psutil")):
         raise EquipoiseError("deployments need Flower; install it with: pip install 'equipoise[flower]'")
 
 

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from equipoise.errors import EquipoiseError
 
 _PATIENCE = 5.0  # seconds from a request to end to the end
@@ -92,19 +94,23 @@ class Processes:
         raise EquipoiseError(f"{name} did not start; its log in {self.logs} ends with: {self.tail(name)}")
 
     def end(self) -> None:
-        """Ask all to end, children and theirs, then insist."""
+        """Ask all to end, children and theirs, then insist.
+
+        Flower's programs start others in sessions of their own, so whole families are looked up while they are whole.
+        """
+        families: list[psutil.Process] = []
         for process in self.running.values():
-            _signal(process, signal.SIGTERM)
-        until = time.monotonic() + _PATIENCE
+            with suppress(psutil.NoSuchProcess):
+                parent = psutil.Process(process.pid)
+                families += [parent, *parent.children(recursive=True)]
+        for member in families:
+            with suppress(psutil.NoSuchProcess):
+                member.terminate()
+        _, left = psutil.wait_procs(families, timeout=_PATIENCE)
+        for member in left:
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        psutil.wait_procs(left, timeout=_PATIENCE)
         for process in self.running.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(max(0.0, until - time.monotonic()))
-        for process in self.running.values():
-            _signal(process, signal.SIGKILL)
             process.wait()
         self.running.clear()
-
-
-def _signal(process: subprocess.Popen[bytes], number: int) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)

@@ -1,0 +1,127 @@
+"""The whole thing: a SuperLink, SuperNodes, TLS and known keys on loopback, interrupted, taken down and resumed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from equipoise.config import Experiment
+from equipoise.flower.credentials import write_certificates, write_key
+from equipoise.flower.processes import free_ports
+from equipoise.runs import run
+
+if sys.platform != "linux":
+    pytest.skip("looks for processes in /proc", allow_module_level=True)
+
+EXPERIMENT = """
+rounds = 3
+[data]
+name = "digits-by-writer"
+clients = 2
+[model]
+name = "softmax"
+[algorithm]
+name = "ditto"
+lr = 0.1
+[engine]
+dtype = "float64"
+"""
+BIN = Path(sys.executable).parent
+
+
+def alive(home: Path) -> list[str]:
+    """The processes of a deployment that are still there, wherever they belong now."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"FLWR_HOME={home}".encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:
+            continue
+    return found
+
+
+def start(file: Path, out: Path, *more: str) -> "subprocess.Popen[str]":
+    command = [str(BIN / "equipoise"), "deploy", "local", str(file), "--clients", "2", "--out", str(out), *more]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def until(condition: object, process: "subprocess.Popen[str]", seconds: float = 240) -> None:
+    end = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def intruder(folder: Path, address: str, authority: Path, logs: Path) -> str:
+    """What a SuperNode with a key that nobody registered, or with another authority's certificate, comes to."""
+    write_key(folder / "key")
+    (port,) = free_ports(1)
+    command = ["flower-supernode", "--superlink", address, "--root-certificates", str(authority), "--max-retries", "1"]
+    command += ["--auth-supernode-private-key", str(folder / "key"), "--port", str(port), "--max-wait-time", "5"]
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "FLWR_TELEMETRY_ENABLED": "0"}
+    environment |= {"FLWR_HOME": str(logs), "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    log = folder / "log"  # a file: what it started would keep a pipe open for a while
+    with log.open("w") as output:
+        assert subprocess.run(command, stdout=output, stderr=output, env=environment, timeout=120).returncode != 0
+    return log.read_text()
+
+
+def test_a_deployment_from_beginning_to_end(tmp_path: Path) -> None:
+    file, out = tmp_path / "digits.toml", tmp_path / "out"
+    file.write_text(EXPERIMENT)
+    home = out / "deployment" / "flwr"
+
+    first = start(file, out)
+    try:
+        until(lambda: (out / "metrics.jsonl").exists(), first)
+        assert any("flower-supernode" in command for command in alive(home))
+        first.send_signal(signal.SIGINT)
+        _, said = first.communicate(timeout=60)
+    finally:
+        first.kill()
+    assert first.returncode == 130
+    assert "--resume" in said
+    assert "Traceback" not in said
+    assert alive(home) == []
+
+    second = start(file, out, "--resume")
+    try:
+        until(lambda: any("flower-supernode" in command for command in alive(home)), second)
+        address = tomllib.loads((home / "config.toml").read_text())["superlink"]["deployment"]["address"]
+        assert address.startswith("127.0.0.1:")
+        logs = tmp_path / "intruder"
+        logs.mkdir()
+        said = intruder(logs, address, out / "deployment" / "keys" / "ca.crt", logs)
+        assert "Failed to activate SuperNode" in said
+        write_certificates(tmp_path / "other", ["127.0.0.1"])
+        said = intruder(logs, address, tmp_path / "other" / "ca.crt", logs)
+        assert "CERTIFICATE_VERIFY_FAILED" in said or "Failed to initialize the connection" in said
+        output, said = second.communicate(timeout=300)
+    finally:
+        second.kill()
+    assert second.returncode == 0, said
+    assert "ditto" in output
+    assert alive(home) == []
+    assert "Attempted to register SuperNode with public key" in (
+        out / "deployment" / "logs" / "superlink.log"
+    ).read_text(errors="replace")
+
+    simulated = run(Experiment.load(file), tmp_path / "simulated")
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    for ours, theirs in zip(lines, simulated.metrics, strict=True):
+        for kind in ("personal", "global", "hybrid"):
+            for name, value in theirs[kind].items():
+                np.testing.assert_allclose(ours[kind][name], value, rtol=1e-9, atol=1e-12, err_msg=f"{kind} {name}")
+    assert (out / "deployment").stat().st_mode & 0o077 == 0
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["mode"], summary["refused"]) == ("flower", {})

@@ -1,0 +1,311 @@
+"""What a client keeps: it moves on only with what the server took, and is whole or not there."""
+
+import errno
+import fcntl
+import itertools
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from equipoise import files
+from equipoise.errors import EquipoiseError
+from equipoise.flower.home import Home, Kept
+from equipoise.flower.wire import Refused
+from equipoise.state import State
+from tests.publisher import until
+
+RUN = "0" * 32
+
+
+def state(number: int) -> State:
+    """Tensors of several kinds, one of them empty, one with numbers that are no numbers."""
+    odd = torch.tensor([float("nan"), -0.0, float("inf"), 1e-310 * number], dtype=torch.float64)
+    return State(
+        w=torch.full((3,), float(number)),
+        odd=odd,
+        count=torch.tensor([number]),
+        none=torch.empty(0),
+        **{"a.b": odd + 1},
+    )
+
+
+def bits(kept: Kept) -> Any:
+    """All of it, to the last bit; None is not the same as a state without tensors."""
+
+    def of(tensors: State | None) -> Any:
+        if tensors is None:
+            return None
+        assert type(tensors) is State
+        return {name: (t.dtype, tuple(t.shape), t.contiguous().numpy().tobytes()) for name, t in tensors.items()}
+
+    return kept.round, of(kept.state), kept.pending_round, of(kept.pending), kept.exchange
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path / "state", RUN)
+
+
+def of_round(number: int) -> State | None:
+    return state(number) if number else None
+
+
+@pytest.mark.parametrize(
+    ("taken", "pending"), [p for p in itertools.product(range(4), repeat=2) if p[0] != p[1] or not p[0]]
+)
+@pytest.mark.parametrize("accepted", range(5))
+def test_the_state_moves_on_only_with_what_the_server_took(taken: int, pending: int, accepted: int) -> None:
+    kept = Kept(taken, of_round(taken), pending, of_round(pending), exchange=17)
+    if accepted == pending and accepted:
+        assert bits(kept.settled(accepted)) == bits(Kept(pending, of_round(pending), exchange=17))
+    elif accepted == taken:
+        assert bits(kept.settled(accepted)) == bits(Kept(taken, of_round(taken), exchange=17))
+    else:
+        with pytest.raises(Refused) as refused:
+            kept.settled(accepted)
+        assert refused.value.reason == "out-of-step"
+        assert f"update of round {accepted}, and the state here is that of round {taken};" in str(refused.value)
+
+
+def test_settling_twice_is_settling_once() -> None:
+    kept = Kept(3, state(3), 4, state(4), 9)
+    for accepted in (3, 4):
+        once = kept.settled(accepted)
+        assert bits(once.settled(accepted)) == bits(once)
+    with pytest.raises(Refused):
+        kept.settled(3).settled(4)  # dropped is dropped
+
+
+KEPT = {
+    "nothing": Kept(),
+    "only an exchange": Kept(exchange=5),
+    "the first update": Kept(pending_round=1, pending=state(1), exchange=1),
+    "an update that was taken": Kept(2, state(2), exchange=3),
+    "an update on top": Kept(2, state(2), 3, state(3), 4),
+    "states without tensors": Kept(2, State(), 3, State(), 4),
+    "a first state without tensors": Kept(pending_round=1, pending=State()),
+    "one with and one without": Kept(2, State(), 3, state(3), 2**53),
+    "views": Kept(1, State(w=torch.arange(6.0).reshape(2, 3).T, v=torch.zeros(1).expand(4)), exchange=1),
+    "names like ours": Kept(
+        1, State({"state.w": torch.ones(1), "pending.w": torch.zeros(1)}), 2, State(state=torch.ones(2))
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_what_is_written_is_read_back_exactly(case: str, home: Home) -> None:
+    home.write(Kept(8, state(8), 9, state(9), 10))
+    home.write(KEPT[case])
+    assert bits(home.read()) == bits(KEPT[case])
+    assert bits(Home(home.path.parent, RUN).read()) == bits(KEPT[case])
+    assert [p.name for p in home.path.iterdir()] == ["state.safetensors"]
+
+
+def test_one_tensor_may_be_in_both_states(home: Home) -> None:
+    """safetensors takes no two tensors of one memory."""
+    shared = state(3)
+    home.write(Kept(3, shared, 4, State(shared, w=shared.w), 5))
+    assert bits(home.read()) == bits(Kept(3, state(3), 4, state(3), 5))
+
+
+def test_a_new_home_has_nothing(tmp_path: Path) -> None:
+    one, other = Home(tmp_path / "deep" / "state", RUN), Home(tmp_path / "deep" / "state", "1" * 32)
+    assert bits(one.read()) == bits(Kept())
+    one.write(Kept(1, state(1)))
+    assert bits(other.read()) == bits(Kept())
+    assert one.path == tmp_path / "deep" / "state" / RUN
+
+
+def test_a_folder_that_cannot_be_made_brings_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("")
+    with pytest.raises(EquipoiseError, match=r"cannot create the folder .*state"):
+        Home(tmp_path / "state", RUN)
+
+
+def unreadable(home: Home) -> None:
+    with pytest.raises(EquipoiseError) as caught:
+        home.read()
+    sentence = str(caught.value)
+    assert sentence.startswith(f"the client's state in {home.file} cannot be read: ")
+    assert "\n" not in sentence
+
+
+def test_a_file_that_was_cut_cannot_be_read(home: Home) -> None:
+    home.write(Kept(2, state(2), 3, state(3), 4))
+    whole = home.file.read_bytes()
+    for content in (*(whole[:n] for n in range(0, len(whole), 5)), whole + b"\0", b"rubbish" * 99, bytes(len(whole))):
+        home.file.write_bytes(content)
+        unreadable(home)
+    home.file.write_bytes(whole)
+    assert home.read().round == 2
+
+
+def test_a_damaged_header_cannot_be_read(home: Home) -> None:
+    """A byte in the header that is no ASCII cannot be missed."""
+    home.write(Kept(2, state(2), 3, state(3), 4))
+    whole = home.file.read_bytes()
+    for at in range(8 + int.from_bytes(whole[:8], "little")):
+        spoilt = bytearray(whole)
+        spoilt[at] = 0xFF
+        home.file.write_bytes(spoilt)
+        unreadable(home)
+
+
+@pytest.mark.parametrize("facts", [None, "", "{", "[]", "3", "null", "{}", '{"round": 1, "exchange": 1}'])
+def test_a_file_of_another_program_cannot_be_read(facts: str | None, home: Home) -> None:
+    save_file({"state.w": torch.ones(3)}, home.file, {"format": "pt"} if facts is None else {"kept": facts})
+    unreadable(home)
+
+
+def test_a_folder_in_place_of_the_file_cannot_be_read(home: Home) -> None:
+    home.file.mkdir()
+    unreadable(home)
+
+
+def halfway(error: Exception) -> Callable[..., None]:
+    def save(tensors: Any, path: Path, metadata: Any) -> None:
+        path.write_bytes(b"half of it")
+        raise error
+
+    return save
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device"), "No space left on device"),
+        (SafetensorError("I/O error: no space"), "I/O error: no space"),
+    ],
+)
+def test_a_write_that_fails_leaves_the_former_state(
+    error: Exception, words: str, home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = Kept(2, state(2), 3, state(3), 4)
+    home.write(before)
+    whole = home.file.read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "save_file", halfway(error))
+        with pytest.raises(EquipoiseError) as caught:
+            home.write(Kept(3, state(3), 4, state(4), 5))
+    assert f"cannot write {home.file}: {words}" in str(caught.value)
+    assert home.file.read_bytes() == whole
+    assert bits(home.read()) == bits(before)
+    assert [p.name for p in home.path.iterdir()] == ["state.safetensors"]
+
+
+def test_a_write_that_is_interrupted_leaves_the_former_state(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Kept(2, state(2))
+    home.write(before)
+
+    def stop(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", stop)
+        with pytest.raises(KeyboardInterrupt):
+            home.write(Kept(3, state(3)))
+    assert bits(home.read()) == bits(before)
+    (home.path / "state.safetensors.part").write_bytes(b"what a power cut leaves")
+    assert bits(home.read()) == bits(before)
+    home.write(Kept(3, state(3)))
+    assert bits(home.read()) == bits(Kept(3, state(3)))
+
+
+def test_the_first_write_that_fails_leaves_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "save_file", halfway(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(EquipoiseError, match="Input/output error"):
+        home.write(Kept(1, state(1)))
+    assert bits(home.read()) == bits(Kept())
+    assert list(home.path.iterdir()) == []
+
+
+# One at a time
+
+
+class Waiting:
+    """Somebody who wants the lock too, in a thread of its own."""
+
+    def __init__(self, home: Home):
+        self.home, self.entered, self.leave = home, threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self._work)
+        self.thread.start()
+
+    def _work(self) -> None:
+        with self.home.locked():
+            self.entered.set()
+            self.leave.wait(60)
+
+    def end(self) -> None:
+        self.leave.set()
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def waiting() -> Iterator[list[Waiting]]:
+    found: list[Waiting] = []
+    yield found
+    for one in found:
+        one.end()
+
+
+def is_free(home: Home) -> bool:
+    with (home.path / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def test_a_second_thread_waits(home: Home, waiting: list[Waiting]) -> None:
+    with home.locked():
+        waiting += [Waiting(home), Waiting(Home(home.path.parent, RUN))]
+        assert not any(one.entered.wait(0.1) for one in waiting)
+        other = Waiting(Home(home.path.parent, "1" * 32))
+        waiting.append(other)
+        assert other.entered.wait(60), "another run is another matter"
+    until(lambda: any(one.entered.is_set() for one in waiting[:2]))
+    assert [one.entered.wait(0.1) for one in waiting[:2]].count(True) == 1
+    for one in waiting[:2]:
+        one.leave.set()
+    assert all(one.entered.wait(60) for one in waiting[:2])
+
+
+def test_a_second_process_is_waited_for_however_it_ends(home: Home, waiting: list[Waiting]) -> None:
+    holding = (
+        "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.flock(file, fcntl.LOCK_EX); "
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-I", "-c", holding, str(home.path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+            waiting.append(Waiting(home))
+            assert not waiting[0].entered.wait(0.2)
+        finally:
+            process.kill()
+    assert waiting[0].entered.wait(60)
+    assert not is_free(home)
+    waiting[0].end()
+    assert is_free(home)
+
+
+def test_the_lock_goes_when_the_work_fails(home: Home) -> None:
+    def work() -> None:
+        with home.locked():
+            assert not is_free(home)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
+    assert is_free(home)
