@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from torch import Tensor
@@ -90,7 +91,10 @@ class Post:
     def _open(self, message: Message, asked: Asked) -> tuple[Answer, State]:
         if message.has_error():
             # The error's text is the client's; it is not repeated, only its number.
-            raise Refused("error", f"Flower reports error {message.error.code}")
+            code = message.error.code
+            if code == ErrorCode.NODE_UNAVAILABLE:
+                raise Refused("unavailable", "its SuperNode has not been heard of")
+            raise Refused("error", f"Flower reports error {code}")
         self.bytes_received += size(message)
         if message.metadata.src_node_id != asked.node:
             raise Refused("unknown", "the answer comes from another node than the one that was asked")
