@@ -14,6 +14,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.config import Experiment
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
+from equipoise.engine.deploy import Deploy
 from equipoise.models import MODELS
 from tests.conftest import simulation
 from tests.test_cli import equipoise_command
@@ -33,6 +34,8 @@ def test_the_readmes_commands_run(tmp_path: Path) -> None:
     assert len(commands) >= 5
     for command in commands:
         arguments = shlex.split(command, comments=True)[1:]
+        if arguments[0] == "deploy":  # tests/test_flower_deployment.py starts one
+            continue
         if arguments[0] == "run":
             arguments += ["--set", "rounds=2"]
         done = equipoise_command(*arguments, cwd=tmp_path)
@@ -76,6 +79,15 @@ def test_the_page_on_data_names_what_there_is_and_its_commands_run(tmp_path: Pat
     for block in blocks("docs/data.md", "toml"):
         tables = {"data": {"name": "mnist", **tomllib.loads(block)}, "model": {"name": "mlp"}}
         Experiment.parse({**tables, "algorithm": {"name": "local"}})
+
+
+def test_the_page_on_deployments_names_the_settings() -> None:
+    text = (ROOT / "docs" / "deploy.md").read_text()
+    table = text[text.index("## Settings") : text.index("## What is protected")]
+    for name in Deploy.model_fields:
+        assert f"`{name}`" in table
+    [code] = [block for block in blocks("docs/deploy.md", "python") if "App(" in block]
+    compile(code, "deploy.md", "exec")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
