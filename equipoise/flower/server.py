@@ -5,7 +5,6 @@ the same order, has the models of round k - 1 scored by all: both need the same 
 scores. So a round costs one exchange, not two.
 """
 
-import math
 import time
 import uuid
 from functools import cached_property
@@ -22,17 +21,17 @@ from equipoise.engine.run import Run
 from equipoise.engine.store import ClientStore
 from equipoise.errors import RunFailed
 from equipoise.export import write_model
+from equipoise.flower.door import Door
 from equipoise.flower.messages import Order, answer_shapes
 from equipoise.flower.plan import Plan
 from equipoise.flower.post import Answered, Asked, Post
 from equipoise.flower.roster import Member, Roster
 from equipoise.flower.tally import Tally
-from equipoise.flower.wire import Refused, group, named
+from equipoise.flower.wire import group, named
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Upload, Uploads
 from equipoise.watcher import Watcher
 
-_AGAIN = 60.0  # seconds until a node that could not take part is asked again
 _LATE = 3  # exchanges for which an answer that comes late is still looked for, so that it is counted
 
 Accepted = tuple[Member, Upload]
@@ -52,8 +51,7 @@ class Deployment(Run):
         self.tally = Tally(task.metric)
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the line of a round whose models are still to be scored"
-        self.turned_away: dict[int, float] = {}
-        "nodes that cannot take part, and when that was found"
+        self.door = Door(self.post, self.roster, self.fingerprint, self.tell)
 
     @property
     def mode(self) -> str:
@@ -98,49 +96,24 @@ class Deployment(Run):
     def _gather(self, wanted: int, seconds: float) -> None:
         """Wait until this many clients are here, and go on with fewer if they are enough for a round."""
         until = time.monotonic() + seconds
-        while len(self._present()) < wanted and time.monotonic() < until:
+        while len(self.door.present()) < wanted and time.monotonic() < until:
             self._greet()
             for answered in self.post.answers():
                 self._sort(answered, self.done + 1, {})
             self.post.pause()
-        here, needed = len(self._present()), self.settings.minimum
+        here, needed = len(self.door.present()), self.settings.minimum
         if here < needed:
             what = f"{here} clients came within {seconds:g} seconds, and a round needs {needed}"
             raise RunFailed(self.hopeless(self.done + 1, what, "Look into the SuperNodes' logs, or wait longer"))
         if here < wanted:
             self.tell("waiting", f"only {here} of {wanted} clients came; going on with them")
 
-    def _present(self, unseen: bool = False) -> list[Member]:
-        return self.roster.present(self.post.online(), unseen)
-
     def _greet(self) -> None:
-        """Ask nodes that are new who they are; and again after a while, for the cause may have been put right."""
-        now = time.monotonic()
-        greeted = {asked.node: asked.sent for asked in self.post.waiting.values() if asked.order.hello}
-        for node in self.post.online():
-            waiting = now - greeted.get(node, -math.inf) < self.settings.deadline
-            turned_away = now - self.turned_away.get(node, -math.inf) < _AGAIN
-            if self.roster.of(node) is None and not waiting and not turned_away:
-                self.post.send(node, f"node {node}", Order(run=self.id, hello=True), {}, self._lifetime)
-
-    def _enrol(self, answered: Answered) -> None:
-        answer, node = answered.answer, answered.asked.node
-        try:
-            if answer.status != "hello":
-                raise Refused(answer.status, f"{answer.client!r} cannot take part; its own log says why")
-            if answer.layout != self.fingerprint:
-                raise Refused("unknown", f"{answer.client!r} has another model than the server")
-            registered = self.post.online()[node].name if node in self.post.online() else ""
-            known = answer.client in self.roster.members
-            member = self.roster.enrol(answer.client, node, registered, answer.unseen, self.post.online())
-            self.tell("back" if known else "joined", f"{member.name} {'is back' if known else 'joined'}")
-        except Refused as error:
-            self.turned_away[node] = time.monotonic()
-            self.post.refuse(error.reason, f"node {node}", str(error))
+        self.door.greet(self.id, self.settings.deadline, self._lifetime)
 
     def sample(self, round: int) -> list[Member]:
         """Who takes part, drawn from those who are here, in the order of their names."""
-        present = self._present()
+        present = self.door.present()
         if not present or round > self.schedule.rounds:
             return []
         wanted = self.schedule.participation
@@ -178,9 +151,9 @@ class Deployment(Run):
         scoring = self.done if self.unlogged is not None or last else 0
         members = {member.name: member for member in cohort}
         if scoring:
-            members |= {member.name: member for member in self._present()}
+            members |= {member.name: member for member in self.door.present()}
         if last:
-            members |= {member.name: member for member in self._present(unseen=True)}
+            members |= {member.name: member for member in self.door.present(unseen=True)}
         training = {member.name for member in cohort}
         for member in members.values():
             self._order(member, round, round if member.name in training else 0, scoring, last)
@@ -206,7 +179,7 @@ class Deployment(Run):
     def _sort(self, answered: Answered, round: int, answers: dict[str, Answered]) -> None:
         name, answer = answered.asked.name, answered.answer
         if answered.asked.order.hello:
-            self._enrol(answered)
+            self.door.enrol(answered)
         elif answer.exchange != round:
             self.post.refuse("late", name, f"an answer to round {answer.exchange}, which is closed")
         elif name in answers:
