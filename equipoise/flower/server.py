@@ -22,17 +22,16 @@ from equipoise.engine.store import ClientStore
 from equipoise.errors import RunFailed
 from equipoise.export import write_model
 from equipoise.flower.door import Door
+from equipoise.flower.exchange import Exchange
 from equipoise.flower.messages import Order, answer_shapes
 from equipoise.flower.plan import Plan
-from equipoise.flower.post import Answered, Asked, Post
+from equipoise.flower.post import Answered, Post
 from equipoise.flower.roster import Member, Roster
 from equipoise.flower.tally import Tally
 from equipoise.flower.wire import group, named
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Upload, Uploads
 from equipoise.watcher import Watcher
-
-_LATE = 3  # exchanges for which an answer that comes late is still looked for, so that it is counted
 
 Accepted = tuple[Member, Upload]
 
@@ -98,8 +97,7 @@ class Deployment(Run):
         until = time.monotonic() + seconds
         while len(self.door.present()) < wanted and time.monotonic() < until:
             self._greet()
-            for answered in self.post.answers():
-                self._sort(answered, self.done + 1, {})
+            Exchange(self.done + 1, self.post, self.door, self.tell).look()
             self.post.pause()
         here, needed = len(self.door.present()), self.settings.minimum
         if here < needed:
@@ -157,37 +155,8 @@ class Deployment(Run):
         training = {member.name for member in cohort}
         for member in members.values():
             self._order(member, round, round if member.name in training else 0, scoring, last)
-        until = time.monotonic() + self.settings.deadline
-        answers: dict[str, Answered] = {}
-        self.post.forget(round - _LATE)
-        while len(answers) < len(members) and time.monotonic() < until:
-            for answered in self.post.answers():
-                self._sort(answered, round, answers)
-            if not any(self._current(asked, round) for asked in self.post.waiting.values()):
-                break  # whoever has not answered by now was refused
-            self._greet()
-            self.post.pause()
-        for name in sorted(members.keys() - answers.keys()):
-            if any(self._current(a, round) and a.name == name for a in self.post.waiting.values()):
-                self.tell("no answer", f"round {round}: no answer from {name} in {self.settings.deadline:g} seconds")
-        return answers
-
-    @staticmethod
-    def _current(asked: Asked, round: int) -> bool:
-        return not asked.order.hello and asked.order.exchange == round
-
-    def _sort(self, answered: Answered, round: int, answers: dict[str, Answered]) -> None:
-        name, answer = answered.asked.name, answered.answer
-        if answered.asked.order.hello:
-            self.door.enrol(answered)
-        elif answer.exchange != round:
-            self.post.refuse("late", name, f"an answer to round {answer.exchange}, which is closed")
-        elif name in answers:
-            self.post.refuse("duplicate", name, f"a second answer to round {round}")
-        elif answer.status != "done":
-            self.post.refuse(answer.status, name, f"round {round}: it could not do it; its own log says why")
-        else:
-            answers[name] = answered
+        exchange = Exchange(round, self.post, self.door, self.tell)
+        return exchange.wait(members, self.settings.deadline, self._greet)
 
     def _order(self, member: Member, round: int, train: int, evaluate: int, last: bool) -> None:
         down = self.algorithm.down(self.server, member.index)
