@@ -44,7 +44,7 @@ def plan(tmp_path: Path) -> Plan:
     return make_plan(tmp_path)
 
 
-def save(path: Path, arrays: Arrays) -> Path:
+def save(path: Path, arrays: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".npz":
         np.savez(path, **arrays)
@@ -231,7 +231,7 @@ def with_nan(where: tuple[int, int], value: float) -> np.ndarray:
 
 
 NEEDED = "what is read is x and y, or train.x and train.y"
-BAD: dict[str, tuple[Arrays, tuple[str, ...]]] = {
+BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "only x": ({"x": X}, ("has only one of x and y",)),
     "only y": ({"y": Y}, ("has only one of x and y",)),
     "only the inputs of a part": (

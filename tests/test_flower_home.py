@@ -109,6 +109,16 @@ def test_what_is_written_is_read_back_exactly(case: str, home: Home) -> None:
     assert [p.name for p in home.path.iterdir()] == ["state.safetensors"]
 
 
+def test_a_new_state_takes_the_place_of_the_former_at_once(home: Home) -> None:
+    """It is renamed into place: who reads the former file meanwhile reads it to its end."""
+    home.write(Kept(2, state(2)))
+    whole = home.file.read_bytes()
+    with home.file.open("rb") as reader:
+        home.write(Kept(3, state(3)))
+        assert reader.read() == whole
+    assert home.read().round == 3
+
+
 def test_one_tensor_may_be_in_both_states(home: Home) -> None:
     """safetensors takes no two tensors of one memory."""
     shared = state(3)

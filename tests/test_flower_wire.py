@@ -97,7 +97,7 @@ def test_tensors_and_facts_come_out_as_they_went_in(numbers: bytes, names: set[s
 
 def test_views_of_one_memory_are_sent_as_they_are_seen() -> None:
     whole = torch.arange(12.0).reshape(3, 4)
-    sent = {"a": whole.T, "b": whole[:, 1], "c": whole}
+    sent = {"a": whole.T, "b": whole[:, 1], "c": whole, "d": whole, "e": whole[1:]}
     allowed = {name: (tuple(t.shape), t.dtype) for name, t in sent.items()}
     tensors, facts = unpack(pack(sent, {}), allowed)
     assert facts == {}
