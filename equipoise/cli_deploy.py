@@ -5,6 +5,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -65,7 +66,7 @@ def init(
 
     needs = ("algorithm",)
     experiment = (
-        Experiment.load(file, sets or [], needs) if file else Experiment.parse(override(dict(_DEFAULT), sets or []))
+        Experiment.load(file, sets or [], needs) if file else Experiment.parse(override(deepcopy(_DEFAULT), sets or []))
     )
     if not experiment.deploy.shape and experiment.data is not None:
         with progress_bar("") as progress:
@@ -99,16 +100,17 @@ def local(
     from equipoise import report
     from equipoise.config import Experiment
     from equipoise.data.sources import data_folder
-    from equipoise.flower.local import Local, check_folder
+    from equipoise.flower.local import Local
     from equipoise.runs import default_folder, folder_of_data
 
     settings = [*(sets or []), f"data.clients={clients}", "engine.kind=flower"]
     experiment = Experiment.load(file, settings)
     folder = out or default_folder(file, experiment, "-deployed")
-    check_folder(folder, resume)
     progress = progress_bar()
     bar = Bar(None if quiet else progress, experiment.algorithm_name)
     federation = experiment.federation(data_folder(folder_of_data(file, data, bar.tell)), bar.reading)
+    for note in federation.notes:
+        bar.tell(note)
     run = Local(experiment, federation, folder, bar).run
     again = ["equipoise", "deploy", "local", str(file), "--clients", str(clients)]
     again += [x for s in sets or [] for x in ("--set", s)] + ["--out", str(folder)]
@@ -181,8 +183,8 @@ def client(
     from equipoise.flower import project
     from equipoise.flower.credentials import write_key
 
-    if not name or len(name) > 256:
-        raise EquipoiseError("--name must have 1 to 256 characters")
+    if not 0 < len(name) <= 256 or not name.isprintable():
+        raise EquipoiseError("--name must have 1 to 256 characters, all of them printable")
     if (folder / "key").exists():
         raise EquipoiseError(f"{folder} is a client already; choose another folder")
     settings = project.write_client(folder, name, data or folder / "data", unseen)
@@ -216,7 +218,10 @@ def check(
     assert spec.loader is not None
     sys.path.insert(0, str(app.resolve()))
     module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise EquipoiseError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
     found = next((value for value in vars(module).values() if isinstance(value, App)), None)
     if found is None:
         raise EquipoiseError(f"{file} has no `app = App(__file__)`")

@@ -79,7 +79,7 @@ class RunFolder:
                     f"{path} already holds a run; add --resume to go on with it, or choose another --out"
                 )
             else:
-                folder._compare(settings)
+                folder.compare(settings)
             try:
                 yield folder
             except RunFailed:
@@ -95,7 +95,8 @@ class RunFolder:
         """Nothing is here but what belongs to a run that is about to begin."""
         return all(p.name in ("lock", DEPLOYMENT) or p.name.endswith(".part") for p in self.path.iterdir())
 
-    def _compare(self, settings: dict[str, Any]) -> None:
+    def compare(self, settings: dict[str, Any]) -> None:
+        """Are these the settings of the run that is here?"""
         old, new = flatten(read_toml(self.config)), flatten(settings)
         for key in sorted(old.keys() | new.keys()):
             if key in _MAY_CHANGE or key.startswith(f"{WRITTEN}."):

@@ -105,4 +105,6 @@ class Uploads:
         if len(given) < len(self.uploads):
             return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
         weights = torch.cat(given).double()
+        if not torch.isfinite(weights.sum()):  # each is finite, their sum is not
+            weights = weights / weights.max()
         return weights / weights.sum()

@@ -16,7 +16,7 @@ from tests.flower_memory import MemoryGrid, deployed, run
 from tests.test_flower_engines import table
 
 COUNTERS = {"trained", "samples", "evaluated", "adapted"}
-IDENTITY = {"protocol", "run", "exchange", "client", "status", "unseen", "layout"}
+IDENTITY = {"protocol", "run", "number", "client", "status", "unseen", "layout"}
 
 
 def captured(grid: MemoryGrid) -> list[tuple[str, dict[str, Any], dict[str, torch.Tensor]]]:

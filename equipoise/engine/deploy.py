@@ -6,6 +6,8 @@ from pydantic import Field
 
 from equipoise.settings import Count, Positive, Settings
 
+Length = Annotated[int, Field(ge=1, le=10**6)]
+
 
 class Deploy(Settings):
     """How a federation over real machines is run."""
@@ -26,7 +28,9 @@ class Deploy(Settings):
     "the names of the clients that may take part; empty: all whom the SuperLink lets in"
     threads: Annotated[int, Field(ge=0)] = 0
     "threads of a client's computations; 0: all cores of its machine"
-    shape: tuple[int, ...] = ()
+    title: str = ""
+    "what the data are called in tables"
+    shape: tuple[Length, ...] = ()
     "shape of a sample's input, such as [1, 28, 28]"
     inputs: Literal["numbers", "symbols"] = "numbers"
     "numbers, or whole numbers that stand for symbols (text)"
@@ -34,5 +38,5 @@ class Deploy(Settings):
     "numbers that the model gives for a sample: classes, or the size of the target"
     targets: Literal["classes", "numbers"] = "classes"
     "labels, or numbers"
-    target_shape: tuple[int, ...] = ()
+    target_shape: tuple[Length, ...] = ()
     "shape of a sample's target; empty for a single label or number"

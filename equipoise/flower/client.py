@@ -3,14 +3,17 @@
 import logging
 import os
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, overload
 
 import numpy as np
 import torch
 from flwr.app import Message
+from pydantic import Field
 from torch import Tensor
 
+from equipoise import files
 from equipoise.algorithm import Start, announce
 from equipoise.board import row
 from equipoise.data.federation import Federation
@@ -20,7 +23,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.export import write_model
 from equipoise.flower.clientdata import Hook, client_data
 from equipoise.flower.home import Home, Kept
-from equipoise.flower.messages import STATUSES, Answer, Order, content, opened, order_shapes
+from equipoise.flower.messages import NOBODY, PRINTABLE, STATUSES, Answer, Order, content, opened, order_shapes
 from equipoise.flower.plan import Plan
 from equipoise.flower.wire import Refused, group, named
 from equipoise.settings import Settings, read
@@ -32,7 +35,7 @@ log = logging.getLogger("equipoise")
 class ClientSettings(Settings):
     """A client's own settings: the file that its SuperNode is given as --node-config."""
 
-    name: str
+    name: Annotated[str, Field(min_length=1, max_length=256, pattern=PRINTABLE)]
     "who it is; no other client may have the same name"
     data: str = ""
     "folder or file with its samples"
@@ -53,18 +56,24 @@ def work(plan: Plan, settings: Mapping[str, Any], hook: Hook | None, message: Me
         return Client(plan, settings, hook)(message)
     except Exception as error:
         _say(settings.get("name"), error)
-        return Message(content(Answer(run="0" * 32, exchange=0, client="", status="failed")), reply_to=message)
+        return Message(content(Answer(run=NOBODY, number=0, client="", status="failed")), reply_to=message)
 
 
 def _say(name: object, error: Exception) -> None:
     log.error("%s: %s", name, error, exc_info=not isinstance(error, (EquipoiseError, Refused)))
 
 
+def client_settings(given: Mapping[str, Any], own: bool) -> ClientSettings:
+    """Checked. A data function of the user's own may have settings of its own, if they are no misspelt ones of ours."""
+    fields = ClientSettings.model_fields
+    others = [key for key in given if key not in fields and own and not get_close_matches(key, fields, cutoff=0.75)]
+    return read(ClientSettings, {k: v for k, v in given.items() if k not in others}, "client")
+
+
 class Client:
     def __init__(self, plan: Plan, settings: Mapping[str, Any], hook: Hook | None = None):
         self.plan, self.hook, self.given = plan, hook, settings
-        known = {k: v for k, v in settings.items() if k in ClientSettings.model_fields}
-        self.settings = read(ClientSettings, known, "client")
+        self.settings = client_settings(settings, hook is not None)
         self.task = plan.task()
         start = Start(self.task.space, self.task.w0, 1)
         self.announced = announce(plan.experiment.algorithm, start)
@@ -80,21 +89,22 @@ class Client:
             return Message(content(self._answer(order, status=status)), reply_to=message)
 
     def _answer(self, order: Order, **facts: Any) -> Answer:
-        return Answer(run=order.run, exchange=order.exchange, client=self.settings.name, **facts)
+        return Answer(run=order.run, number=order.number, client=self.settings.name, **facts)
 
     def answer(self, order: Order, tensors: State) -> tuple[Answer, dict[str, Tensor]]:
         if order.hello:
             self._own()  # who cannot take part says so now
+            files.make_folder(Path(self.settings.state).expanduser())
             layout = self.task.space.fingerprint()
             return self._answer(order, status="hello", unseen=self.settings.unseen, layout=layout), {}
         if order.client != self.settings.name:
             raise Refused("failed", f"an order for {order.client!r} came to {self.settings.name!r}")
-        home = Home(Path(self.settings.state).expanduser(), order.run)
+        home = Home(Path(self.settings.state).expanduser(), order.run, self.settings.name)
         with home.locked():
             kept = home.read()
-            if order.exchange < kept.exchange:
-                raise Refused("stale", f"exchange {order.exchange} comes after {kept.exchange}; it is left alone")
-            if self.announced.client or len(self.task.buffers):
+            if self.announced.client or len(self.task.buffers):  # else there is nothing to get out of step
+                if order.number <= kept.newest:
+                    raise Refused("stale", f"order {order.number} comes after {kept.newest}; it is left alone")
                 kept = kept.settled(order.accepted)
             return self._work(home, kept, order, tensors)
 
@@ -122,8 +132,8 @@ class Client:
             if order.evaluate:
                 shared = tensors.get(order.shared) if order.shared else None
                 scores, facts["adapted"], model = self._evaluate(executor, job, order.evaluate, shared)
-                if order.finish and model is not None:
-                    self._keep(home, model, order)
+                if order.finish:
+                    self._keep(home, order, {"personal": model, "global": _with_buffers(shared, job)})
                 if experiment.deploy.evaluate and self.settings.evaluate:
                     facts["evaluated"] = order.evaluate
                     sent |= named(scores, "scores")
@@ -137,9 +147,9 @@ class Client:
                 facts |= {"trained": order.train, "samples": done.gradient_samples}
                 sent |= named(wire, "up")
                 # Written before it is sent: an update that the server takes is never lost here.
-                home.write(Kept(kept.round, kept.state, order.train, done.client, order.exchange))
+                home.write(Kept(kept.accepted, kept.state, order.number, done.client, order.number))
             else:
-                home.write(Kept(kept.round, kept.state, exchange=order.exchange))
+                home.write(Kept(kept.accepted, kept.state, newest=order.number))
             return self._answer(order, **facts), sent
         finally:
             executor.close()
@@ -172,12 +182,23 @@ class Client:
             scores["personal"] = score(model)
         if shared is not None and not (unseen and len(self.task.buffers)):
             # Who never trained has no statistics of its own to run the global model with.
-            scores["global"] = score(Model(0, shared, job.client.get(BUFFERS)))
+            scores["global"] = score(_with_buffers(shared, job))
         return scores, samples, model
 
-    def _keep(self, home: Home, model: Model, order: Order) -> None:
-        """The client's own model, as a file that needs neither the server nor this state."""
-        module = self.task.to_module(model.vector, model.buffers)
-        path = home.path / "personal.safetensors"
-        write_model(path, module, *self.plan.described(), order.client)
-        log.info("%s: its model is in %s", self.settings.name, path)
+    def _keep(self, home: Home, order: Order, models: Mapping[str, Model | None]) -> None:
+        """The models that there are, as files that need neither the server nor this state."""
+        for kind, model in models.items():
+            if model is not None:
+                module = self.task.to_module(model.vector, model.buffers)
+                path = home.path / f"{kind}.safetensors"
+                write_model(path, module, *self.plan.described(), order.client if kind == "personal" else kind)
+                log.info("%s: the %s model is in %s", self.settings.name, kind, path)
+
+
+@overload
+def _with_buffers(vector: Tensor, job: Job) -> Model: ...
+@overload
+def _with_buffers(vector: None, job: Job) -> None: ...
+def _with_buffers(vector: Tensor | None, job: Job) -> Model | None:
+    """The global model with the client's own statistics."""
+    return None if vector is None else Model(0, vector, job.client.get(BUFFERS))

@@ -1,6 +1,7 @@
 """Certificates for a SuperLink and keys for SuperNodes, for those who have no authority of their own to ask."""
 
 import ipaddress
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from equipoise import files
+from equipoise.errors import EquipoiseError
 
 _DAYS = 365
 
@@ -21,9 +23,9 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) ->
 
     The authority's own key is never written: a new certificate comes with a new authority.
     """
+    names: list[x509.GeneralName] = [_host(host) for host in hosts]
     files.make_folder(folder)
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    names: list[x509.GeneralName] = [_host(host) for host in hosts]
     root = _certificate("equipoise deployment", authority, authority, days, None)
     leaf = _certificate(hosts[0], key, authority, days, names)
     _write(folder / "ca.crt", root.public_bytes(Encoding.PEM), private=False)
@@ -43,6 +45,10 @@ def _host(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
+        if not re.fullmatch(r"[A-Za-z0-9*]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+            raise EquipoiseError(
+                f"{host!r} is not allowed as a host; give an address, or a name of letters, digits, dots and dashes"
+            ) from None
         return x509.DNSName(host)
 
 

@@ -15,8 +15,6 @@ _AGAIN = 60.0  # seconds until a node that could not take part is asked again
 class Door:
     def __init__(self, post: Post, roster: Roster, layout: str, tell: Callable[[str, str], None]):
         self.post, self.roster, self.layout, self._tell = post, roster, layout, tell
-        self.turned_away: dict[int, float] = {}
-        "nodes that cannot take part, and when that was found"
 
     def present(self, unseen: bool = False) -> list[Member]:
         """The clients that are here, in the order of their names."""
@@ -28,7 +26,7 @@ class Door:
         greeted = {asked.node: asked.sent for asked in self.post.waiting.values() if asked.order.hello}
         for node in self.post.online():
             waiting = now - greeted.get(node, -math.inf) < patience
-            turned_away = now - self.turned_away.get(node, -math.inf) < _AGAIN
+            turned_away = now - self.post.turned_away.get(node, -math.inf) < _AGAIN
             if self.roster.of(node) is None and not waiting and not turned_away:
                 self.post.send(node, f"node {node}", Order(run=run, hello=True), {}, lifetime)
 
@@ -41,10 +39,10 @@ class Door:
             if answer.layout != self.layout:
                 raise Refused("unknown", f"{answer.client!r} has another model than the server")
             online = self.post.online()
-            registered = online[node].name if node in online else ""
             known = answer.client in self.roster.members
-            member = self.roster.enrol(answer.client, node, registered, answer.unseen, online)
+            registered = {identity: info.name for identity, info in online.items()}
+            member = self.roster.enrol(answer.client, node, answer.unseen, registered)
             self._tell("back" if known else "joined", f"{member.name} {'is back' if known else 'joined'}")
         except Refused as error:
-            self.turned_away[node] = time.monotonic()
+            self.post.turned_away[node] = time.monotonic()
             self.post.refuse(error.reason, f"node {node}", str(error))

@@ -10,8 +10,8 @@ _LATE = 3  # exchanges for which an answer that comes late is still looked for, 
 
 
 class Exchange:
-    def __init__(self, number: int, post: Post, door: Door, tell: Callable[[str, str], None]):
-        self.number, self.post, self.door, self._tell = number, post, door, tell
+    def __init__(self, number: int, round: int, post: Post, door: Door, tell: Callable[[str, str], None]):
+        self.number, self.round, self.post, self.door, self._tell = number, round, post, door, tell
         self.answers: dict[str, Answered] = {}
         "by the client's name, the first of each"
 
@@ -21,30 +21,34 @@ class Exchange:
             name, answer = answered.asked.name, answered.answer
             if answered.asked.order.hello:
                 self.door.enrol(answered)
-            elif answer.exchange != self.number:
-                self.post.refuse("late", name, f"an answer to round {answer.exchange}, which is closed")
+            elif answer.number != self.number:
+                late = answered.asked.order.exchange
+                self.post.refuse("late", name, f"an answer of round {late} that is waited for no longer")
             elif name in self.answers:
-                self.post.refuse("duplicate", name, f"a second answer to round {self.number}")
+                self.post.refuse("duplicate", name, f"a second answer to round {self.round}")
             elif answer.status != "done":
-                self.post.refuse(answer.status, name, f"round {self.number}: it could not do it; its own log says why")
+                self.post.refuse(answer.status, name, f"round {self.round}: it could not do it; its own log says why")
             else:
                 self.answers[name] = answered
 
-    def wait(self, names: Iterable[str], seconds: float, greet: Callable[[], None]) -> dict[str, Answered]:
-        """The answers of these clients that came in time."""
+    def wait(self, names: Iterable[str], seconds: float, greet: Callable[[], None]) -> None:
+        """Take in the answers of these clients that come in time."""
         until = time.monotonic() + seconds
         names = set(names)
-        self.post.forget(self.number - _LATE)
+        self.post.forget(self.round - _LATE)
         while not names <= self.answers.keys() and time.monotonic() < until:
             self.look()
             if not any(map(self._current, self.post.waiting.values())):
                 break  # whoever has not answered by now was refused
             greet()
             self.post.pause()
-        silent = {asked.name for asked in self.post.waiting.values() if self._current(asked)}
-        for name in sorted((names - self.answers.keys()) & silent):
-            self._tell("no answer", f"round {self.number}: no answer from {name} in {seconds:g} seconds")
-        return self.answers
+        for name in sorted(self.silent):
+            self._tell("no answer", f"round {self.round}: no answer from {name} in {seconds:g} seconds")
+
+    @property
+    def silent(self) -> set[str]:
+        """Who was asked and has said nothing yet."""
+        return {asked.name for asked in self.post.waiting.values() if self._current(asked)}
 
     def _current(self, asked: Asked) -> bool:
-        return not asked.order.hello and asked.order.exchange == self.number
+        return not asked.order.hello and asked.order.number == self.number

@@ -1,8 +1,8 @@
 """What a client keeps on its own disk: its state, one step ahead of what it knows the server took.
 
-A client trains, writes the new state down as *pending*, and answers. With the next order the server says which round's
-update it took last: either the pending one, which then becomes the client's state, or an earlier one, and the pending
-one is dropped. So the client's state moves on only with what the server accepted, whoever dies in between.
+A client trains, writes the new state down as *pending*, and answers. With the next order the server says to which order
+it took the update last: either the pending one, which then becomes the client's state, or an earlier one, and the
+pending one is dropped. So the client's state moves on only with what the server accepted, whoever dies in between.
 """
 
 import fcntl
@@ -22,34 +22,35 @@ from equipoise.state import State
 
 @dataclass(frozen=True)
 class Kept:
-    round: int = 0
-    "the last round whose update the server took; 0: none"
+    accepted: int = 0
+    "the number of the last order whose update the server took; 0: none"
     state: State | None = None
     "the client's state after it"
-    pending_round: int = 0
+    trained: int = 0
+    "the number of the order whose update the server may have taken"
     pending: State | None = None
-    "its state after an update of which it does not know yet"
-    exchange: int = 0
-    "the newest exchange with the server"
+    "the client's state if it has"
+    newest: int = 0
+    "the number of the newest order"
 
     def settled(self, accepted: int) -> "Kept":
         """With the pending state taken over or dropped, as the server says."""
-        if accepted and accepted == self.pending_round:
-            return Kept(accepted, self.pending, exchange=self.exchange)
-        if accepted == self.round:
-            return Kept(self.round, self.state, exchange=self.exchange)
+        if accepted and accepted == self.trained:
+            return Kept(accepted, self.pending, newest=self.newest)
+        if accepted == self.accepted:
+            return Kept(self.accepted, self.state, newest=self.newest)
         raise Refused(
             "out-of-step",
-            f"the server took this client's update of round {accepted}, and the state here is that of round "
-            f"{self.round}; put its state folder back, or take part under a new name",
+            f"the server took this client's update to order {accepted}, and the state here is that after order "
+            f"{self.accepted}; put its state folder back, or take part under a new name",
         )
 
 
 class Home:
     """The folder of one client in one run."""
 
-    def __init__(self, state: Path, run: str):
-        self.path = state / run
+    def __init__(self, state: Path, run: str, name: str):
+        self.path, self.name = state / run, name
         self.file = self.path / "state.safetensors"
         files.make_folder(self.path)
 
@@ -66,18 +67,24 @@ class Home:
         try:
             with safe_open(self.file, framework="pt") as file:
                 facts = json.loads((file.metadata() or {})["kept"])
+                if facts["name"] != self.name:
+                    raise EquipoiseError(
+                        f"{self.file} is the state of {facts['name']!r}, not of {self.name!r}; "
+                        "every client needs a state folder of its own"
+                    )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             return Kept(
-                facts["round"],
-                group(tensors, "state") if facts["round"] else None,
-                facts["pending_round"],
-                group(tensors, "pending") if facts["pending_round"] else None,
-                facts["exchange"],
+                facts["accepted"],
+                group(tensors, "state") if facts["accepted"] else None,
+                facts["trained"],
+                group(tensors, "pending") if facts["trained"] else None,
+                facts["newest"],
             )
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EquipoiseError(f"the client's state in {self.file} cannot be read: {error}") from None
 
     def write(self, kept: Kept) -> None:
-        facts = {"round": kept.round, "pending_round": kept.pending_round, "exchange": kept.exchange}
+        numbers = {"accepted": kept.accepted, "trained": kept.trained, "newest": kept.newest}
+        facts = {"name": self.name, **numbers}
         tensors = {**named(kept.state or State(), "state"), **named(kept.pending or State(), "pending")}
         files.write_tensors(self.file, {k: t.clone() for k, t in tensors.items()}, {"kept": json.dumps(facts)})

@@ -32,6 +32,7 @@ class Local:
     """The folder `deployment` of a run folder: app, keys, clients and logs."""
 
     def __init__(self, experiment: Experiment, federation: Federation, out: Path, watcher: Watcher):
+        out = out.resolve()
         self.federation, self.out, self.watcher = federation, RunFolder(out), watcher
         self.folder = out / DEPLOYMENT
         self.keys, self.app = self.folder / "keys", self.folder / "app"
@@ -56,10 +57,22 @@ class Local:
             project.write_client(home, name, home / "data.safetensors", unseen)
             clientdata.write_client(home / "data.safetensors", self.federation, who)
 
+    def _check(self, resume: bool) -> None:
+        """What the server would refuse is refused before anything is written or started."""
+        if self.out.config.exists() and resume:
+            self.out.compare(self.experiment.tables())
+        elif self.out.config.exists():
+            raise EquipoiseError(
+                f"{self.out.path} already holds a run; add --resume to go on with it, or choose another --out"
+            )
+        elif self.out.path.exists() and not self.out.is_free():
+            raise EquipoiseError(f"{self.out.path} is not empty and not a run; choose another --out")
+
     def node(self, who: int) -> str:
         return f"client-{who:03d}"
 
     def run(self, resume: bool) -> None:
+        self._check(resume)
         self.prepare()
         environment = {
             "FLWR_HOME": str((self.folder / "flwr").resolve()),
@@ -165,12 +178,3 @@ class Follower:
                     return
                 self.read[path] += len(line)
                 yield json.loads(line)
-
-
-def check_folder(out: Path, resume: bool) -> None:
-    """What the server would refuse is refused before anything is started."""
-    folder = RunFolder(out)
-    if folder.config.exists() and not resume:
-        raise EquipoiseError(f"{out} already holds a run; add --resume to go on with it, or choose another --out")
-    if not folder.config.exists() and out.exists() and not folder.is_free():
-        raise EquipoiseError(f"{out} is not empty and not a run; choose another --out")

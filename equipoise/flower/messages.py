@@ -14,11 +14,15 @@ from equipoise.flower.wire import Refused, named, pack, unpack
 from equipoise.settings import Settings, read
 from equipoise.state import State
 
-PROTOCOL = 1
+PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+"""No line breaks and no control characters: names stand in logs."""
 _RECORD, _FIELD = "equipoise", "message"
 
 Round = Annotated[int, Field(ge=0, le=2**53)]
-Word = Annotated[str, Field(max_length=256)]
+Counter = Annotated[int, Field(ge=0, le=10**12)]
+Word = Annotated[str, Field(max_length=256, pattern=PRINTABLE)]
+NOBODY = "0" * 32
+"""The run that an answer names which could not read its order."""
 Status = Literal["done", "hello", "stale", "out-of-step", "not-finite", "no-data", "failed"]
 STATUSES = get_args(Status)
 
@@ -31,13 +35,16 @@ class Order(Settings):
     "stands for this run, whoever serves it after a restart"
     hello: bool = False
     "only tell who you are"
+    number: Round = 0
+    "grows with every order of this run, also over attempts at a round and restarts of the server"
     exchange: Round = 0
+    "the round that it belongs to, for readers"
     client: Word = ""
     "the name under which the server knows it"
     clients: Round = 0
     "how many clients there are"
     accepted: Round = 0
-    "the last round in which the server took this client's update; 0: none yet"
+    "the number of the last order to this client whose update the server took; 0: none yet"
     train: Round = 0
     "the round to train for; 0: none"
     evaluate: Round = 0
@@ -53,7 +60,8 @@ class Answer(Settings):
 
     protocol: Literal[1] = 1
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    exchange: Round
+    number: Round
+    "of the order that this answers"
     client: Word
     status: Status = "done"
     unseen: bool = False
@@ -61,10 +69,10 @@ class Answer(Settings):
     layout: Word = ""
     "stands for the layout of its model's parameters"
     trained: Round = 0
-    samples: Round = 0
+    samples: Counter = 0
     "samples through a backward pass"
     evaluated: Round = 0
-    adapted: Round = 0
+    adapted: Counter = 0
     "samples through a backward pass to make the model that was scored"
 
 

@@ -29,6 +29,20 @@ class Plan:
     loss: str | Callable[[Tensor, Tensor], Tensor] | None = None
     metric: str | Metric | None = None
 
+    def __post_init__(self) -> None:
+        """What can never be is said before anybody waits for it."""
+        deploy, wanted = self.experiment.deploy, self.experiment.schedule.participation
+        cohort = min(wanted, deploy.clients) if isinstance(wanted, int) else max(1, round(wanted * deploy.clients))
+        if deploy.minimum > cohort:
+            raise EquipoiseError(
+                f"deploy.minimum = {deploy.minimum} is more than the {cohort} clients of a round "
+                f"(deploy.clients = {deploy.clients}, participation = {wanted})"
+            )
+        if deploy.names and len(deploy.names) < deploy.clients:
+            raise EquipoiseError(
+                f"deploy.names has {len(deploy.names)} names, and deploy.clients = {deploy.clients} are waited for"
+            )
+
     @staticmethod
     def load(folder: Path, **own: Any) -> "Plan":
         experiment = Experiment.parse(read_toml(folder / EXPERIMENT), needs=("algorithm",))
@@ -38,7 +52,8 @@ class Plan:
 
     @property
     def title(self) -> str:
-        return self.experiment.data.name if self.experiment.data else "clients' own data"
+        named = self.experiment.data.name if self.experiment.data else "clients' own data"
+        return self.experiment.deploy.title or named
 
     @property
     def split(self) -> Sequence[float]:

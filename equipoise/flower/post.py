@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import httpx
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
@@ -12,7 +13,7 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from equipoise.algorithm import Shapes
-from equipoise.flower.messages import Answer, Order, content, opened, size
+from equipoise.flower.messages import NOBODY, Answer, Order, content, opened, size
 from equipoise.flower.wire import Refused
 from equipoise.state import State
 
@@ -46,6 +47,8 @@ class Post:
         self.waiting: dict[str, Asked] = {}
         self.nodes: dict[int, NodeInfo] = {}
         self.looked = 0.0
+        self.turned_away: dict[int, float] = {}
+        "nodes that cannot take part, and when that was found"
         self.refused: Counter[str] = Counter()
         self.bytes_sent = 0
         self.bytes_received = 0
@@ -68,9 +71,15 @@ class Post:
             self._tell("unsent", f"{name}: {type(error).__name__}: {error}")
         if not identities:
             self.refuse("unsent", name, "Flower did not take the order")
+            self._give_up(node, order)
         for identity in identities:
             self.waiting[identity] = Asked(node, name, order, time.monotonic())
             self.bytes_sent += size(message)
+
+    def _give_up(self, node: int, order: Order) -> None:
+        """Who cannot answer a greeting is not greeted again at once: every greeting starts a process over there."""
+        if order.hello:
+            self.turned_away[node] = time.monotonic()
 
     def refuse(self, reason: str, who: str, text: str) -> None:
         self.refused[reason] += 1
@@ -87,6 +96,7 @@ class Post:
                 yield Answered(asked, *self._open(message, asked))
             except Refused as error:
                 self.refuse(error.reason, asked.name, str(error))
+                self._give_up(asked.node, asked.order)
 
     def _open(self, message: Message, asked: Asked) -> tuple[Answer, State]:
         if message.has_error():
@@ -100,8 +110,10 @@ class Post:
             raise Refused("unknown", "the answer comes from another node than the one that was asked")
         answer, tensors = opened(message, Answer, self.accepts)
         order = asked.order
-        if (answer.run, answer.exchange) != (order.run, order.exchange):
-            raise Refused("another-round", f"an answer of exchange {answer.exchange} of run {answer.run[:8]}")
+        if (answer.run, answer.status) == (NOBODY, "failed"):
+            raise Refused("failed", "it cannot work with this app; its own log says why")
+        if (answer.run, answer.number) != (order.run, order.number):
+            raise Refused("another-round", f"an answer to order {answer.number} of run {answer.run[:8]}")
         if not order.hello and answer.client != asked.name:
             raise Refused("unknown", f"the answer is that of {answer.client!r}")
         return answer, tensors
@@ -116,6 +128,8 @@ class Post:
             for identity, asked in list(self.waiting.items()):
                 try:
                     found.extend(self.grid.pull_messages([identity]))
+                except httpx.HTTPError:
+                    raise  # the SuperLink is gone: no answer is to blame
                 except Exception as error:
                     del self.waiting[identity]
                     self.refuse("malformed", asked.name, f"Flower cannot read it ({type(error).__name__})")

@@ -6,9 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -34,6 +35,20 @@ def free_ports(count: int) -> list[int]:
     for one in sockets:
         one.close()
     return ports
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C does not break off what the first one asked for."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class Processes:
@@ -98,6 +113,10 @@ class Processes:
 
         Flower's programs start others in sessions of their own, so whole families are looked up while they are whole.
         """
+        with _undisturbed():
+            self._end()
+
+    def _end(self) -> None:
         families: list[psutil.Process] = []
         for process in self.running.values():
             with suppress(psutil.NoSuchProcess):

@@ -61,6 +61,7 @@ def describe(federation: Federation, deploy: Deploy) -> Deploy:
         "outputs": federation.outputs,
         "targets": "numbers" if classes is None else "classes",
         "target_shape": tuple(y.shape[1:]),
+        "title": federation.title,
     }
     return deploy.model_copy(update=told)
 

@@ -1,6 +1,6 @@
 """Who takes part: clients by name, the nodes of Flower that speak for them, and what the server took from each."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,8 +15,10 @@ class Member:
     node: int
     "the node of Flower that speaks for it now"
     unseen: bool = False
+    registered: bool = False
+    "did the operator register the name with its key?"
     accepted: int = 0
-    "the last round in which the server took its update; 0: none"
+    "the number of the last order to it whose update the server took; 0: none"
 
 
 class Roster:
@@ -24,25 +26,28 @@ class Roster:
         self.allowed = frozenset(allowed)
         self.members: dict[str, Member] = {}
 
-    def enrol(self, name: str, node: int, registered: str, unseen: bool, online: Iterable[int]) -> Member:
-        """A node that says it speaks for `name`; `registered` is the name that the operator gave its key, if any.
+    def enrol(self, name: str, node: int, unseen: bool, online: Mapping[int, str]) -> Member:
+        """A node that says it speaks for `name`; `online` are nodes, with the names that the operator gave their keys.
 
-        A client that comes back under another node (a new start without a registered key) keeps its place.
+        A name that was given to a key is that key's alone. Other names belong to who comes first; a client that comes
+        back under another node (a new start without a registered key) keeps its place.
         """
         if not name:
             raise Refused("unknown", "a client without a name")
+        registered, member = online.get(node, ""), self.members.get(name)
         if registered and registered != name:
             raise Refused("unknown", f"the node registered as {registered!r} says that it is {name!r}")
+        if not registered and (name in online.values() or (member is not None and member.registered)):
+            raise Refused("unknown", f"the name {name!r} is registered with another key")
         if self.allowed and name not in self.allowed:
             raise Refused("unknown", f"{name!r} is not among deploy.names")
-        member = self.members.get(name)
         if member is None:
             member = self.members[name] = Member(name, len(self.members), node, unseen)
-        elif member.node != node and member.node in set(online):
+        elif member.node != node and member.node in online and (member.registered or not registered):
             raise Refused("duplicate", f"another node says that it is {name!r}, which is here already")
         elif member.unseen != unseen:
             raise Refused("unknown", f"{name!r} changed between taking part and not taking part in training")
-        member.node = node
+        member.node, member.registered = node, bool(registered)
         return member
 
     def of(self, node: int) -> Member | None:

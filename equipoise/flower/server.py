@@ -7,6 +7,7 @@ scores. So a round costs one exchange, not two.
 
 import time
 import uuid
+from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
 
@@ -28,11 +29,12 @@ from equipoise.flower.plan import Plan
 from equipoise.flower.post import Answered, Post
 from equipoise.flower.roster import Member, Roster
 from equipoise.flower.tally import Tally
-from equipoise.flower.wire import group, named
+from equipoise.flower.wire import Refused, group, named
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Upload, Uploads
 from equipoise.watcher import Watcher
 
+_RESUME = "Look into the clients' logs, then go on with resume=true"
 Accepted = tuple[Member, Upload]
 
 
@@ -50,6 +52,8 @@ class Deployment(Run):
         self.tally = Tally(task.metric)
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the line of a round whose models are still to be scored"
+        self.starts, self.orders = 0, 0
+        "of the server in this run, and of orders in this start: together they number an order"
         self.door = Door(self.post, self.roster, self.fingerprint, self.tell)
 
     @property
@@ -77,17 +81,20 @@ class Deployment(Run):
     def run(self) -> None:
         self.watcher.begin(self.schedule.rounds, self.done)
         self.note("begin", rounds=self.schedule.rounds)
-        if self.done == 0:
-            self._save()  # before anybody is told this run's name
         wanted, wait = self.settings.clients, self.settings.wait
         if self.done < self.schedule.rounds or self.unlogged is not None:
+            self.starts += 1
+            self._save()  # before anybody is told this run's name, or gets an order of this start
             self.tell("waiting", f"waiting for {wanted} clients, at most {wait:g} seconds")
             self._gather(wanted, wait)
             if self.done == 0:
                 self.roster.renumber()
         while self.done < self.schedule.rounds or self.unlogged is not None:
             began = time.perf_counter()
-            self._exchange()
+            if self.done < self.schedule.rounds:
+                self._exchange()
+            else:
+                self._conclude()
             self.counters.seconds += time.perf_counter() - began
             self._save()
         self._finish()
@@ -97,7 +104,7 @@ class Deployment(Run):
         until = time.monotonic() + seconds
         while len(self.door.present()) < wanted and time.monotonic() < until:
             self._greet()
-            Exchange(self.done + 1, self.post, self.door, self.tell).look()
+            Exchange(0, self.done + 1, self.post, self.door, self.tell).look()
             self.post.pause()
         here, needed = len(self.door.present()), self.settings.minimum
         if here < needed:
@@ -122,43 +129,63 @@ class Deployment(Run):
     def _exchange(self) -> None:
         """One more round, and the scores of the one before."""
         round = self.done + 1
+        self.tally.clear()
         for attempt in range(self.settings.attempts):
             began = time.perf_counter()
-            self.post.online(now=True)
-            self._gather(self.settings.minimum, self.settings.deadline)
-            self._greet()
+            self._ready()
             cohort = self.sample(round)
-            answers = self._ask(round, cohort)
+            members = {member.name: member for member in cohort}
             if self.unlogged is not None:
-                self._score(answers)
-            if round > self.schedule.rounds:
-                return
-            accepted = self._accept(round, cohort, answers)
+                members |= {member.name: member for member in self.door.present()}
+            exchange = self._ask(round, cohort, members.values())
+            self._take_scores(exchange.answers)
+            accepted = self._accept(round, cohort, exchange.answers)
             if len(accepted) >= self.settings.minimum:
-                self._aggregate(round, cohort, accepted, time.perf_counter() - began)
+                self._log_scores()
+                self._aggregate(round, cohort, accepted, exchange.number, time.perf_counter() - began)
                 return
             again = "; asking again" if attempt + 1 < self.settings.attempts else ""
             found = f"{len(accepted)} of {len(cohort)} updates could be used, and {self.settings.minimum} are needed"
             self.tell("too few", f"round {round}: {found}{again}")
-        advice = "Look into the clients' logs, then go on with resume=true"
-        raise RunFailed(self.hopeless(round, f"too few updates, {self.settings.attempts} times", advice))
+        raise RunFailed(self.hopeless(round, f"too few updates, {self.settings.attempts} times", _RESUME))
 
-    def _ask(self, round: int, cohort: list[Member]) -> dict[str, Answered]:
+    def _conclude(self) -> None:
+        """The last exchange: everybody scores the models of the last round and keeps its own."""
+        self.tally.clear()
+        finished: set[str] = set()
+        silent: set[str] | None = None
+        for _ in range(self.settings.attempts):
+            self._ready()
+            members = [*self.door.present(), *self.door.present(unseen=True)]
+            if silent is not None:  # who refused would refuse again
+                members = [member for member in members if member.name in silent]
+            exchange = self._ask(self.done + 1, [], members, last=True)
+            self._take_scores(exchange.answers)
+            finished |= exchange.answers.keys()
+            if not (silent := exchange.silent):
+                break
+        if not finished:
+            raise RunFailed(self.hopeless(self.done, "no client could be asked for its last scores", _RESUME))
+        self._log_scores()
+
+    def _ready(self) -> None:
+        """Who is here now; fewer than a round needs are waited for."""
+        self.post.online(now=True)
+        self._gather(self.settings.minimum, self.settings.deadline)
+        self._greet()
+
+    def _ask(self, round: int, cohort: list[Member], members: Iterable[Member], last: bool = False) -> Exchange:
         """Send the orders of an exchange, and wait for the answers until all are there or the time is over."""
-        last = round > self.schedule.rounds
-        scoring = self.done if self.unlogged is not None or last else 0
-        members = {member.name: member for member in cohort}
-        if scoring:
-            members |= {member.name: member for member in self.door.present()}
-        if last:
-            members |= {member.name: member for member in self.door.present(unseen=True)}
-        training = {member.name for member in cohort}
-        for member in members.values():
-            self._order(member, round, round if member.name in training else 0, scoring, last)
-        exchange = Exchange(round, self.post, self.door, self.tell)
-        return exchange.wait(members, self.settings.deadline, self._greet)
+        self.orders += 1
+        exchange = Exchange(self.starts << 32 | self.orders, round, self.post, self.door, self.tell)
+        scoring = self.done if self.unlogged is not None else 0
+        members = list(members)
+        for member in members:
+            self._order(exchange, member, round if member in cohort else 0, scoring, last)
+        exchange.wait((member.name for member in members), self.settings.deadline, self._greet)
+        return exchange
 
-    def _order(self, member: Member, round: int, train: int, evaluate: int, last: bool) -> None:
+    def _order(self, exchange: Exchange, member: Member, train: int, evaluate: int, last: bool) -> None:
         down = self.algorithm.down(self.server, member.index)
         tensors = dict(named(down, "down"))
         shared = self.algorithm.shared(self.server) if evaluate else None
@@ -171,7 +198,8 @@ class Deployment(Run):
             tensors |= {"start.buffers": self.buffers} if len(self.buffers) else {}
         order = Order(
             run=self.id,
-            exchange=round,
+            number=exchange.number,
+            exchange=exchange.round,
             client=member.name,
             clients=self.start.clients,
             accepted=member.accepted,
@@ -207,11 +235,13 @@ class Deployment(Run):
             accepted.append((member, Upload(message, weight=weight)))
         return accepted
 
-    def _aggregate(self, round: int, cohort: list[Member], accepted: list[Accepted], seconds: float) -> None:
+    def _aggregate(
+        self, round: int, cohort: list[Member], accepted: list[Accepted], number: int, seconds: float
+    ) -> None:
         uploads = Uploads(tuple(m.index for m, _ in accepted), tuple(upload for _, upload in accepted))
         self.server = self.next_server(round, self.algorithm.aggregate(self.server, uploads, reduce.mean))
         for member, _ in accepted:
-            member.accepted = round
+            member.accepted = number
         self.done = round
         self.counters.left_out += len(cohort) - len(accepted)
         line: dict[str, Any] = {"round": round, "clients": len(cohort), "left_out": len(cohort) - len(accepted)}
@@ -221,22 +251,28 @@ class Deployment(Run):
         else:
             self.log(line | self.counters.sums(), timing)
 
-    def _score(self, answers: dict[str, Answered]) -> None:
-        """The scores of the round before, and with them its line."""
-        assert self.unlogged is not None
-        line, timing = self.unlogged
-        self.tally.clear()
+    def _take_scores(self, answers: dict[str, Answered]) -> None:
         for name, answered in answers.items():
-            scores = group(answered.tensors, "scores")
-            if answered.answer.evaluated == line["round"] and "sizes" in scores:
-                self.tally.add(name, scores, answered.answer.adapted, self.roster.members[name].unseen)
-        head = {k: line[k] for k in ("round", "clients", "left_out")}
-        self.log(head | self.tally.board().summary() | line, timing)
-        self.unlogged = None
+            if self.unlogged is None or answered.answer.evaluated != self.unlogged[0]["round"]:
+                continue
+            try:
+                unseen = self.roster.members[name].unseen
+                self.tally.add(name, group(answered.tensors, "scores"), answered.answer.adapted, unseen)
+            except Refused as error:
+                self.post.refuse(error.reason, name, str(error))
+
+    def _log_scores(self) -> None:
+        """The line of the round before, with its scores."""
+        if self.unlogged is not None:
+            line, timing = self.unlogged
+            head = {k: line[k] for k in ("round", "clients", "left_out")}
+            self.log(head | self.tally.board().summary() | line, timing)
+            self.unlogged = None
 
     def facts(self) -> dict[str, Any]:
         return {
             "id": self.id,
+            "starts": self.starts,
             "roster": self.roster.facts(),
             "refused": dict(self.post.refused),
             "bytes": [self.post.bytes_sent, self.post.bytes_received],
@@ -247,7 +283,7 @@ class Deployment(Run):
 
     def restored(self, saved: Saved) -> None:
         facts = saved.facts
-        self.id = facts["id"]
+        self.id, self.starts = facts["id"], facts["starts"]
         self.tally.restore(facts["tally"])
         self.roster.restore(facts["roster"])
         self.post.refused.update(facts["refused"])

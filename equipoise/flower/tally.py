@@ -8,8 +8,10 @@ import numpy as np
 from torch import Tensor
 
 from equipoise.board import COLUMNS, Board
+from equipoise.flower.wire import Refused
 from equipoise.losses import Metric
 
+_MOST = 10**12  # samples, or a score: more cannot be meant
 _SIZES = ("train", "validation", "test")
 
 
@@ -28,10 +30,28 @@ class Tally:
         self.rows, self.adapted, self.unseen = {}, {}, set()
 
     def add(self, name: str, scores: Mapping[str, Tensor], adapted: int, unseen: bool) -> None:
+        """A client's row; Refused if it would spoil the figures of all."""
+        self._check(scores)
         self.rows[name] = {kind: values.tolist() for kind, values in scores.items()}
         self.adapted[name] = adapted
         if unseen:
             self.unseen.add(name)
+
+    def _check(self, scores: Mapping[str, Tensor]) -> None:
+        if "sizes" not in scores or not bool(((scores["sizes"] >= 0) & (scores["sizes"] < _MOST)).all()):
+            raise Refused("scores", "sizes of splits that cannot be")
+        _, validation, test = scores["sizes"].tolist()
+        for kind in scores.keys() - {"sizes"}:
+            row = scores[kind].numpy()
+            if np.isfinite(row).tolist() != [validation > 0] * 2 + [test > 0] * 2 or np.isinf(row).any():
+                raise Refused(
+                    "scores", f"{kind}: NaN or infinity where there are samples, or scores where there are none"
+                )
+            there = row[np.isfinite(row)]
+            if (np.abs(there) > _MOST).any() or ((there < 0).any() and self.metric.name in ("accuracy", "rmse", "mse")):
+                raise Refused("scores", f"{kind}: scores that cannot be")
+            if self.metric.name == "accuracy" and (there[1::2] > 1).any():
+                raise Refused("scores", f"{kind}: an accuracy above 1")
 
     def names(self, unseen: bool) -> list[str]:
         return sorted(name for name in self.rows if (name in self.unseen) == unseen)
