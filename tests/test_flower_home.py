@@ -46,12 +46,12 @@ def bits(kept: Kept) -> Any:
         assert type(tensors) is State
         return {name: (t.dtype, tuple(t.shape), t.contiguous().numpy().tobytes()) for name, t in tensors.items()}
 
-    return kept.round, of(kept.state), kept.pending_round, of(kept.pending), kept.exchange
+    return kept.accepted, of(kept.state), kept.trained, of(kept.pending), kept.newest
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    return Home(tmp_path / "state", RUN)
+    return Home(tmp_path / "state", RUN, "ward")
 
 
 def of_round(number: int) -> State | None:
@@ -63,16 +63,16 @@ def of_round(number: int) -> State | None:
 )
 @pytest.mark.parametrize("accepted", range(5))
 def test_the_state_moves_on_only_with_what_the_server_took(taken: int, pending: int, accepted: int) -> None:
-    kept = Kept(taken, of_round(taken), pending, of_round(pending), exchange=17)
+    kept = Kept(taken, of_round(taken), pending, of_round(pending), newest=17)
     if accepted == pending and accepted:
-        assert bits(kept.settled(accepted)) == bits(Kept(pending, of_round(pending), exchange=17))
+        assert bits(kept.settled(accepted)) == bits(Kept(pending, of_round(pending), newest=17))
     elif accepted == taken:
-        assert bits(kept.settled(accepted)) == bits(Kept(taken, of_round(taken), exchange=17))
+        assert bits(kept.settled(accepted)) == bits(Kept(taken, of_round(taken), newest=17))
     else:
         with pytest.raises(Refused) as refused:
             kept.settled(accepted)
         assert refused.value.reason == "out-of-step"
-        assert f"update of round {accepted}, and the state here is that of round {taken};" in str(refused.value)
+        assert f"update to order {accepted}, and the state here is that after order {taken};" in str(refused.value)
 
 
 def test_settling_twice_is_settling_once() -> None:
@@ -86,14 +86,14 @@ def test_settling_twice_is_settling_once() -> None:
 
 KEPT = {
     "nothing": Kept(),
-    "only an exchange": Kept(exchange=5),
-    "the first update": Kept(pending_round=1, pending=state(1), exchange=1),
-    "an update that was taken": Kept(2, state(2), exchange=3),
+    "only an order": Kept(newest=5),
+    "the first update": Kept(trained=1, pending=state(1), newest=1),
+    "an update that was taken": Kept(2, state(2), newest=3),
     "an update on top": Kept(2, state(2), 3, state(3), 4),
     "states without tensors": Kept(2, State(), 3, State(), 4),
-    "a first state without tensors": Kept(pending_round=1, pending=State()),
+    "a first state without tensors": Kept(trained=1, pending=State()),
     "one with and one without": Kept(2, State(), 3, state(3), 2**53),
-    "views": Kept(1, State(w=torch.arange(6.0).reshape(2, 3).T, v=torch.zeros(1).expand(4)), exchange=1),
+    "views": Kept(1, State(w=torch.arange(6.0).reshape(2, 3).T, v=torch.zeros(1).expand(4)), newest=1),
     "names like ours": Kept(
         1, State({"state.w": torch.ones(1), "pending.w": torch.zeros(1)}), 2, State(state=torch.ones(2))
     ),
@@ -105,7 +105,7 @@ def test_what_is_written_is_read_back_exactly(case: str, home: Home) -> None:
     home.write(Kept(8, state(8), 9, state(9), 10))
     home.write(KEPT[case])
     assert bits(home.read()) == bits(KEPT[case])
-    assert bits(Home(home.path.parent, RUN).read()) == bits(KEPT[case])
+    assert bits(Home(home.path.parent, RUN, "ward").read()) == bits(KEPT[case])
     assert [p.name for p in home.path.iterdir()] == ["state.safetensors"]
 
 
@@ -116,7 +116,7 @@ def test_a_new_state_takes_the_place_of_the_former_at_once(home: Home) -> None:
     with home.file.open("rb") as reader:
         home.write(Kept(3, state(3)))
         assert reader.read() == whole
-    assert home.read().round == 3
+    assert home.read().accepted == 3
 
 
 def test_one_tensor_may_be_in_both_states(home: Home) -> None:
@@ -127,7 +127,7 @@ def test_one_tensor_may_be_in_both_states(home: Home) -> None:
 
 
 def test_a_new_home_has_nothing(tmp_path: Path) -> None:
-    one, other = Home(tmp_path / "deep" / "state", RUN), Home(tmp_path / "deep" / "state", "1" * 32)
+    one, other = Home(tmp_path / "deep" / "state", RUN, "ward"), Home(tmp_path / "deep" / "state", "1" * 32, "ward")
     assert bits(one.read()) == bits(Kept())
     one.write(Kept(1, state(1)))
     assert bits(other.read()) == bits(Kept())
@@ -137,7 +137,7 @@ def test_a_new_home_has_nothing(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_brings_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("")
     with pytest.raises(EquipoiseError, match=r"cannot create the folder .*state"):
-        Home(tmp_path / "state", RUN)
+        Home(tmp_path / "state", RUN, "ward")
 
 
 def unreadable(home: Home) -> None:
@@ -155,7 +155,7 @@ def test_a_file_that_was_cut_cannot_be_read(home: Home) -> None:
         home.file.write_bytes(content)
         unreadable(home)
     home.file.write_bytes(whole)
-    assert home.read().round == 2
+    assert home.read().accepted == 2
 
 
 def test_a_damaged_header_cannot_be_read(home: Home) -> None:
@@ -169,7 +169,7 @@ def test_a_damaged_header_cannot_be_read(home: Home) -> None:
         unreadable(home)
 
 
-@pytest.mark.parametrize("facts", [None, "", "{", "[]", "3", "null", "{}", '{"round": 1, "exchange": 1}'])
+@pytest.mark.parametrize("facts", [None, "", "{", "[]", "3", "null", "{}", '{"accepted": 1, "newest": 1}'])
 def test_a_file_of_another_program_cannot_be_read(facts: str | None, home: Home) -> None:
     save_file({"state.w": torch.ones(3)}, home.file, {"format": "pt"} if facts is None else {"kept": facts})
     unreadable(home)
@@ -278,9 +278,9 @@ def is_free(home: Home) -> bool:
 
 def test_a_second_thread_waits(home: Home, waiting: list[Waiting]) -> None:
     with home.locked():
-        waiting += [Waiting(home), Waiting(Home(home.path.parent, RUN))]
+        waiting += [Waiting(home), Waiting(Home(home.path.parent, RUN, "ward"))]
         assert not any(one.entered.wait(0.1) for one in waiting)
-        other = Waiting(Home(home.path.parent, "1" * 32))
+        other = Waiting(Home(home.path.parent, "1" * 32, "ward"))
         waiting.append(other)
         assert other.entered.wait(60), "another run is another matter"
     until(lambda: any(one.entered.is_set() for one in waiting[:2]))

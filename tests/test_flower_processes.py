@@ -96,7 +96,7 @@ def test_those_that_will_not_end_are_killed(tmp_path: Path, found: list[int], mo
     with Processes(tmp_path, {}) as started:
         family(started, found, "one", "two", command=STUBBORN)
         begin = time.monotonic()
-    assert time.monotonic() - begin >= 0.2, "they were asked first"
+    assert 0.2 <= time.monotonic() - begin < 20, "they were asked first, and then not asked any more"
     gone(found)
 
 

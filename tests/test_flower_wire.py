@@ -336,9 +336,9 @@ FACTS: list[Settings] = [
     Order(run=RUN),
     Order(run=RUN, exchange=2**53, client="é" * 256, clients=9, accepted=3, train=4, evaluate=3, finish=True),
     Order(run=RUN, hello=True, shared="down.w"),
-    Answer(run=RUN, exchange=0, client=""),
-    Answer(run=RUN, exchange=7, client="ward 3", status="hello", unseen=True, layout="abc", trained=1, samples=2**53),
-    *(Answer(run=RUN, exchange=1, client="a", status=status, evaluated=5, adapted=6) for status in STATUSES),
+    Answer(run=RUN, number=0, client=""),
+    Answer(run=RUN, number=7, client="ward 3", status="hello", unseen=True, layout="abc", trained=1, samples=10**12),
+    *(Answer(run=RUN, number=1, client="a", status=status, evaluated=5, adapted=6) for status in STATUSES),
 ]
 
 
@@ -393,7 +393,7 @@ def test_facts_that_no_server_says_are_malformed(facts: dict[str, Any], words: s
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({}, "message.exchange is missing"),
+        ({}, "message.number is missing"),
         ({"status": "splendid"}, "message.status = 'splendid' is not allowed"),
         ({"samples": -1}, "message.samples = -1"),
         ({"trained": 0.5}, "message.trained = 0.5"),
@@ -403,7 +403,7 @@ def test_facts_that_no_server_says_are_malformed(facts: dict[str, Any], words: s
     ],
 )
 def test_facts_that_no_client_says_are_malformed(facts: dict[str, Any], words: str) -> None:
-    usual = {"exchange": 1, "client": "a"} if facts else {}
+    usual = {"number": 1, "client": "a"} if facts else {}
     assert words in refused(said({"run": RUN, **usual, **facts}), Answer)
 
 
