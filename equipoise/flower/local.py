@@ -121,12 +121,16 @@ class Local:
     def _watch(self, processes: Processes, follow: "Follower", run: str) -> None:
         """Until the server says that it is over; who dies on the way is told."""
         told: set[str] = set()
-        asked = time.monotonic()
+        asked, status = time.monotonic(), ""
         while True:
             if (end := follow.look()) is not None:
                 if end["event"] == "failed":
                     raise RunFailed(end["text"])
                 return
+            if status.startswith("finished"):  # that was the last look
+                raise RunFailed(
+                    f"the server ended ({status}) without a word; go on with --resume. Logs: {processes.logs}"
+                )
             for name in set(processes.dead()) - told:
                 told.add(name)
                 if name == "superlink":
@@ -136,10 +140,6 @@ class Local:
                 asked = time.monotonic()
                 state = json.loads(processes.call(["flwr", "list", _LINK, "--run-id", run, "--format", "json"]))
                 status = state["runs"][0]["status"]
-                if status.startswith("finished") and follow.look() is None:
-                    raise RunFailed(
-                        f"the server ended ({status}) without a word; go on with --resume. Logs: {processes.logs}"
-                    )
             time.sleep(_LOOK)
 
 
