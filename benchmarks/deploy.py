@@ -40,7 +40,6 @@ from equipoise.watcher import Watcher
 BULK = 8192  # bytes; only models come in pieces of this size
 CLOSE = 1e-4
 TURNS = 3
-TURNS = 3
 SETTINGS = {
     "data": {"name": "digits-by-writer"},
     "model": {"name": "mlp", "hidden": [128, 64]},
@@ -317,8 +316,6 @@ def main():
             result, wrong = measure(options.rounds, options.clients, Path(folder))
     except KeyboardInterrupt:
         sys.exit("stopped; everything is taken down")
-    except EquipoiseError as error:
-        sys.exit(str(error))
     except EquipoiseError as error:
         sys.exit(str(error))
     show(result)

@@ -135,6 +135,13 @@ def test_init_takes_an_experiment_and_settings(own: Path, digits: Path, tmp_path
     assert tables["deploy"]["shape"] == [1, 28, 28]
 
 
+def test_settings_of_one_app_are_not_those_of_the_next(tmp_path: Path) -> None:
+    good(deploy("init", "one", "--set", "algorithm.lr=0.7", cwd=tmp_path))
+    good(deploy("init", "two", cwd=tmp_path))
+    assert tomllib.loads((tmp_path / "one" / "experiment.toml").read_text())["algorithm"]["lr"] == 0.7
+    assert tomllib.loads((tmp_path / "two" / "experiment.toml").read_text())["algorithm"]["lr"] == 0.1
+
+
 def test_what_the_user_says_of_the_data_is_not_looked_up(digits: Path, tmp_path: Path) -> None:
     sets = ("--set", "data.name=mnist", "--set", "data.partition={kind='iid'}")
     shape = ("--set", "deploy.shape=[7]", "--set", "deploy.outputs=2")
@@ -179,6 +186,8 @@ def test_init_refuses_what_cannot_work(own: Path, digits: Path, tmp_path: Path) 
     no("app", own, "--set", "deplyo.shape=[5]", words=("unknown section deplyo; did you mean 'deploy'?",))
     no("app", own, "--set", "deploy.clients=0", words=("deploy.clients = 0 is not allowed", ">= 1"))
     no("app", own, "--set", "deploy.inputs=words", words=("deploy.inputs = 'words' is not allowed", "'symbols'"))
+    for wrong in ("[0]", "[-5]"):
+        no("app", own, "--set", f"deploy.shape={wrong}", words=("deploy.shape = (", "is not allowed"))
     no("app", own, "--set", "deploy.shape=['a']", words=("deploy.shape = ('a',) is not allowed",))
     no("app", own, "--set", "algorithm.name=dito", words=("algorithm.name = 'dito' is unknown; did you mean 'ditto'?",))
     no("app", own, "--set", "deploy.shape=[]", words=("give deploy.shape, such as [1, 28, 28], and deploy.outputs",))
@@ -259,6 +268,12 @@ def test_certificates_for_this_machine_if_nothing_is_said(tmp_path: Path) -> Non
     refused("certificates", "taken", cwd=tmp_path, words=("cannot create the folder taken",))
 
 
+@pytest.mark.parametrize("host", ["", "a b", "münchen.de", "https://link.org", "127.0.0.1:8000", "-link.org"])
+def test_hosts_that_cannot_be_meant(host: str, tmp_path: Path) -> None:
+    words = (f"{host!r} is not allowed as a host", "an address, or a name")
+    refused("certificates", "certs", "--host", "link.org", "--host", host, cwd=tmp_path, words=words)
+
+
 @pytest.mark.parametrize("days", ["0", "3651", "long"])
 def test_days_that_cannot_be_meant(days: str, tmp_path: Path) -> None:
     done = deploy("certificates", "certs", "--days", days, cwd=tmp_path)
@@ -301,7 +316,7 @@ def test_a_client_that_takes_no_part_and_has_its_data_elsewhere(tmp_path: Path) 
 
 
 def test_client_refuses_what_cannot_work(tmp_path: Path) -> None:
-    for name in ("", "x" * 257):
+    for name in ("", "x" * 257, "a\nb", "\x1b[2J", "\udc80"):
         refused("client", "ward", "--name", name, cwd=tmp_path, words=("--name must have 1 to 256 characters",))
     (tmp_path / "taken").write_text("")
     refused("client", "taken", "--name", "a", cwd=tmp_path, words=("cannot create the folder taken",))
@@ -399,6 +414,13 @@ def test_check_refuses_data_that_do_not_fit(
 def test_check_refuses_an_app_that_is_none(app: Path, tmp_path: Path) -> None:
     (app / "app.py").write_text("from equipoise.flower import App\n")
     refused("check", "ward/client.toml", "--app", app, cwd=tmp_path, words=("app.py has no `app = App(__file__)`",))
+    for content, word in (
+        ("import nowhere_at_all\n", "nowhere_at_all"),
+        ("1 / 0\n", "division by zero"),
+        ("def (\n", ""),
+    ):
+        (app / "app.py").write_text(content)
+        refused("check", "ward/client.toml", "--app", app, cwd=tmp_path, words=("app.py cannot be imported", word))
     (app / "app.py").write_text("from equipoise.flower import App\nflower = App(__file__)\n")
     (app / "experiment.toml").unlink()
     refused("check", "ward/client.toml", "--app", app, cwd=tmp_path, words=("there is no file", "experiment.toml"))

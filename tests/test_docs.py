@@ -109,6 +109,20 @@ def test_the_published_modes_are_those_of_the_benchmark() -> None:
         assert f"| {row['case']} | {row['small']:,} | {row['auto']} | {row['stacked_to_threads']} |" in text
 
 
+def test_the_published_costs_of_a_deployment_are_those_of_the_benchmark() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    found = json.loads((ROOT / "docs" / "benchmarks" / "deploy.json").read_text())
+    seconds = found["seconds"]
+    names = ("simulated_round", "deployed_round", "client_from_order_to_answer", "client_app_an_order")
+    for name in (*names, "client_from_answer_to_order"):
+        assert f"| {seconds[name]} |" in text, name
+    assert f"{seconds['difference']} s a round" in text
+    for way, row in found["bytes"].items():
+        if way in ("up", "down"):
+            counts = " | ".join(f"{row[k]:,}" for k in ("algorithm", "messages", "wire"))
+            assert f"| {way} | {counts} | {row['wire_to_algorithm']} | {row['wire_to_messages']} |" in text
+
+
 @pytest.mark.parametrize("name", ["throughput", "scale"])
 def test_the_published_figures_are_those_of_the_benchmarks(name: str) -> None:
     """docs/performance.md shows what is in the JSON that the benchmark wrote, to the digit."""

@@ -175,6 +175,13 @@ def test_a_file_of_another_program_cannot_be_read(facts: str | None, home: Home)
     unreadable(home)
 
 
+def test_the_state_of_another_client_is_not_read(home: Home) -> None:
+    home.write(Kept(1, state(1)))
+    with pytest.raises(EquipoiseError) as caught:
+        Home(home.path.parent, RUN, "other").read()
+    assert f"is the state of {home.name!r}, not of 'other'; every client needs a state folder" in str(caught.value)
+
+
 def test_a_folder_in_place_of_the_file_cannot_be_read(home: Home) -> None:
     home.file.mkdir()
     unreadable(home)

@@ -9,7 +9,9 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
 import equipoise
@@ -98,6 +100,37 @@ def test_those_that_will_not_end_are_killed(tmp_path: Path, found: list[int], mo
         begin = time.monotonic()
     assert 0.2 <= time.monotonic() - begin < 20, "they were asked first, and then not asked any more"
     gone(found)
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """The requests to end that have reached this process."""
+    numbers: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: numbers.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield numbers
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_second_ctrl_c_does_not_break_off_the_end(
+    heard: list[int], tmp_path: Path, found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+
+    def impatient(*arguments: Any, **options: Any) -> Any:
+        ask()
+        return wait(*arguments, **options)
+
+    wait = psutil.wait_procs
+    with Processes(tmp_path, {}) as started:
+        family(started, found, "one")
+        monkeypatch.setattr(psutil, "wait_procs", impatient)
+    gone(found)
+    assert heard == []
+    ask()
+    assert heard == [signal.SIGINT, signal.SIGTERM], "afterwards all is as before"
 
 
 ORDERLY = """

@@ -376,6 +376,8 @@ def test_orders_and_answers_come_through_flower(facts: Settings) -> None:
         ({"run": RUN, "client": "x" * 257}, "message.client"),
         ({"run": RUN, "client": {"name": "a"}}, "message.client"),
         ({"run": RUN, "client": "\ud800"}, "message.client"),
+        ({"run": RUN, "client": "a\nequipoise: all is well"}, "message.client"),
+        ({"run": RUN, "shared": "\x1b[2J"}, "message.shared"),
         ({"run": RUN, "protocol": 2}, "message.protocol = 2 is not allowed; it must be 1"),
         ({"run": ""}, "message.run = ''"),
         ({"run": RUN[1:]}, "message.run"),
