@@ -74,7 +74,8 @@ def init(
             source = data_folder(folder_of_data(file, data, bar.tell) if file else data)
             federation = experiment.federation(source, bar.reading)
         experiment = replace(experiment, deploy=project.describe(federation, experiment.deploy))
-    target = out or folder.with_name(folder.resolve().name + "-run")
+    whole = folder.resolve()
+    target = out or whole.with_name(whole.name + "-run")
     project.write_app(folder, experiment, target)
     _say(f"The app is in {folder}; its server will write into {target}")
     _say("Next, with a SuperLink in Flower's configuration (docs/deploy.md tells how):")
@@ -191,11 +192,12 @@ def client(
     write_key(folder / "key")
     _say(f"{settings} says who it is and where its data and its state are; {folder / 'key'} never leaves this machine.")
     _say("Give the operator of the SuperLink this file, to be registered:")
-    _say(f"  flwr supernode register {folder / 'key.pub'} SUPERLINK --name {shlex.quote(name)}")
+    key, toml = (shlex.quote(str(path)) for path in (folder / "key", settings))
+    _say(f"  flwr supernode register {shlex.quote(str(folder / 'key.pub'))} SUPERLINK --name {shlex.quote(name)}")
     _say("Then start the client, with the operator's ca.crt:")
     _say(
-        f"  flower-supernode --superlink HOST:8000 --root-certificates ca.crt --auth-supernode-private-key "
-        f"{folder / 'key'} --node-config {settings}"
+        f"  flower-supernode --superlink HOST:PORT --root-certificates ca.crt --auth-supernode-private-key {key} "
+        f"--node-config {toml}"
     )
 
 
@@ -218,6 +220,7 @@ def check(
     assert spec.loader is not None
     sys.path.insert(0, str(app.resolve()))
     module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up there
     try:
         spec.loader.exec_module(module)
     except Exception as error:

@@ -74,6 +74,8 @@ def _allowed(schema: dict[str, Any]) -> str:
         return ", ".join(repr(v) for v in schema["enum"])
     if "prefixItems" in schema:
         return f"a list of {len(schema['prefixItems'])}"
+    if schema.get("type") == "array" and "items" in schema:
+        return f"a list, each {_allowed(schema['items'])}"
     words = {"number": "a number", "integer": "a whole number", "boolean": "true or false", "string": "a string"}
     text = words.get(schema.get("type", ""), "a list" if schema.get("type") == "array" else "a table")
     bounds = [("exclusiveMinimum", ">"), ("minimum", ">="), ("exclusiveMaximum", "<"), ("maximum", "<=")]
@@ -113,6 +115,8 @@ def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:
 def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, Any], where: str) -> str:
     """The first thing that is wrong, and what would be right."""
     first = error.errors()[0]
+    if not first["loc"]:
+        return f"{where or cls.__name__} is not allowed: {first['msg']}"
     key = str(first["loc"][0])
     name = f"{where}.{key}" if where else key
     if first["type"] == "extra_forbidden":
@@ -120,4 +124,5 @@ def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, 
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return f"{name} is missing"
     allowed = next(row["allowed"] for row in cls.describe() if row["name"] == key)
-    return f"{name} = {values[key]!r} is not allowed; it must be {allowed}"
+    value = list(values[key]) if isinstance(values[key], tuple) else values[key]
+    return f"{name} = {value!r} is not allowed; it must be {allowed}"

@@ -95,7 +95,7 @@ def refused(*arguments: object, cwd: Path, words: tuple[str, ...]) -> None:
 
 def test_init_writes_an_app(tmp_path: Path) -> None:
     printed = good(deploy("init", "app", cwd=tmp_path))
-    assert "The app is in app; its server will write into app-run" in printed
+    assert f"The app is in app; its server will write into {tmp_path}/app-run" in " ".join(printed.split())
     assert "flwr run app SUPERLINK --stream" in printed
     assert sorted(tree(tmp_path)) == [
         "app",
@@ -187,8 +187,14 @@ def test_init_refuses_what_cannot_work(own: Path, digits: Path, tmp_path: Path) 
     no("app", own, "--set", "deploy.clients=0", words=("deploy.clients = 0 is not allowed", ">= 1"))
     no("app", own, "--set", "deploy.inputs=words", words=("deploy.inputs = 'words' is not allowed", "'symbols'"))
     for wrong in ("[0]", "[-5]"):
-        no("app", own, "--set", f"deploy.shape={wrong}", words=("deploy.shape = (", "is not allowed"))
-    no("app", own, "--set", "deploy.shape=['a']", words=("deploy.shape = ('a',) is not allowed",))
+        no("app", own, "--set", f"deploy.shape={wrong}", words=("deploy.shape = [", "is not allowed"))
+    no(
+        "app",
+        own,
+        "--set",
+        "deploy.shape=['a']",
+        words=("deploy.shape = ['a'] is not allowed; it must be a list, each a whole number",),
+    )
     no("app", own, "--set", "algorithm.name=dito", words=("algorithm.name = 'dito' is unknown; did you mean 'ditto'?",))
     no("app", own, "--set", "deploy.shape=[]", words=("give deploy.shape, such as [1, 28, 28], and deploy.outputs",))
     missing = ("--set", "data.name=mnist", "--set", "data.partition={kind='iid'}")
@@ -301,7 +307,7 @@ def test_client(tmp_path: Path) -> None:
     assert load_ssh_public_key((folder / "key.pub").read_bytes()) == key.public_key()
     assert stat.S_IMODE((folder / "key").stat().st_mode) == 0o600
     assert "flwr supernode register clients/ward/key.pub SUPERLINK --name 'ward 3'" in printed
-    for word in ("--superlink HOST:8000", "--auth-supernode-private-key clients/ward/key", "clients/ward/client.toml"):
+    for word in ("--superlink HOST:PORT", "--auth-supernode-private-key clients/ward/key", "clients/ward/client.toml"):
         assert word in printed
     words = ("clients/ward is a client already; choose another folder",)
     refused("client", "clients/ward", "--name", "b", cwd=tmp_path, words=words)

@@ -53,7 +53,7 @@ WRONG = [
     ({"seed": "zero"}, "seed = 'zero' is not allowed; it must be a whole number >= 0"),
     ({"data__name": "fashion"}, "data.name = 'fashion' is unknown; did you mean 'fashion-mnist'"),
     ({"data__splits": [1, 0, 0]}, "unknown setting data.splits; did you mean 'split'"),
-    ({"data__split": [0.5, 0.5]}, r"data.split = \(0.5, 0.5\) is not allowed; it must be a list of 3"),
+    ({"data__split": [0.5, 0.5]}, r"data.split = \[0.5, 0.5\] is not allowed; it must be a list of 3"),
     ({"data__split": [0.5, 0.1, 0.1]}, "data.split = .* must be three fractions"),
     ({"data__partition": "iid"}, "data.partition = 'iid' is not allowed; it must be a table"),
     (

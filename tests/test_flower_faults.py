@@ -1,5 +1,6 @@
 """Clients that err, die, lie, come late or come back: the round goes on, and everybody's state stays right."""
 
+import json
 import pickle
 import random
 import shutil
@@ -21,7 +22,7 @@ from equipoise.flower.clientdata import write_client
 from equipoise.flower.home import Home
 from equipoise.flower.messages import Answer, answer_shapes, content, opened
 from equipoise.flower.server import Deployment
-from equipoise.flower.wire import group, named
+from equipoise.flower.wire import group, named, pack
 from equipoise.state import State, Upload, Uploads
 from tests.conftest import classification, small_mlp
 from tests.flower_memory import MemoryGrid, Node, deployed, over_the_wire, run, speaking_as
@@ -543,3 +544,20 @@ def test_two_nodes_without_registered_names_cannot_be_one_client(tmp_path: Path)
     deployment = run(app, grid, tmp_path / "out")
     assert deployment.roster.members["c0"].node == 100
     assert "another node says that it is 'c0', which is here already" in (tmp_path / "out" / "events.jsonl").read_text()
+
+
+@pytest.mark.parametrize("key", ["\ud800", "a\nequipoise: round 9 done\x1b[2J", "data"])
+def test_a_fact_that_nobody_asked_for_is_refused_and_forges_no_log(key: str, tmp_path: Path) -> None:
+    app, grid = problem(tmp_path / "app")
+
+    def tamper(order: Message, reply: Message) -> list[Message]:
+        if order.metadata.group_id != "2":
+            return [reply]
+        ORDERS[id(reply)] = order
+        return [raw(reply, pack({}, {"run": "0" * 32, "number": 1, "client": "c2", key: 1}))]
+
+    grid.nodes[102].tamper = tamper
+    deployment = run(app, grid, tmp_path / "out")
+    assert deployment.post.refused == {"malformed": 1}
+    told = [json.loads(line).get("text", "") for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    assert all(text.isprintable() for text in told)

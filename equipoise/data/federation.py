@@ -216,10 +216,13 @@ def from_clients(
             parts = split_client(take(client, name), split, randomness.generator(seed, "split", name))
         for column, part in zip(columns, parts, strict=True):
             column.append(part)
-    shapes = {tuple(x.shape[1:]) for x in xs if len(x)}
-    if len(shapes) > 1:
-        raise EquipoiseError(f"clients' samples have different shapes: {', '.join(map(str, sorted(shapes)))}")
+    for what, arrays in (("samples", xs), ("targets", ys)):
+        shapes = {tuple(array.shape[1:]) for array in arrays}
+        if len(shapes) > 1:
+            raise EquipoiseError(f"clients' {what} have different shapes: {', '.join(map(str, sorted(shapes)))}")
     y = torch.cat(ys)
+    if not len(y):
+        raise EquipoiseError(f"client {names[0]!r} has no samples; give it some, or leave it out")
     classes = None if y.is_floating_point() else int(y.max()) + 1
     train, validation, test = (Ragged(column) for column in columns)
     return Federation(torch.cat(xs), y, tuple(names), train, validation, test, classes)
@@ -231,7 +234,10 @@ def _pair(part: Any, name: str) -> tuple[Tensor, Tensor]:
         if not samples:
             raise EquipoiseError(f"client {name!r} has no samples; give it some, or leave it out")
         part = tuple(torch.stack([torch.as_tensor(s[k]) for s in samples]) for k in (0, 1))
-    x, y = (torch.as_tensor(np.asarray(a)) if not isinstance(a, Tensor) else a for a in part)
+    try:
+        x, y = (torch.as_tensor(np.asarray(a)) if not isinstance(a, Tensor) else a for a in part)
+    except (TypeError, ValueError) as error:
+        raise EquipoiseError(f"client {name!r} needs a pair of arrays (x, y) and has something else: {error}") from None
     if len(x) != len(y):
         raise EquipoiseError(f"client {name!r} has {len(x)} inputs and {len(y)} targets; there must be as many of each")
     return x, y if y.is_floating_point() else y.long()

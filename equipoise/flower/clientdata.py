@@ -1,6 +1,7 @@
 """A client's own data: arrays in a folder of its own, as safetensors or npz, or what the user's Python returns."""
 
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,9 @@ from equipoise.flower.plan import Plan
 Hook = Callable[[Mapping[str, Any]], Any]
 """Gets the client's settings, returns (x, y), a torch Dataset, or a dictionary of train, validation and test."""
 
+# What numpy and zipfile raise for files that are not whole.
+_DAMAGED: tuple[type[Exception], ...] = (OSError, ValueError, TypeError, EOFError, NotImplementedError, RuntimeError)
+_DAMAGED += (SafetensorError, zipfile.BadZipFile, zlib.error)
 _SUFFIXES = (".safetensors", ".npz")
 _NAMES = "x and y, or train.x and train.y with validation.x, validation.y, test.x, test.y where there are such samples"
 
@@ -51,7 +55,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
     except FileNotFoundError:
         raise EquipoiseError(f"there is no file {path}") from None
-    except (OSError, ValueError, TypeError, SafetensorError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise EquipoiseError(f"{path} cannot be read as arrays: {error}") from None
 
 
@@ -77,6 +81,11 @@ def client_data(plan: Plan, name: str, settings: Mapping[str, Any], hook: Hook |
     """The client's data as a federation of one, checked against what the server was told of them."""
     if hook is not None:
         given, where = hook(settings), f"the data of {name}"
+        if given is None or isinstance(given, (str, bytes, int, float)):
+            raise EquipoiseError(
+                f"{where}: the function data() of app.py returned {type(given).__name__}; it must return (x, y), "
+                'a Dataset, or a dictionary of "train", "validation" and "test"'
+            )
     else:
         path = settings.get("data")
         if not isinstance(path, str) or not path:

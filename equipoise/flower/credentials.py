@@ -16,6 +16,11 @@ from equipoise import files
 from equipoise.errors import EquipoiseError
 
 _DAYS = 365
+_USAGES = (
+    *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
+    *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
+)
+"""Of a key, as certificates know them; one that signs others must say so."""
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) -> None:
@@ -75,6 +80,8 @@ def _certificate(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(identifier, critical=False)
     )
+    mine = {"key_cert_sign", "crl_sign"} if names is None else {"digital_signature"}
+    builder = builder.add_extension(x509.KeyUsage(**{usage: usage in mine for usage in _USAGES}), critical=True)
     if names is not None:
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -25,7 +25,7 @@ from equipoise.watcher import Watcher
 _HOST = "127.0.0.1"
 _LINK = "deployment"
 _LOOK = 0.3  # seconds between two looks at what the server wrote
-_ASK = 20.0  # seconds between two questions to the SuperLink whether the run still goes
+_ASK = 60.0  # seconds between two questions to the SuperLink whether the run still goes
 
 
 class Local:

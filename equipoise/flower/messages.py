@@ -121,6 +121,8 @@ def opened(message: Message, cls: type[S], allowed: Shapes) -> tuple[S, State]:
     if not isinstance(blob, bytes):
         raise Refused("malformed", "it is not one record of bytes")
     tensors, facts = unpack(blob, allowed)
+    for key in facts.keys() - cls.model_fields.keys():
+        raise Refused("malformed", f"it says {ascii(key)[:80]}, which nobody asked for")
     try:
         return read(cls, facts, "message"), tensors
     except EquipoiseError as error:

@@ -17,6 +17,7 @@ import psutil
 from equipoise.errors import EquipoiseError
 
 _PATIENCE = 5.0  # seconds from a request to end to the end
+_TRIES = 5
 _DIES_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 
 
@@ -51,6 +52,13 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Processes:
     """A group of them, each with its output in a file; all end with the block."""
 
@@ -82,12 +90,16 @@ class Processes:
 
     def call(self, command: Sequence[str], cwd: Path | None = None) -> str:
         """Run one to its end and return what it prints."""
-        done = subprocess.run(
-            command, capture_output=True, text=True, env=self.environment, cwd=cwd, stdin=subprocess.DEVNULL
-        )
+        what = " ".join([Path(command[0]).name, *command[1:2]])
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=self.environment, cwd=cwd, stdin=subprocess.DEVNULL
+            )
+        except FileNotFoundError:
+            raise EquipoiseError(f"there is no program {command[0]}; is equipoise[flower] installed?") from None
         if done.returncode:
             said = (done.stdout + done.stderr).strip().splitlines()
-            raise EquipoiseError(f"{Path(command[0]).name} {command[1]} failed: {' '.join(said[-5:])}")
+            raise EquipoiseError(f"{what} failed: {' '.join(said[-5:])}")
         return done.stdout
 
     def dead(self) -> list[str]:
@@ -117,19 +129,34 @@ class Processes:
             self._end()
 
     def _end(self) -> None:
-        families: list[psutil.Process] = []
-        for process in self.running.values():
-            with suppress(psutil.NoSuchProcess):
-                parent = psutil.Process(process.pid)
-                families += [parent, *parent.children(recursive=True)]
-        for member in families:
-            with suppress(psutil.NoSuchProcess):
-                member.terminate()
-        _, left = psutil.wait_procs(families, timeout=_PATIENCE)
-        for member in left:
-            with suppress(psutil.NoSuchProcess):
-                member.kill()
-        psutil.wait_procs(left, timeout=_PATIENCE)
+        members = self._families()
+        self._signal(members, signal.SIGTERM)
+        psutil.wait_procs(members, timeout=_PATIENCE)
+        for _ in range(_TRIES):  # parents first, and again: who is ended late may have started another
+            members = [m for m in {*members, *self._families()} if _runs(m)]
+            self._signal(members, signal.SIGKILL)
+            if not members:
+                break
+            psutil.wait_procs(members, timeout=1.0)
         for process in self.running.values():
             process.wait()
         self.running.clear()
+
+    def _families(self) -> list[psutil.Process]:
+        """All that were started and are still there, with their children; parents before children."""
+        found: list[psutil.Process] = []
+        for process in self.running.values():
+            with suppress(psutil.NoSuchProcess):
+                if process.poll() is None:  # else its number may be somebody else's by now
+                    parent = psutil.Process(process.pid)
+                    found += [parent, *parent.children(recursive=True)]
+        return found
+
+    def _signal(self, members: Sequence[psutil.Process], number: int) -> None:
+        """To each, and to the groups that they lead: children whose parent has gone are found by nothing else."""
+        for member in members:
+            with suppress(psutil.NoSuchProcess):
+                member.send_signal(number)
+        for process in self.running.values():
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, number)

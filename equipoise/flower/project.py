@@ -72,7 +72,7 @@ def write_app(folder: Path, experiment: Experiment, out: Path) -> Plan:
     plan = Plan(experiment)
     if experiment.model is not None:
         plan.task()
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise EquipoiseError(f"{folder} is not empty; choose another folder for the app")
     files.make_folder(folder)
     name = "equipoise-" + "".join(c if c.isalnum() else "-" for c in experiment.algorithm_name)
