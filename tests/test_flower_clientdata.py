@@ -3,6 +3,7 @@
 import io
 import pickle
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +382,18 @@ def test_flipped_bits_bring_a_sentence_or_sound_data(plan: Plan, tmp_path: Path)
     assert told == len(range(0, 8 * len(whole), 3))
 
 
+def test_an_empty_or_damaged_npz_brings_a_sentence(plan: Plan, tmp_path: Path) -> None:
+    path = tmp_path / "arrays.npz"
+    path.write_bytes(b"")
+    said(plan, path, "cannot be read as arrays")
+    np.savez_compressed(path, x=X, y=Y)
+    whole = path.read_bytes()
+    for place in range(0, len(whole), 7):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        with suppress(EquipoiseError):  # some bits are nobody's; whatever else is raised is not suppressed
+            client_data(plan, "ward", {"data": str(path)})
+
+
 def test_a_file_that_may_not_be_read_brings_a_sentence(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +417,14 @@ def test_a_file_that_may_not_be_read_brings_a_sentence(
         ((X, Y + 1), "the data of ward: labels go from 1 to 3"),
         ((X * np.inf, Y), "the data of ward: there is NaN or infinity in the inputs"),
         (TensorDataset(torch.zeros(0, 5), torch.zeros(0)), "'ward' has no samples"),
+        ((X[:0], Y[:0]), "'ward' has no samples"),
+        (None, "data() of app.py returned NoneType; it must return (x, y)"),
+        ("arrays.npz", "data() of app.py returned str"),
+        ({"train": None}, "needs a pair of arrays (x, y)"),
+        ((X,), "needs a pair of arrays (x, y)"),
+        ((X, Y, Y), "needs a pair of arrays (x, y)"),
+        ({"train": (X, Y), "test": (X, Y[:, None])}, "targets have different shapes"),
+        ({"train": (X, Y), "test": (X[:0, :3], Y[:0])}, "samples have different shapes"),
     ],
 )
 def test_what_the_users_python_may_not_return_brings_a_sentence(given: Any, words: str, plan: Plan) -> None:

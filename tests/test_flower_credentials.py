@@ -82,6 +82,7 @@ def greeting(port: int, authority: Path, host: str) -> bytes:
     """What the server says to a client that trusts only this authority and looks for this host."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(authority)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default of later Pythons
     with (
         socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
         context.wrap_socket(plain, server_hostname=host) as secure,

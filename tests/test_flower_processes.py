@@ -214,6 +214,15 @@ def test_nobody_reads_our_input(tmp_path: Path) -> None:
     assert (tmp_path / "one.log").read_text() == "nothing to read\n"
 
 
+def test_children_whose_parent_has_gone_are_ended_too(tmp_path: Path, found: list[int]) -> None:
+    with Processes(tmp_path / "logs", {}) as started:
+        started.start("parent", ["sh", "-c", "sleep 47 & echo $!"])
+        found += numbers(tmp_path / "logs" / "parent.log", 1)
+        until(lambda: started.dead() == ["parent"])
+        assert all(map(lives, found))
+    gone(found)
+
+
 def test_who_has_ended_is_told(tmp_path: Path) -> None:
     with Processes(tmp_path, {}) as started:
         started.start("long", ["sleep", "60"])
