@@ -39,6 +39,8 @@ Accepted = tuple[Member, Upload]
 
 
 class Deployment(Run):
+    """The server's side of a run over real clients."""
+
     def __init__(self, plan: Plan, grid: Grid, folder: RunFolder, watcher: Watcher | None = None):
         self.plan, self.settings = plan, plan.experiment.deploy
         task, experiment = plan.task(), plan.experiment
@@ -119,7 +121,7 @@ class Deployment(Run):
     def sample(self, round: int) -> list[Member]:
         """Who takes part, drawn from those who are here, in the order of their names."""
         present = self.door.present()
-        if not present or round > self.schedule.rounds:
+        if not present:
             return []
         wanted = self.schedule.participation
         cohort = min(wanted, len(present)) if isinstance(wanted, int) else self.schedule.cohort(len(present))
