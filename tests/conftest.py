@@ -152,3 +152,11 @@ def real_data() -> Path:
     if not SHARED.exists():
         pytest.skip("needs the folder of real data sets beside the project")
     return SHARED
+
+
+@pytest.fixture
+def remember(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The method of tests/tampering.py, in the registry for as long as a test."""
+    from tests.tampering import Remember
+
+    monkeypatch.setitem(ALGORITHMS, "remember", Remember)

@@ -417,7 +417,7 @@ def test_a_file_that_may_not_be_read_brings_a_sentence(
         ((X, Y + 1), "the data of ward: labels go from 1 to 3"),
         ((X * np.inf, Y), "the data of ward: there is NaN or infinity in the inputs"),
         (TensorDataset(torch.zeros(0, 5), torch.zeros(0)), "'ward' has no samples"),
-        ((X[:0], Y[:0]), "'ward' has no samples"),
+        ((X[:0], Y[:0]), "'ward' has no training samples"),
         (None, "data() of app.py returned NoneType; it must return (x, y)"),
         ("arrays.npz", "data() of app.py returned str"),
         ({"train": None}, "needs a pair of arrays (x, y)"),

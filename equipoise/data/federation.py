@@ -221,9 +221,7 @@ def from_clients(
         if len(shapes) > 1:
             raise EquipoiseError(f"clients' {what} have different shapes: {', '.join(map(str, sorted(shapes)))}")
     y = torch.cat(ys)
-    if not len(y):
-        raise EquipoiseError(f"client {names[0]!r} has no samples; give it some, or leave it out")
-    classes = None if y.is_floating_point() else int(y.max()) + 1
+    classes = None if y.is_floating_point() or not len(y) else int(y.max()) + 1
     train, validation, test = (Ragged(column) for column in columns)
     return Federation(torch.cat(xs), y, tuple(names), train, validation, test, classes)
 

@@ -29,6 +29,7 @@ from equipoise.flower.plan import Plan
 from equipoise.flower.post import Answered, Post
 from equipoise.flower.roster import Member, Roster
 from equipoise.flower.tally import Tally
+from equipoise.flower.updates import update_of
 from equipoise.flower.wire import Refused, group, named
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Upload, Uploads
@@ -220,21 +221,12 @@ class Deployment(Run):
         for member in cohort:
             if (answered := answers.get(member.name)) is None:
                 continue
-            wire = group(answered.tensors, "up")
-            if answered.answer.trained != round or wire.shapes() != self.announced.up:
-                self.post.refuse("shape", member.name, f"round {round}: the update is not whole")
-                continue
-            self.counters.bytes_up += wire.nbytes
-            if not wire.finite():
-                self.post.refuse("not-finite", member.name, f"round {round}: NaN or infinite numbers in the update")
-                continue
-            weight = wire.get("weight")
-            if weight is not None and not bool((weight > 0).all()):
-                self.post.refuse("weight", member.name, f"round {round}: a weight that is not above zero")
-                continue
-            self.counters.gradient_samples += answered.answer.samples
-            message = State({k: t for k, t in wire.items() if k != "weight"})
-            accepted.append((member, Upload(message, weight=weight)))
+            self.counters.bytes_up += group(answered.tensors, "up").nbytes
+            try:
+                accepted.append((member, update_of(answered, round, self.announced)))
+                self.counters.gradient_samples += answered.answer.samples
+            except Refused as error:
+                self.post.refuse(error.reason, member.name, str(error))
         return accepted
 
     def _aggregate(
