@@ -4,7 +4,7 @@ import math
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -117,21 +117,13 @@ def local(
     again += [x for s in sets or [] for x in ("--set", s)] + ["--out", str(folder)]
     again += ["--data", str(data)] if data else []
     try:
-        with _ending_in_order():
-            _within(None if quiet else progress, lambda: run(resume))
+        with _ending_in_order(), nullcontext() if quiet else progress:
+            run(resume)
     except KeyboardInterrupt:
         interrupted(f"stopped after round {bar.done}, everything is taken down", shlex.join([*again, "--resume"]))
     if not quiet:
         out_console.print(report.as_table(report.compare(report.find_runs([folder]))))
         _say(f"Run folder: {folder}")
-
-
-def _within(progress: Any, work: Callable[[], None]) -> None:
-    if progress is None:
-        work()
-    else:
-        with progress:
-            work()
 
 
 class _ending_in_order:
@@ -188,7 +180,7 @@ def client(
         raise EquipoiseError("--name must have 1 to 256 characters, all of them printable")
     if (folder / "key").exists():
         raise EquipoiseError(f"{folder} is a client already; choose another folder")
-    settings = project.write_client(folder, name, data or folder / "data", unseen)
+    settings = project.write_settings(folder, name, data or folder / "data", unseen)
     write_key(folder / "key")
     _say(f"{settings} says who it is and where its data and its state are; {folder / 'key'} never leaves this machine.")
     _say("Give the operator of the SuperLink this file, to be registered:")

@@ -68,8 +68,9 @@ class Experiment:
     def load(path: Path, sets: Sequence[str] = (), needs: Sequence[str] = _NEEDED) -> "Experiment":
         return Experiment.parse(override(read_toml(path), sets), needs)
 
-    def with_engine(self, engine: Engine) -> "Experiment":
-        return replace(self, engine=engine)
+    def deployed(self) -> "Experiment":
+        """As it is run over real machines."""
+        return replace(self, engine=self.engine.model_copy(update={"kind": "flower"}))
 
     def tables(self) -> dict[str, Any]:
         """The whole configuration, every default written out."""

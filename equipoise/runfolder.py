@@ -69,17 +69,9 @@ class RunFolder:
         written = {"equipoise": version("equipoise"), "torch": version("torch"), **written}
         folder.text = tomli_w.dumps({**settings, WRITTEN: written})
         with folder.locked():
-            new = not folder.config.exists()
+            new = folder.admit(settings, resume)
             if new:
-                if not folder.is_free():
-                    raise EquipoiseError(f"{path} is not empty and not a run; choose another --out")
                 folder.write_config()
-            elif not resume:
-                raise EquipoiseError(
-                    f"{path} already holds a run; add --resume to go on with it, or choose another --out"
-                )
-            else:
-                folder.compare(settings)
             try:
                 yield folder
             except RunFailed:
@@ -91,11 +83,21 @@ class RunFolder:
                     shutil.rmtree(folder.checkpoint, ignore_errors=True)
                 raise
 
-    def is_free(self) -> bool:
-        """Nothing is here but what belongs to a run that is about to begin."""
-        return all(p.name in ("lock", DEPLOYMENT) or p.name.endswith(".part") for p in self.path.iterdir())
+    def admit(self, settings: dict[str, Any], resume: bool) -> bool:
+        """May a run with these settings work here? If so: is it a new one?"""
+        if not self.config.exists():
+            others = list(self.path.iterdir()) if self.path.exists() else []
+            if not all(p.name in ("lock", DEPLOYMENT) or p.name.endswith(".part") for p in others):
+                raise EquipoiseError(f"{self.path} is not empty and not a run; choose another --out")
+            return True
+        if not resume:
+            raise EquipoiseError(
+                f"{self.path} already holds a run; add --resume to go on with it, or choose another --out"
+            )
+        self._compare(settings)
+        return False
 
-    def compare(self, settings: dict[str, Any]) -> None:
+    def _compare(self, settings: dict[str, Any]) -> None:
         """Are these the settings of the run that is here?"""
         old, new = flatten(read_toml(self.config)), flatten(settings)
         for key in sorted(old.keys() | new.keys()):

@@ -97,9 +97,7 @@ class App:
 
 def serve(plan: Plan, grid: Grid, out: Path, resume: bool, watcher: Watcher | None = None) -> Deployment:
     """Run the server's side, from the start or from the last checkpoint in `out`."""
-    kind = plan.experiment.engine.model_copy(update={"kind": "flower"})
-    settings = plan.experiment.with_engine(kind).tables()
-    with RunFolder.at_work(out, settings, resume, mode="flower") as folder:
+    with RunFolder.at_work(out, plan.experiment.deployed().tables(), resume, mode="flower") as folder:
         deployment = Deployment(plan, grid, folder, watcher or Operator())
         try:
             if resume:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, overload
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -131,9 +131,9 @@ class Client:
             sent: dict[str, Tensor] = {}
             if order.evaluate:
                 shared = tensors.get(order.shared) if order.shared else None
-                scores, facts["adapted"], model = self._evaluate(executor, job, order.evaluate, shared)
+                scores, facts["adapted"], models = self._evaluate(executor, job, order.evaluate, shared)
                 if order.finish:
-                    self._keep(home, order, {"personal": model, "global": _with_buffers(shared, job)})
+                    self._keep(home, order, models)
                 if experiment.deploy.evaluate and self.settings.evaluate:
                     facts["evaluated"] = order.evaluate
                     sent |= named(scores, "scores")
@@ -166,39 +166,27 @@ class Client:
 
     def _evaluate(
         self, executor: Threads, job: Job, round: int, shared: Tensor | None
-    ) -> tuple[dict[str, Tensor], int, Model | None]:
+    ) -> tuple[dict[str, Tensor], int, dict[str, Model]]:
         """Scores of the personal and of the global model on the client's own samples."""
         federation = executor.federation
         splits = (federation.train[0], federation.validation[0], federation.test[0])
         scores = {"sizes": torch.tensor([len(split) for split in splits])}
         own, cut = np.concatenate(splits[1:]), len(splits[1])
 
-        def score(model: Model) -> Tensor:
-            return torch.from_numpy(row(next(iter(executor.score([model], [own]))), cut, self.task.metric))
-
         unseen = self.settings.unseen
         model, samples = next(iter(executor.personal(round, [job], unseen)))
-        if model is not None:
-            scores["personal"] = score(model)
+        models = {} if model is None else {"personal": model}
         if shared is not None and not (unseen and len(self.task.buffers)):
             # Who never trained has no statistics of its own to run the global model with.
-            scores["global"] = score(_with_buffers(shared, job))
-        return scores, samples, model
+            models["global"] = Model(0, shared, job.client.get(BUFFERS))
+        for kind, scored in zip(models, executor.score(list(models.values()), [own] * len(models)), strict=True):
+            scores[kind] = torch.from_numpy(row(scored, cut, self.task.metric))
+        return scores, samples, models
 
-    def _keep(self, home: Home, order: Order, models: Mapping[str, Model | None]) -> None:
+    def _keep(self, home: Home, order: Order, models: Mapping[str, Model]) -> None:
         """The models that there are, as files that need neither the server nor this state."""
         for kind, model in models.items():
-            if model is not None:
-                module = self.task.to_module(model.vector, model.buffers)
-                path = home.path / f"{kind}.safetensors"
-                write_model(path, module, *self.plan.described(), order.client if kind == "personal" else kind)
-                log.info("%s: the %s model is in %s", self.settings.name, kind, path)
-
-
-@overload
-def _with_buffers(vector: Tensor, job: Job) -> Model: ...
-@overload
-def _with_buffers(vector: None, job: Job) -> None: ...
-def _with_buffers(vector: Tensor | None, job: Job) -> Model | None:
-    """The global model with the client's own statistics."""
-    return None if vector is None else Model(0, vector, job.client.get(BUFFERS))
+            module = self.task.to_module(model.vector, model.buffers)
+            path = home.path / f"{kind}.safetensors"
+            write_model(path, module, *self.plan.described(), order.client if kind == "personal" else kind)
+            log.info("%s: the %s model is in %s", self.settings.name, kind, path)

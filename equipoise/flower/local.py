@@ -54,25 +54,14 @@ class Local:
                 write_key(self.keys / self.node(who))
             home = self.folder / "clients" / self.node(who)
             unseen = name in self.federation.unseen
-            project.write_client(home, name, home / "data.safetensors", unseen)
+            project.write_settings(home, name, home / "data.safetensors", unseen)
             clientdata.write_client(home / "data.safetensors", self.federation, who)
-
-    def _check(self, resume: bool) -> None:
-        """What the server would refuse is refused before anything is written or started."""
-        if self.out.config.exists() and resume:
-            self.out.compare(self.experiment.tables())
-        elif self.out.config.exists():
-            raise EquipoiseError(
-                f"{self.out.path} already holds a run; add --resume to go on with it, or choose another --out"
-            )
-        elif self.out.path.exists() and not self.out.is_free():
-            raise EquipoiseError(f"{self.out.path} is not empty and not a run; choose another --out")
 
     def node(self, who: int) -> str:
         return f"client-{who:03d}"
 
     def run(self, resume: bool) -> None:
-        self._check(resume)
+        self.out.admit(self.experiment.tables(), resume)  # what the server would refuse, before anything is started
         self.prepare()
         environment = {
             "FLWR_HOME": str((self.folder / "flwr").resolve()),
@@ -85,7 +74,8 @@ class Local:
             self._start(processes)
             follow = Follower(self.out, self.watcher)
             command = ["flwr", "run", str(self.app), _LINK, "--format", "json"]
-            said = json.loads(processes.call([*command, *project.run_config({"resume": resume})], cwd=self.folder))
+            command += ["--run-config", f"resume={str(resume).lower()}"]
+            said = json.loads(processes.call(command, cwd=self.folder))
             if not said.get("success"):
                 raise EquipoiseError(f"flwr run failed: {said.get('error-message')}")
             self._watch(processes, follow, str(said["run-id"]))

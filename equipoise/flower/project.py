@@ -1,7 +1,5 @@
 """Writing a Flower app for an experiment: what `flwr run` takes, and what a client's machine needs."""
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +64,9 @@ def describe(federation: Federation, deploy: Deploy) -> Deploy:
     return deploy.model_copy(update=told)
 
 
-def write_app(folder: Path, experiment: Experiment, out: Path) -> Plan:
+def write_app(folder: Path, experiment: Experiment, out: Path) -> None:
     """The app's four files. Whether the server can work with them is tried first."""
-    experiment = experiment.with_engine(experiment.engine.model_copy(update={"kind": "flower"}))
+    experiment = experiment.deployed()
     plan = Plan(experiment)
     if experiment.model is not None:
         plan.task()
@@ -97,10 +95,9 @@ def write_app(folder: Path, experiment: Experiment, out: Path) -> Plan:
     files.write_text(folder / EXPERIMENT, tomli_w.dumps(experiment.tables()))
     files.write_text(folder / "app.py", _APP)
     files.write_text(folder / "README.md", _README.format(name=name))
-    return plan
 
 
-def write_client(folder: Path, name: str, data: Path, unseen: bool = False) -> Path:
+def write_settings(folder: Path, name: str, data: Path, unseen: bool = False) -> Path:
     """The settings of a client, which its SuperNode is given as --node-config."""
     files.make_folder(folder)
     settings = {
@@ -112,8 +109,3 @@ def write_client(folder: Path, name: str, data: Path, unseen: bool = False) -> P
     }
     files.write_text(folder / "client.toml", tomli_w.dumps(settings))
     return folder / "client.toml"
-
-
-def run_config(values: dict[str, Any]) -> Sequence[str]:
-    """Settings of the app as `flwr run` takes them."""
-    return ["--run-config", " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())]
