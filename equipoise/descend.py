@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,7 +49,13 @@ class Update:
         v.add_(g, alpha=-self.lr)
 
 
-Batch = tuple[Tensor, Tensor, Tensor | None]  # inputs, targets, and the weights of the samples where padded
+class Batch(NamedTuple):
+    x: Tensor
+    y: Tensor
+    weights: Tensor | None = None
+    "of the samples, where the batch is padded"
+    rows: Tensor | None = None
+    "which of the client's samples these are"
 
 
 class Work(ABC):
@@ -76,6 +82,10 @@ class Work(ABC):
     @abstractmethod
     def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
         """A step of plain SGD, in place."""
+
+    def constrain(self) -> None:
+        """Bring the vector back to where the model allows it to be, after a step; most allow every vector."""
+        return
 
     def close(self, v: Tensor) -> Tensor:
         return v
@@ -111,6 +121,7 @@ class Work(ABC):
                     self.step(v, batch, part, lr)
                     if extra is not None:
                         moving.add_(extra, alpha=-lr)
+                self.constrain()
                 if before is not None:  # a client that has done its steps stands still while others go on
                     v[done] = before
         return self.close(v)

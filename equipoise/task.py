@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from equipoise.data.federation import Memory
+from equipoise.equilibrium import WarmStart, layers, projected
+from equipoise.equilibrium.tally import Solves, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric, fitting_loss, fitting_metric
 from equipoise.space import Space
@@ -40,6 +42,8 @@ class Task:
         if head == "head" and not hasattr(module, "head"):
             head = None
         self.module = copy.deepcopy(module).to(dtype)
+        for _, layer in layers(self.module):
+            layer.quiet = True  # in a run, the engine reads what its solves came to, and says so
         self.dtype = dtype
         self.space = Space(module, head)
         if self.space.size == 0:
@@ -50,6 +54,8 @@ class Task:
         self.rows = 1
         "as how many rows a sample goes through the linear layers: as one, or as one a position"
         self.buffer_names: tuple[str, ...] = ()
+        self.fixed_point_shapes: dict[str, tuple[torch.Size, torch.dtype]] = {}
+        "what is kept with a client's state for each of its samples, where a layer's warm start asks for it"
         self.sample = sample
         output = self._probe(sample[0])
         self.buffers = read_buffers(self.module, self.buffer_names, dtype)
@@ -71,7 +77,10 @@ class Task:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             before = torch.random.get_rng_state()
             try:
-                replica.module.train()(x)
+                warm = WarmStart(replica.module, len(x))
+                with warm.at(torch.arange(len(x))):
+                    replica.module.train()(x)
+                self.fixed_point_shapes = {k: (t.shape[1:], t.dtype) for k, t in warm.tensors("client").items()}
                 moved = dict(replica.module.named_buffers())
                 output: Tensor = replica.module.eval()(x)
             except EquipoiseError:
@@ -88,6 +97,10 @@ class Task:
     @cached_property
     def why_not_stacked(self) -> str | None:
         """What keeps a stack of clients from being trained in one call, or None if nothing does."""
+        if any(layers(self.module)):
+            return "the model has equilibrium layers, whose solves end at different times"
+        if projected(self.module):
+            return "the model's weights are projected after every step, one client at a time"
         if self.buffer_names:
             return "the model has buffers (BatchNorm statistics), which differ by client"
         if self.unseeded or any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self.module.modules()):
@@ -127,8 +140,14 @@ class Task:
                 f"the model does not take the inputs {int(x.min())} to {int(x.max())} that are in the data: {error}"
             ) from None
 
+    def fixed_points(self, samples: int) -> dict[str, Tensor]:
+        """Tables for as many samples, of which nothing is known yet; empty where none are to be kept."""
+        return {k: torch.zeros(samples, *shape, dtype=t) for k, (shape, t) in self.fixed_point_shapes.items()}
+
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
         module = self.space.module(self.module, vector)
+        for _, layer in layers(module):
+            layer.quiet = False
         load_buffers(module, self.buffer_names, self.buffers if buffers is None else buffers)
         return module
 
@@ -159,6 +178,8 @@ class Replica:
         named = dict(self.module.named_parameters())
         self.parameters = [named[entry.name] for entry in task.space.entries]
         self.memory = Memory()
+        self.equilibria = dict(layers(self.module))
+        self.projected = projected(self.module)
         self.unseeded, self.buffer_names = task.unseeded, task.buffer_names
         self.random = torch.Generator()
         for layer in self.module.modules():
@@ -183,6 +204,14 @@ class Replica:
         self.random.manual_seed(key % 2**63)
         if self.unseeded:
             torch.manual_seed(key % 2**63)
+
+    def forget_solves(self) -> None:
+        for layer in self.equilibria.values():
+            layer.tally = Tally()
+
+    def solves(self) -> Solves:
+        """What the equilibrium layers' solves came to since they were last forgotten."""
+        return {name: layer.tally for name, layer in self.equilibria.items()}
 
     def load_buffers(self, vector: Tensor) -> None:
         load_buffers(self.module, self.buffer_names, vector)

@@ -2,18 +2,34 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation
+from equipoise.equilibrium.tally import Solves
 from equipoise.state import State, Upload
 from equipoise.task import Task
 
 BUFFERS = "buffers"
 """The name under which a client's own buffers (BatchNorm statistics) are kept with its state."""
+FIXED_POINTS = "fixed_points."
+"""How the names begin under which its samples' fixed points are kept with its state, where the model asks for it."""
+
+
+def without_kept(state: State) -> State:
+    """A client's state as its algorithm knows it."""
+    return State({k: t for k, t in state.items() if k != BUFFERS and not k.startswith(FIXED_POINTS)})
+
+
+def with_kept(state: State, task: Task, samples: int, buffers: Tensor | None = None) -> State:
+    """An initial state with what the engine keeps beside it, for a client with up to this many training samples."""
+    kept = {FIXED_POINTS + name: t for name, t in task.fixed_points(samples).items()}
+    if len(task.buffers):
+        kept[BUFFERS] = task.buffers if buffers is None else buffers
+    return State(state, **kept)
 
 
 @dataclass(frozen=True)
@@ -33,6 +49,8 @@ class Done:
     client: State
     upload: Upload
     gradient_samples: int
+    solves: Solves = field(default_factory=dict)
+    "what the solves of the model's equilibrium layers came to"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from equipoise import files, randomness, reduce
 from equipoise.algorithm import Algorithm, Start
 from equipoise.data.federation import Federation
 from equipoise.engine.checkpoint import Saved
-from equipoise.engine.executor import BUFFERS, Done, Job
+from equipoise.engine.executor import Done, Job, with_kept
 from equipoise.engine.interrupt import listening
 from equipoise.engine.options import Engine, Schedule
 from equipoise.engine.run import Run
@@ -21,7 +21,7 @@ from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import LOSSES
 from equipoise.runfolder import RunFolder
 from equipoise.scores import Scores
-from equipoise.state import State, Uploads
+from equipoise.state import Uploads
 from equipoise.task import Task
 from equipoise.watcher import Watcher
 
@@ -52,9 +52,7 @@ class Simulation(Run):
         super().__init__(task, algorithm, schedule, start, folder, watcher)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
-        initial = algorithm.client(start)
-        if len(task.buffers):
-            initial = State(initial, **{BUFFERS: task.buffers})
+        initial = with_kept(algorithm.client(start), task, int(federation.train.lengths.max()))
         states = None if folder is None else folder.checkpoint
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
         self.interrupted = threading.Event()

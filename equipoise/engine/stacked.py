@@ -86,7 +86,7 @@ class StackedModule:
         return [(e, gradients[e.name]) for e in moving]
 
     def _call(self, what: tuple[object, ...], function: Callable[..., Tensor], v: Tensor, batch: Batch) -> Tensor:
-        x, y, weights = batch
+        x, y, weights, _ = batch
         key = (*what, x.shape, y.shape, v.dtype)
         if key not in self.traced:
             graph = make_fx(function)(v.clone(), x, y, weights)
@@ -157,7 +157,8 @@ class Cohort(Work):
         lead = (len(plans), batch)
         for t in range(length):
             x, y = self.federation.gather(flat[t], self.module.memory)
-            yield (x.unflatten(0, lead), y.unflatten(0, lead), weights[t]), done[t] if someone[t] else None
+            batch_t = Batch(x.unflatten(0, lead), y.unflatten(0, lead), weights[t])
+            yield batch_t, done[t] if someone[t] else None
 
 
 def groups(items: Sequence[int], limit: int = _GROUP) -> list[list[int]]:

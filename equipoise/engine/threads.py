@@ -13,7 +13,8 @@ from equipoise import randomness
 from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation
 from equipoise.descend import Batch, Work, order_of, plan
-from equipoise.engine.executor import BUFFERS, Done, Executor, Job, Model, Scores
+from equipoise.engine.executor import BUFFERS, FIXED_POINTS, Done, Executor, Job, Model, Scores, without_kept
+from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
 from equipoise.space import Part
 from equipoise.state import State
@@ -47,6 +48,8 @@ class OneClient(Work):
         self.samples = np.zeros(1, dtype=np.int64)
         bytes_a_sample = max(1, federation.x[0].numel() * federation.x.element_size())
         self.chunk = max(1, _CHUNK_BYTES // (bytes_a_sample * algorithm.batch))
+        # Fixed points are remembered for as long as this work lasts, over all that it trains.
+        self.warm = WarmStart(replica.module, len(self.indices)) if replica.equilibria else None
 
     def open(self, start: Tensor, part: Part) -> Tensor:
         """Load the replica; the gradients of the part that moves will gather in one buffer, of which each is a view."""
@@ -57,6 +60,9 @@ class OneClient(Work):
             moves = low <= entry.offset < high
             parameter.requires_grad_(moves)
             parameter.grad = entry.view(buffer) if moves else None
+        self.constrained = [
+            layer for layer in self.replica.projected if any(p.requires_grad for p in layer.parameters())
+        ]
         self.replica.vector.copy_(start)
         self.replica.module.train()
         return self.replica.vector
@@ -75,17 +81,46 @@ class OneClient(Work):
             x, y = self.federation.gather(torch.from_numpy(self.indices[rows[there]]), self.replica.memory)
             sizes = there.sum(1).tolist()
             self.samples += len(y)
-            for xb, yb in zip(x.split(sizes), y.split(sizes), strict=True):
-                yield (xb, yb, None), None
+            which = torch.from_numpy(rows[there])
+            for xb, yb, rb in zip(x.split(sizes), y.split(sizes), which.split(sizes), strict=True):
+                yield Batch(xb, yb, rows=rb), None
 
     def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
-        x, y, _ = batch
         self.slope.zero_()
         try:
-            self.task.loss.mean(self.replica.module(x), y).backward()
+            self._loss(batch).backward()
         except (RuntimeError, ValueError, IndexError) as error:
-            raise EquipoiseError(f"the model or its loss fails on a batch of {len(x)} samples: {error}") from error
+            raise EquipoiseError(
+                f"the model or its loss fails on a batch of {len(batch.x)} samples: {error}"
+            ) from error
         return self.slope
+
+    def _loss(self, batch: Batch) -> Tensor:
+        if self.warm is None:
+            return self.task.loss.mean(self.replica.module(batch.x), batch.y)
+        assert batch.rows is not None
+        with self.warm.at(batch.rows):
+            return self.task.loss.mean(self.replica.module(batch.x), batch.y)
+
+    @torch.no_grad()
+    def constrain(self) -> None:
+        for layer in self.constrained:
+            layer.project_()
+
+    def recall(self, client: State) -> None:
+        """Begin with the fixed points that were kept with the client's state, if any were."""
+        if self.warm is not None:
+            n = len(self.indices)
+            names = [name for name in client if name.startswith(FIXED_POINTS)]
+            self.warm.load({name.removeprefix(FIXED_POINTS): client[name][:n] for name in names})
+
+    def kept(self, client: State) -> State:
+        """The fixed points to keep with the client's state, in tables as long as those that are there."""
+        kept = State()
+        for name, found in self.warm.tensors("client").items() if self.warm is not None else ():
+            table = client.get(FIXED_POINTS + name, found)
+            kept[FIXED_POINTS + name] = torch.cat([found, table[len(found) :]])
+        return kept
 
     def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
         self.moving.add_(self.gradient(v, batch, part), alpha=-lr)
@@ -132,18 +167,19 @@ class Threads(Executor):
         replica: Replica = self.own.replica
         if len(self.task.buffers):
             replica.load_buffers(job.client.get(BUFFERS, self.task.buffers))
-        return OneClient(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
-
-    def _client(self, job: Job) -> State:
-        return State({name: t for name, t in job.client.items() if name != BUFFERS})
+        work = OneClient(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
+        work.recall(job.client)
+        return work
 
     def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
         def local(job: Job) -> Done:
             work = self._work(round, job, "batches")
-            client, upload = self.algorithm.local(self._client(job), job.down, work)
+            work.replica.forget_solves()
+            client, upload = self.algorithm.local(without_kept(job.client), job.down, work)
             if len(self.task.buffers):
                 client = State(client, **{BUFFERS: work.replica.read_buffers()})
-            return Done(job.who, client, upload, int(work.samples[0]))
+            client = State(client, **work.kept(job.client))
+            return Done(job.who, client, upload, int(work.samples[0]), work.replica.solves())
 
         return self._each(local, jobs, stopped)
 
@@ -152,7 +188,7 @@ class Threads(Executor):
 
         def personal(job: Job) -> tuple[Model | None, int]:
             work = self._work(round, job, "unseen" if unseen else "adapt")
-            vector = make(self._client(job), job.down, work)
+            vector = make(without_kept(job.client), job.down, work)
             buffers = job.client.get(BUFFERS)
             if len(self.task.buffers) and work.samples[0]:
                 buffers = work.replica.read_buffers()

@@ -1,10 +1,13 @@
 """The registry of models: one line each."""
 
-from equipoise.models.attention import Transformer
+from equipoise.models.attention import DeqTransformer, Transformer, Transformer8
 from equipoise.models.base import ModelSettings
 from equipoise.models.convolutional import CNN, FemnistCNN, LeNet, MmnistCNN
 from equipoise.models.dense import MLP, Linear, Softmax
+from equipoise.models.equilibrium import DeqMLP, DeqResNetM, DeqResNetS
+from equipoise.models.fl_deq import CnnL, DeqCNN, DeqResidual, ResNet5Blocks
 from equipoise.models.recurrent import LSTM
+from equipoise.models.residual import ResNet14, ResNet20, ResNet34
 
 MODELS: dict[str, type[ModelSettings]] = {
     "linear": Linear,
@@ -14,6 +17,18 @@ MODELS: dict[str, type[ModelSettings]] = {
     "cnn": CNN,
     "cnn-mmnist": MmnistCNN,
     "cnn-femnist": FemnistCNN,
+    "cnn-L": CnnL,
+    "resnet-5-blocks": ResNet5Blocks,
+    "resnet-14": ResNet14,
+    "resnet-20": ResNet20,
+    "resnet-34": ResNet34,
     "lstm": LSTM,
     "transformer": Transformer,
+    "transformer-8": Transformer8,
+    "deq-mlp": DeqMLP,
+    "deq-resnet-s": DeqResNetS,
+    "deq-resnet-m": DeqResNetM,
+    "deq-residual": DeqResidual,
+    "deq-cnn": DeqCNN,
+    "deq-transformer": DeqTransformer,
 }

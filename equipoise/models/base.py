@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
+from equipoise.errors import EquipoiseError
 from equipoise.settings import Settings
 
 
@@ -23,3 +24,13 @@ class ModelSettings(Settings, ABC):
     @abstractmethod
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """The module for samples of this shape, with a submodule named `head`."""
+
+
+def image_shape(shape: tuple[int, ...], smallest: int, name: str) -> tuple[int, int, int]:
+    """Channels, height and width of the samples, if they are images that the model can take."""
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise EquipoiseError(
+            f"model.name = {name!r} needs images of at least {smallest} by {smallest}; these samples have shape {shape}"
+        )
+    channels, height, width = shape
+    return channels, height, width

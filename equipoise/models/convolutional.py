@@ -4,18 +4,8 @@ from typing import ClassVar
 
 from torch import nn
 
-from equipoise.errors import EquipoiseError
-from equipoise.models.base import ModelSettings, Split
+from equipoise.models.base import ModelSettings, Split, image_shape
 from equipoise.settings import Count
-
-
-def _image(shape: tuple[int, ...], smallest: int, name: str) -> tuple[int, int, int]:
-    if len(shape) != 3 or min(shape[1:]) < smallest:
-        raise EquipoiseError(
-            f"model.name = {name!r} needs images of at least {smallest} by {smallest}; these samples have shape {shape}"
-        )
-    channels, height, width = shape
-    return channels, height, width
 
 
 class LeNet(ModelSettings):
@@ -24,7 +14,7 @@ class LeNet(ModelSettings):
     paper: ClassVar[str] = "LeCun et al., 1998; 62,006 parameters on 32x32 colour images with 10 classes"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        channels, *sides = _image(shape, 16, "lenet")
+        channels, *sides = image_shape(shape, 16, "lenet")
         height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
         body = nn.Sequential(
             *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
@@ -47,7 +37,7 @@ class CNN(ModelSettings):
     "width of the layer before the head"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        inputs, height, width = _image(shape, 2 ** len(self.channels), "cnn")
+        inputs, height, width = image_shape(shape, 2 ** len(self.channels), "cnn")
         layers: list[nn.Module] = []
         for channels in self.channels:
             layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
@@ -62,7 +52,7 @@ class MmnistCNN(ModelSettings):
     paper: ClassVar[str] = "FLAME's CNN for MMNIST: 206,678 parameters on 64x64 colour images with 6 classes"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        channels, *sides = _image(shape, 10, "cnn-mmnist")
+        channels, *sides = image_shape(shape, 10, "cnn-mmnist")
         height, width = (((side - 2) // 2 - 2) // 2 for side in sides)
         body = nn.Sequential(
             *(nn.Conv2d(channels, 32, 3), nn.ReLU(), nn.MaxPool2d(2)),
@@ -79,7 +69,7 @@ class FemnistCNN(ModelSettings):
     paper: ClassVar[str] = "FLAME's CNN for FEMNIST: 214,590 parameters on 28x28 grey images with 62 classes"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        channels, height, width = _image(shape, 4, "cnn-femnist")
+        channels, height, width = image_shape(shape, 4, "cnn-femnist")
         body = nn.Sequential(
             *(nn.Conv2d(channels, 32, 7, padding=3), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),

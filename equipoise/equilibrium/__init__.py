@@ -1,0 +1,39 @@
+"""Equilibrium layers: z = f(z, x) for any module f, in the memory of one layer; usable without the rest."""
+
+from equipoise.equilibrium.contraction import (
+    ContractiveConv2d,
+    ContractiveLinear,
+    conv_norm_bound,
+    project,
+    project_rows,
+    projected,
+)
+from equipoise.equilibrium.layer import Equilibrium, layers, set_budget
+from equipoise.equilibrium.options import Options
+from equipoise.equilibrium.solve import Solution, solve
+from equipoise.equilibrium.solvers import SOLVERS, Anderson, Broyden, Plain, Solver
+from equipoise.equilibrium.tally import NotConverged, Tally
+from equipoise.equilibrium.warm import WarmStart
+
+__all__ = [
+    "SOLVERS",
+    "Anderson",
+    "Broyden",
+    "ContractiveConv2d",
+    "ContractiveLinear",
+    "Equilibrium",
+    "NotConverged",
+    "Options",
+    "Plain",
+    "Solution",
+    "Solver",
+    "Tally",
+    "WarmStart",
+    "conv_norm_bound",
+    "layers",
+    "project",
+    "project_rows",
+    "projected",
+    "set_budget",
+    "solve",
+]

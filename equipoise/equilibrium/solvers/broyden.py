@@ -1,0 +1,59 @@
+"""Broyden's method: an estimate of the inverse Jacobian that learns a rank from every step (Broyden, 1965).
+
+For g(z) = f(z) - z, H ≈ (∂g/∂z)⁻¹ begins as -I, which is plain iteration, and is kept as -I + Σ u_j v_jᵀ.
+"""
+
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.equilibrium.solvers.base import Progress, Solver
+
+
+class Broyden(Solver):
+    """Broyden's good method with bounded memory: after `window` steps the estimate is made anew."""
+
+    window: Annotated[int, Field(ge=1, le=1000)] = 10
+    "ranks that the estimate of the inverse Jacobian may have"
+
+    def begin(self, z: Tensor) -> Progress:
+        return _Broyden(self.window, z)
+
+
+class _Broyden(Progress):
+    def __init__(self, window: int, z: Tensor):
+        self.window = window
+        self.u, self.v = z.new_empty(2, len(z), window, z.shape[1])
+        self.last: tuple[Tensor, Tensor] | None = None
+        self.ranks = 0
+
+    def next(self, z: Tensor, f: Tensor, r: Tensor) -> Tensor:
+        if self.last is not None:
+            if self.ranks == self.window:
+                self.ranks = 0
+            else:
+                s, y = z - self.last[0], r - self.last[1]
+                self._learn(s, y)
+        self.last = z, r
+        return z - self._times(r)
+
+    def _learn(self, s: Tensor, y: Tensor) -> None:
+        """H + (s - H y) sᵀH / (sᵀH y), so that H y = s."""
+        u, v = self.u[:, : self.ranks], self.v[:, : self.ranks]
+        v_new = torch.baddbmm(s.unsqueeze(1), torch.bmm(s.unsqueeze(1), u.transpose(1, 2)), v, beta=-1).squeeze(1)
+        bottom = (v_new * y).sum(1, keepdim=True)
+        u_new = s - self._times(y)
+        safe = bottom.abs() > torch.finfo(s.dtype).eps * v_new.norm(dim=1, keepdim=True) * y.norm(dim=1, keepdim=True)
+        self.u[:, self.ranks] = torch.where(safe, u_new / bottom, 0)
+        self.v[:, self.ranks] = v_new
+        self.ranks += 1
+
+    def _times(self, x: Tensor) -> Tensor:
+        """H x."""
+        u, v = self.u[:, : self.ranks], self.v[:, : self.ranks]
+        if not self.ranks:
+            return -x
+        weights = torch.bmm(x.unsqueeze(1), v.transpose(1, 2))
+        return torch.baddbmm(x.unsqueeze(1), weights, u, beta=-1).squeeze(1)

@@ -1,0 +1,26 @@
+"""Plain iteration: z becomes f(z), or moves part of the way there."""
+
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.equilibrium.solvers.base import Progress, Solver
+
+
+class Plain(Solver):
+    """Banach's iteration; it converges wherever f is a contraction."""
+
+    mixing: Annotated[float, Field(gt=0, le=1)] = 1.0
+    "how far towards f(z) a step goes"
+
+    def begin(self, z: Tensor) -> Progress:
+        return _Plain(self.mixing)
+
+
+class _Plain(Progress):
+    def __init__(self, mixing: float):
+        self.mixing = mixing
+
+    def next(self, z: Tensor, f: Tensor, r: Tensor) -> Tensor:
+        return f if self.mixing == 1 else z + self.mixing * r

@@ -1,0 +1,66 @@
+"""Blocks that several networks are made of."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.equilibrium import ContractiveConv2d
+
+Activation = Literal["softplus", "relu"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": F.softplus, "relu": F.relu}
+MODULES: dict[str, type[nn.Module]] = {"softplus": nn.Softplus, "relu": nn.ReLU}
+GROUPS = 8
+"""Of every GroupNorm; numbers of channels are multiples of it."""
+
+
+def conv3x3(inputs: int, outputs: int, stride: int = 1, kappa: float | None = None) -> nn.Conv2d:
+    """Without a bias: a normalisation follows. With `kappa` its spectral norm is kept at or below that."""
+    if kappa is not None:
+        return ContractiveConv2d(inputs, outputs, 3, kappa, padding=1, bias=False)
+    return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+
+
+def norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(GROUPS, channels)
+
+
+class EquilibriumBlock(nn.Module):
+    """f(z, x) = GN(φ(z + GN(x + W2 * GN(φ(W1 * z))))): a residual block, fed with the input x at every pass."""
+
+    def __init__(self, channels: int, inner: int, activation: Activation, kappa: float | None = None):
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.widen, self.narrow = conv3x3(channels, inner, kappa=kappa), conv3x3(inner, channels, kappa=kappa)
+        self.inner_norm, self.middle_norm, self.outer_norm = norm(inner), norm(channels), norm(channels)
+        for conv in (self.widen, self.narrow):  # so small that x rules at first, and f is a contraction
+            nn.init.normal_(conv.weight, std=0.01)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        inner = self.inner_norm(self.activation(self.widen(z)))
+        out: Tensor = self.outer_norm(self.activation(z + self.middle_norm(x + self.narrow(inner))))
+        return out
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions that add to what is there (He et al., 2016)."""
+
+    def __init__(self, inputs: int, channels: int, stride: int, activation: Activation):
+        super().__init__()
+        self.activation = ACTIVATIONS[activation]
+        self.first, self.second = conv3x3(inputs, channels, stride), conv3x3(channels, channels)
+        self.first_norm, self.second_norm = norm(channels), norm(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != channels:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, channels, 1, stride, bias=False), norm(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.second_norm(self.second(self.activation(self.first_norm(self.first(x)))))
+        return self.activation(out + self.shortcut(x))
+
+
+def fully_connected(width: int, activation: Activation) -> list[nn.Module]:
+    """FeDEQ's shared fully connected part, which the personal layer follows."""
+    act = MODULES[activation]
+    return [nn.Linear(width, 256), act(), nn.Linear(256, 128), act(), nn.LayerNorm(128)]

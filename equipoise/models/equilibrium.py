@@ -1,0 +1,124 @@
+"""FeDEQ's models with an equilibrium layer: a fully connected one, and two sizes of a residual network."""
+
+from abc import ABC
+from collections.abc import Callable
+from math import prod
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from equipoise.equilibrium import ContractiveLinear, Equilibrium, Options
+from equipoise.models.base import ModelSettings, Split, image_shape
+from equipoise.models.blocks import (
+    ACTIVATIONS,
+    MODULES,
+    Activation,
+    EquilibriumBlock,
+    conv3x3,
+    fully_connected,
+    norm,
+)
+from equipoise.settings import Count
+
+Kappa = Annotated[float, Field(gt=0, lt=1)]
+DENSE_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "tanh": torch.tanh}
+
+
+class EquilibriumModel(ModelSettings, Options, ABC):
+    """The settings of a model with an equilibrium layer: those of the layer, and how it is kept well posed."""
+
+    contraction: bool = False
+    "scale the convolutions of f down after every step, so that none has a spectral norm above kappa"
+    kappa: Kappa = 0.95
+    "bound that contraction keeps"
+
+    @property
+    def bound(self) -> float | None:
+        return self.kappa if self.contraction else None
+
+    def equilibrium(self, f: nn.Module) -> Equilibrium:
+        return Equilibrium(f, Options(**{name: getattr(self, name) for name in Options.model_fields}))
+
+
+class FedeqModel(EquilibriumModel, ABC):
+    """As FeDEQ trains them."""
+
+    gradient: Literal["implicit", "jacobian-free", "unroll"] = "jacobian-free"
+    "jacobian-free as in the paper; implicit solves for the exact gradient; unroll remembers every iteration"
+
+
+class _Dense(nn.Module):
+    """f(z, u) = φ(B z + u)."""
+
+    def __init__(self, width: int, kappa: float | None, activation: str):
+        super().__init__()
+        self.weight: nn.Linear = (
+            nn.Linear(width, width, bias=False) if kappa is None else ContractiveLinear(width, width, kappa, bias=False)
+        )
+        self.activation = DENSE_ACTIVATIONS[activation]
+
+    def forward(self, z: Tensor, u: Tensor) -> Tensor:
+        return self.activation(self.weight(z) + u)
+
+
+class DeqMLP(FedeqModel):
+    """A fully connected equilibrium layer z = φ(Bz + Cx + b), a hidden layer, and the head."""
+
+    paper: ClassVar[str] = "FeDEQ's DEQ-MLP, Fig. 2: an equilibrium of width 512, then 128"
+
+    width: Count = 512
+    "width of the equilibrium"
+    hidden: Count = 128
+    "width of the layer before the head"
+    activation: Literal["relu", "tanh", "softplus"] = "relu"
+    "φ; all of them are non-expansive"
+    contraction: bool = True
+    "project the rows of B after every step, so that the absolute values of none sum to more than kappa"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        body = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(prod(shape), self.width),  # C x + b does not depend on z: once is enough
+            self.equilibrium(_Dense(self.width, self.bound, self.activation)),
+            *(nn.Linear(self.width, self.hidden), nn.ReLU()),
+        )
+        return Split(body, nn.Linear(self.hidden, outputs))
+
+
+class _DeqResNet(FedeqModel, ABC):
+    channels: ClassVar[tuple[int, int]]
+    name: ClassVar[str]
+
+    activation: Activation = "softplus"
+    "softplus is smooth, as the theory wants it"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        inputs, height, width = image_shape(shape, 4, self.name)
+        channels, inner = self.channels
+        body = nn.Sequential(
+            *(conv3x3(inputs, channels), MODULES[self.activation](), norm(channels)),
+            nn.MaxPool2d(3, 2, padding=1),
+            self.equilibrium(EquilibriumBlock(channels, inner, self.activation, self.bound)),
+            nn.MaxPool2d(3, 2, padding=1),
+            nn.Flatten(),
+            *fully_connected(channels * -(-height // 4) * -(-width // 4), self.activation),
+        )
+        return Split(body, nn.Linear(128, outputs))
+
+
+class DeqResNetS(_DeqResNet):
+    """A convolution, an equilibrium residual block of 64 and 128 channels, two hidden layers, and the head."""
+
+    paper: ClassVar[str] = "FeDEQ's DEQ-ResNet-S: 984,896 shared parameters on 28x28 grey images"
+    channels: ClassVar[tuple[int, int]] = (64, 128)
+    name: ClassVar[str] = "deq-resnet-s"
+
+
+class DeqResNetM(_DeqResNet):
+    """A convolution, an equilibrium residual block of 128 and 256 channels, two hidden layers, and the head."""
+
+    paper: ClassVar[str] = "FeDEQ's DEQ-ResNet-M: 2,725,120 shared parameters on 32x32 colour images"
+    channels: ClassVar[tuple[int, int]] = (128, 256)
+    name: ClassVar[str] = "deq-resnet-m"

@@ -1,0 +1,131 @@
+"""FL-DEQ's networks: one equilibrium unit and a linear layer, and the explicit peers of as many layers as it takes."""
+
+from typing import Annotated, ClassVar
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from equipoise.models.base import ModelSettings, Split, image_shape
+from equipoise.models.blocks import Activation, BasicBlock, EquilibriumBlock, conv3x3, norm
+from equipoise.models.equilibrium import EquilibriumModel
+from equipoise.settings import Count, NonNegative
+
+Channels = Annotated[int, Field(ge=8, le=4096, multiple_of=8)]
+Layers = Annotated[int, Field(ge=2, le=10)]
+
+
+def _pooled(outputs: int, channels: int) -> tuple[list[nn.Module], nn.Linear]:
+    return [nn.AdaptiveAvgPool2d(1), nn.Flatten()], nn.Linear(channels, outputs)
+
+
+class _FlDeq(EquilibriumModel):
+    """What the two equilibrium networks of FL-DEQ have in common."""
+
+    tol: NonNegative = 1e-2
+    "a sample is done when ‖f(z) - z‖ is at most this times ‖f(z)‖; ten iterations come about as near"
+    limit: Count = 10
+    "most iterations of a solve, each way"
+    channels: Channels = 48
+    "of the images inside; a multiple of 8"
+
+    def network(self, name: str, f: nn.Module, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        inputs, *_ = image_shape(shape, 1, name)
+        pool, head = _pooled(outputs, self.channels)
+        # The unit is fed with as many channels as it has, so one convolution brings the image to them.
+        stem = [conv3x3(inputs, self.channels), norm(self.channels)]
+        return Split(nn.Sequential(*stem, self.equilibrium(f), *pool), head)
+
+
+class _Blocks(nn.Module):
+    """Several blocks in a row, each fed with the input."""
+
+    def __init__(self, *blocks: nn.Module):
+        super().__init__()
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            z = block(z, x)
+        return z
+
+
+class DeqResidual(_FlDeq):
+    """One to three residual blocks in equilibrium, and the head."""
+
+    paper: ClassVar[str] = "FL-DEQ: one equilibrium unit of residual blocks and a linear layer"
+
+    blocks: Annotated[int, Field(ge=1, le=3)] = 1
+    "residual blocks in the unit"
+    inner: Channels = 64
+    "channels within a block; a multiple of 8"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        blocks = [EquilibriumBlock(self.channels, self.inner, "relu", self.bound) for _ in range(self.blocks)]
+        return self.network("deq-residual", _Blocks(*blocks), shape, outputs)
+
+
+class _Convolutions(nn.Module):
+    """f(z, x) = GN(relu(x + W_L * GN(relu(... GN(relu(W_1 * z))))))."""
+
+    def __init__(self, channels: int, layers: int, kappa: float | None):
+        super().__init__()
+        convs = [conv3x3(channels, channels, kappa=kappa) for _ in range(layers)]
+        nn.init.normal_(convs[-1].weight, std=0.01)  # so small that x rules at first, and f is a contraction
+        self.convs = nn.ModuleList(convs)
+        self.norms = nn.ModuleList(norm(channels) for _ in range(layers))
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        last = len(self.convs) - 1
+        for k, (conv, normalise) in enumerate(zip(self.convs, self.norms, strict=True)):
+            z = normalise(F.relu(conv(z) + x if k == last else conv(z)))
+        return z
+
+
+class DeqCNN(_FlDeq):
+    """Two to ten convolutions in equilibrium, and the head."""
+
+    paper: ClassVar[str] = "FL-DEQ: one equilibrium unit of convolutions and a linear layer"
+
+    layers: Layers = 4
+    "convolutions in the unit"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        return self.network("deq-cnn", _Convolutions(self.channels, self.layers, self.bound), shape, outputs)
+
+
+class ResNet5Blocks(ModelSettings):
+    """A convolution, five residual blocks at full resolution, and the head."""
+
+    paper: ClassVar[str] = "the explicit peer of FL-DEQ's residual blocks in equilibrium"
+
+    channels: Channels = 64
+    "of every convolution; a multiple of 8"
+    activation: Activation = "relu"
+    "after every normalisation"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        inputs, *_ = image_shape(shape, 1, "resnet-5-blocks")
+        pool, head = _pooled(outputs, self.channels)
+        blocks = [BasicBlock(self.channels, self.channels, 1, self.activation) for _ in range(5)]
+        return Split(nn.Sequential(conv3x3(inputs, self.channels), norm(self.channels), *blocks, *pool), head)
+
+
+class CnnL(ModelSettings):
+    """Two to ten convolutions at full resolution, and the head."""
+
+    paper: ClassVar[str] = "the explicit peers of FL-DEQ's convolutions in equilibrium"
+
+    layers: Layers = 10
+    "L, the number of convolutions"
+    channels: Channels = 48
+    "of every convolution; a multiple of 8"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        inputs, *_ = image_shape(shape, 1, "cnn-L")
+        layers: list[nn.Module] = []
+        for _ in range(self.layers):
+            layers += [conv3x3(inputs, self.channels), norm(self.channels), nn.ReLU()]
+            inputs = self.channels
+        pool, head = _pooled(outputs, self.channels)
+        return Split(nn.Sequential(*layers, *pool), head)

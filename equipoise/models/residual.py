@@ -1,0 +1,64 @@
+"""Residual networks: the explicit peers of FeDEQ's equilibrium models."""
+
+from abc import ABC
+from typing import ClassVar
+
+from torch import nn
+
+from equipoise.errors import EquipoiseError
+from equipoise.models.base import ModelSettings, Split, image_shape
+from equipoise.models.blocks import MODULES, Activation, BasicBlock, conv3x3, fully_connected, norm
+from equipoise.settings import Count
+
+_CHANNELS = {3: (64, 128, 256), 4: (32, 64, 128, 256)}
+
+
+class _ResNet(ModelSettings, ABC):
+    name: ClassVar[str]
+    published: ClassVar[dict[str, tuple[int, ...]]]
+    "blocks a group for grey images (FEMNIST), colour ones with up to 10 classes (CIFAR-10), and with more (CIFAR-100)"
+
+    blocks: tuple[Count, ...] | None = None
+    "blocks in each of 3 or 4 groups; where it is not given, as published for this kind of images"
+    activation: Activation = "relu"
+    "after every normalisation"
+
+    def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
+        inputs, *_ = image_shape(shape, 8, self.name)
+        kind = "grey" if inputs == 1 else "colour" if outputs <= 10 else "many"
+        blocks = self.blocks or self.published[kind]
+        if len(blocks) not in _CHANNELS:
+            raise EquipoiseError(f"model.blocks = {list(blocks)} is not allowed; it must be a list of 3 or 4 numbers")
+        widths = _CHANNELS[len(blocks)]
+        layers: list[nn.Module] = [conv3x3(inputs, widths[0]), norm(widths[0]), MODULES[self.activation]()]
+        before = widths[0]
+        for group, (count, channels) in enumerate(zip(blocks, widths, strict=True)):
+            for k in range(count):
+                layers.append(BasicBlock(before, channels, 2 if group and k == 0 else 1, self.activation))
+                before = channels
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *fully_connected(before, self.activation)]
+        return Split(nn.Sequential(*layers), nn.Linear(128, outputs))
+
+
+class ResNet14(_ResNet):
+    """Six residual blocks, two hidden layers, and the head."""
+
+    paper: ClassVar[str] = "He et al., 2016, as the smallest peer of FeDEQ's DEQ-ResNet"
+    name: ClassVar[str] = "resnet-14"
+    published: ClassVar[dict[str, tuple[int, ...]]] = {"grey": (1, 2, 2, 1), "colour": (2, 2, 2), "many": (1, 2, 3)}
+
+
+class ResNet20(_ResNet):
+    """Nine residual blocks, two hidden layers, and the head."""
+
+    paper: ClassVar[str] = "He et al., 2016, as FeDEQ's peers on FEMNIST"
+    name: ClassVar[str] = "resnet-20"
+    published: ClassVar[dict[str, tuple[int, ...]]] = {"grey": (2, 3, 2, 2), "colour": (3, 3, 3), "many": (2, 3, 4)}
+
+
+class ResNet34(_ResNet):
+    """Fifteen or sixteen residual blocks, two hidden layers, and the head."""
+
+    paper: ClassVar[str] = "He et al., 2016, as FeDEQ's peers on CIFAR"
+    name: ClassVar[str] = "resnet-34"
+    published: ClassVar[dict[str, tuple[int, ...]]] = {"grey": (3, 4, 5, 3), "colour": (5, 6, 5), "many": (3, 5, 8)}
