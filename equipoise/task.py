@@ -1,7 +1,7 @@
 """What is learned: a module, its loss and its metric, and what the module can be asked to do."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -140,9 +140,28 @@ class Task:
                 f"the model does not take the inputs {int(x.min())} to {int(x.max())} that are in the data: {error}"
             ) from None
 
+    @property
+    def keeps(self) -> bool:
+        """Is there anything of the model's that stays with a client from round to round?"""
+        return bool(len(self.buffers) or self.fixed_point_shapes)
+
     def fixed_points(self, samples: int) -> dict[str, Tensor]:
         """Tables for as many samples, of which nothing is known yet; empty where none are to be kept."""
         return {k: torch.zeros(samples, *shape, dtype=t) for k, (shape, t) in self.fixed_point_shapes.items()}
+
+    def judge(self, solves: Iterable[Solves]) -> tuple[Tally, str | None]:
+        """The solves of several clients together, and what is wrong with the worst of the layers, if anything is."""
+        total = Tally()
+        by_layer: Solves = {}
+        for client in solves:
+            for name, tally in client.items():
+                by_layer.setdefault(name, Tally()).merge(tally)
+                total.merge(tally)
+        if not total.unconverged:
+            return total, None
+        worst = max(by_layer, key=lambda name: by_layer[name].unconverged)
+        options = dict(layers(self.module))[worst].options
+        return total, by_layer[worst].complaint(repr(worst), options.tol, options.limit)
 
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
         module = self.space.module(self.module, vector)

@@ -9,6 +9,7 @@ from equipoise.algorithm import Algorithm, Start, announce
 from equipoise.engine.checkpoint import Checkpoints, Saved
 from equipoise.engine.options import Schedule
 from equipoise.engine.store import ClientStore
+from equipoise.equilibrium.tally import Tally
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.memory import peak_memory_mb
 from equipoise.runfolder import RunFolder
@@ -17,6 +18,7 @@ from equipoise.task import Task
 from equipoise.watcher import Watcher
 
 _ADVICE = "A smaller algorithm.lr, or algorithm.clip, may help"
+_WORTH_TELLING = 0.01  # some samples are always harder than others
 
 
 @dataclass
@@ -25,6 +27,9 @@ class Counters:
     bytes_down: int = 0
     gradient_samples: int = 0
     left_out: int = 0
+    solves: int = 0
+    solver_iterations: int = 0
+    unconverged: int = 0
     seconds: float = 0.0
 
     def sums(self) -> dict[str, int]:
@@ -34,6 +39,10 @@ class Counters:
             "bytes_down": self.bytes_down,
             "gradient_samples": self.gradient_samples,
         }
+
+
+def _solver_figures(solves: int, iterations: int, unconverged: int) -> dict[str, float]:
+    return {"solver_iterations": iterations / solves, "unconverged": unconverged / solves} if solves else {}
 
 
 class Run(ABC):
@@ -57,6 +66,8 @@ class Run(ABC):
         self.counters = Counters()
         self.done = 0
         self.lines: list[dict[str, Any]] = []
+        self.complained = 0.0
+        "the part of the solves in a round that did not converge, when it was last told"
         self.store: ClientStore
 
     @property
@@ -89,6 +100,20 @@ class Run(ABC):
         saved = self.checkpoints is not None and self.checkpoints.manifests()
         kept = f"; the last checkpoint is in {self.checkpoints.folder}" if self.checkpoints and saved else ""
         return f"round {round}: {what}, so the run stops{kept}. {advice}"
+
+    def solved(self, round: int, tally: Tally, complaint: str | None = None) -> dict[str, float]:
+        """What a round's solves of equilibrium layers came to, for its line; failures are told as they get worse."""
+        if not tally.solves:
+            return {}
+        self.counters.solves += tally.solves
+        self.counters.solver_iterations += tally.iterations
+        self.counters.unconverged += tally.unconverged
+        part = tally.unconverged / tally.solves
+        if part >= max(_WORTH_TELLING, 2 * self.complained):
+            self.complained = part
+            counts = f"{tally.unconverged} of {tally.solves} solves of equilibrium layers did not converge"
+            self.watcher.tell(f"round {round}: {complaint or counts + '; the logs of the clients say more'}")
+        return _solver_figures(tally.solves, tally.iterations, tally.unconverged)
 
     def log(self, line: dict[str, Any], timing: dict[str, Any]) -> None:
         self.lines.append(line)
@@ -157,6 +182,7 @@ class Run(ABC):
             "parameters_personal": self.announced.parameters_personal,
             "gradient_samples": samples,
             "left_out": self.counters.left_out,
+            **_solver_figures(self.counters.solves, self.counters.solver_iterations, self.counters.unconverged),
             "mode": self.mode,
             "seconds": round(self.counters.seconds, 3),
             "samples_per_second": round(samples / max(self.counters.seconds, 1e-9), 1),

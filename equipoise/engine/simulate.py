@@ -108,11 +108,12 @@ class Simulation(Run):
         self.done = round
         trained = time.perf_counter()
         line: dict[str, Any] = {"round": round, "clients": len(jobs), "left_out": len(jobs) - len(accepted)}
+        solved = self.solved(round, *self.task.judge(result.solves for result in accepted))
         if self.evaluates(round):
             self.scores.training(round, self.server, self.store)
             line |= self.scores.training.board().summary()
         self.scores.adapt(round, self.server, self.store, last=round == self.schedule.rounds)
-        line |= self.counters.sums()
+        line |= solved | self.counters.sums()
         self.counters.seconds += time.perf_counter() - began
         self.log(line, {"round": round, "train": trained - began, "evaluate": time.perf_counter() - trained})
         if round % self.schedule.checkpoint_every == 0 or round == self.schedule.rounds:
@@ -135,9 +136,13 @@ class Simulation(Run):
                 continue
             self.counters.left_out += 1
             name = self.federation.names[result.who]
-            self.watcher.tell(f"round {round}: the update of {name} has NaN or infinite numbers and was left out")
+            _, complaint = self.task.judge([result.solves])
+            why = f"; {complaint}" if complaint else ""
+            self.watcher.tell(f"round {round}: the update of {name} has NaN or infinite numbers and was left out{why}")
         if not accepted:
-            raise RunFailed(self.hopeless(round, "every client's update has NaN or infinite numbers"))
+            _, complaint = self.task.judge(result.solves for result in results)
+            why = f" ({complaint})" if complaint else ""
+            raise RunFailed(self.hopeless(round, f"every client's update has NaN or infinite numbers{why}"))
         return accepted
 
     def _save(self) -> None:

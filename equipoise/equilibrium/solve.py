@@ -72,7 +72,8 @@ def _solve(
             f = layout.flat(function(layout.shaped(z), *(inputs or ())))
         else:
             part = function(layout.shaped(z[rows]), *few.inputs)
-            f = f.index_copy(0, rows, layout.flat(part))
+            f = best_f.index_copy(0, rows, layout.flat(part))
+            del part
         r = f - z
         iterations += at_work
         residual = r.norm(dim=1) / (f.norm(dim=1) + torch.finfo(f.dtype).tiny)
@@ -89,6 +90,7 @@ def _solve(
             break
         following = progress.next(z, f, r)
         z = following if at_work.all() else torch.where(at_work.unsqueeze(1), following, best_z)
+        del f, r, following  # nothing but guesses is kept while f is computed, for the sake of memory
     return Solution(layout.shaped(best_z), layout.shaped(best_f), iterations, best, best <= tol, finite)
 
 

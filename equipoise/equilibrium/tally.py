@@ -39,10 +39,6 @@ class Tally:
         self.diverged += other.diverged
         self.residual = max(self.residual, other.residual)
 
-    @property
-    def mean_iterations(self) -> float:
-        return self.iterations / max(1, self.solves)
-
     def complaint(self, name: str, tol: float, limit: int) -> str | None:
         """What went wrong in the layer, and what may help; None if nothing did."""
         where = f"the equilibrium layer {name}"

@@ -17,7 +17,7 @@ from equipoise import files
 from equipoise.algorithm import Start, announce
 from equipoise.board import row
 from equipoise.data.federation import Federation
-from equipoise.engine.executor import BUFFERS, Job, Model
+from equipoise.engine.executor import BUFFERS, Job, Model, with_kept
 from equipoise.engine.threads import Threads
 from equipoise.errors import EquipoiseError
 from equipoise.export import write_model
@@ -102,7 +102,7 @@ class Client:
         home = Home(Path(self.settings.state).expanduser(), order.run, self.settings.name)
         with home.locked():
             kept = home.read()
-            if self.announced.client or len(self.task.buffers):  # else there is nothing to get out of step
+            if self.announced.client or self.task.keeps:  # else there is nothing to get out of step
                 if order.number <= kept.newest:
                     raise Refused("stale", f"order {order.number} comes after {kept.newest}; it is left alone")
                 kept = kept.settled(order.accepted)
@@ -126,7 +126,10 @@ class Client:
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
         executor = Threads(task, federation, experiment.algorithm, experiment.schedule.seed, 1, threads)
         try:
-            job = Job(0, kept.state if kept.state is not None else self._initial(order, tensors), down)
+            state = kept.state
+            if state is None:
+                state = self._initial(order, tensors, len(federation.train[0]))
+            job = Job(0, state, down)
             facts: dict[str, Any] = {}
             sent: dict[str, Tensor] = {}
             if order.evaluate:
@@ -142,9 +145,13 @@ class Client:
             if order.train:
                 done = next(iter(executor.train(order.train, [job], lambda: False)))
                 wire = done.upload.wire
+                tally, complaint = task.judge([done.solves])
+                if complaint:
+                    log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
                 if not wire.finite() or not done.client.finite():
                     raise Refused("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
                 facts |= {"trained": order.train, "samples": done.gradient_samples}
+                facts |= {"solves": tally.solves, "iterations": tally.iterations, "unconverged": tally.unconverged}
                 sent |= named(wire, "up")
                 # Written before it is sent: an update that the server takes is never lost here.
                 home.write(Kept(kept.accepted, kept.state, order.number, done.client, order.number))
@@ -154,15 +161,15 @@ class Client:
         finally:
             executor.close()
 
-    def _initial(self, order: Order, tensors: State) -> State:
+    def _initial(self, order: Order, tensors: State, samples: int) -> State:
         """The state of a client that has not taken part yet, from the model that all began with."""
         if not self.announced.client and not len(self.task.buffers):
-            return State()
+            return with_kept(State(), self.task, samples)
         start = group(tensors, "start")
         if "w0" not in start or ("buffers" in start) != bool(len(self.task.buffers)):
             raise Refused("failed", "the server did not send the model that all began with")
         state = self.plan.experiment.algorithm.client(Start(self.task.space, start.w0, order.clients))
-        return State(state, **({BUFFERS: start.buffers} if "buffers" in start else {}))
+        return with_kept(state, self.task, samples, start.get("buffers"))
 
     def _evaluate(
         self, executor: Threads, job: Job, round: int, shared: Tensor | None

@@ -71,6 +71,12 @@ class Answer(Settings):
     trained: Round = 0
     samples: Counter = 0
     "samples through a backward pass"
+    solves: Counter = 0
+    "of the model's equilibrium layers in training, one a sample"
+    iterations: Counter = 0
+    "of all those solves"
+    unconverged: Counter = 0
+    "of those solves"
     evaluated: Round = 0
     adapted: Counter = 0
     "samples through a backward pass to make the model that was scored"

@@ -1,16 +1,50 @@
 """Blocks that several networks are made of."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.equilibrium import ContractiveConv2d
 
+
+class _Softplus(torch.autograd.Function):
+    """log(1 + exp(x)) whose derivative, 1 - exp(-y), comes from its result y.
+
+    The next layer keeps y anyway, so that nothing is kept for this one; torch's own keeps x.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return F.softplus(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (y,) = ctx.saved_tensors
+        return -torch.expm1(-y) * gradient
+
+
+def softplus(x: Tensor) -> Tensor:
+    value: Tensor = _Softplus.apply(x)
+    return value
+
+
+class Softplus(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return softplus(x)
+
+
 Activation = Literal["softplus", "relu"]
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": F.softplus, "relu": F.relu}
-MODULES: dict[str, type[nn.Module]] = {"softplus": nn.Softplus, "relu": nn.ReLU}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": softplus, "relu": F.relu}
+MODULES: dict[str, type[nn.Module]] = {"softplus": Softplus, "relu": nn.ReLU}
 GROUPS = 8
 """Of every GroupNorm; numbers of channels are multiples of it."""
 

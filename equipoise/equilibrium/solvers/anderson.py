@@ -35,23 +35,25 @@ class _Anderson(Progress):
         self.m = settings.window - 1
         self.dr, self.df = z.new_empty(2, batch, self.m, d)
         self.gram = z.new_zeros(batch, self.m, self.m)
-        self.last: tuple[Tensor, Tensor] | None = None
-        self.seen = 0
+        # Copies, so that memory is the same whether or not the caller still has use for the last f.
+        self.last_f, self.last_r = z.new_empty(2, batch, d)
+        self.seen = -1
 
     def next(self, z: Tensor, f: Tensor, r: Tensor) -> Tensor:
-        last, self.last = self.last, (f, r)
-        if last is None:
-            return f if self.settings.mixing == 1 else z + self.settings.mixing * r
         slot = self.seen % self.m
+        if self.seen >= 0:
+            torch.sub(f, self.last_f, out=self.df[:, slot])
+            torch.sub(r, self.last_r, out=self.dr[:, slot])
+        self.last_f.copy_(f)
+        self.last_r.copy_(r)
         self.seen += 1
+        if self.seen == 0:
+            return f if self.settings.mixing == 1 else z + self.settings.mixing * r
         k = min(self.seen, self.m)
-        torch.sub(f, last[0], out=self.df[:, slot])
-        torch.sub(r, last[1], out=self.dr[:, slot])
         dr, df = self.dr[:, :k], self.df[:, :k]
-        # One pass over the window for both the new row of the Gram matrix and the right-hand side.
-        products = torch.bmm(dr, torch.stack((dr[:, slot], r), dim=1).transpose(1, 2))
-        self.gram[:, slot, :k] = self.gram[:, :k, slot] = products[..., 0]
-        gamma = _least_squares(self.gram[:, :k, :k], products[..., 1], self.settings.ridge).unsqueeze(1)
+        self.gram[:, slot, :k] = self.gram[:, :k, slot] = torch.bmm(dr, dr[:, slot].unsqueeze(2)).squeeze(2)
+        right = torch.bmm(dr, r.unsqueeze(2)).squeeze(2)
+        gamma = _least_squares(self.gram[:, :k, :k], right, self.settings.ridge).unsqueeze(1)
         found = torch.baddbmm(f.unsqueeze(1), gamma, df, alpha=-1)
         if (rest := 1 - self.settings.mixing) > 0:
             found -= rest * torch.baddbmm(r.unsqueeze(1), gamma, dr, alpha=-1)
