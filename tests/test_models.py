@@ -23,26 +23,39 @@ from equipoise.task import Task
 from tests.conftest import simulation
 
 CROSS_ENTROPY, ACCURACY = LOSSES["cross-entropy"], METRICS["accuracy"]
-SHAPES = {"linear": (7,), "lstm": (6, 2), "transformer": (5,)}
-NOT_STACKED = {"cnn-mmnist": "dropout", "lstm": "batched over clients"}
+TEXT = [name for name in MODELS if "transformer" in name]
+SHAPES = {"linear": (7,), "lstm": (6, 2), **dict.fromkeys(TEXT, (5,))}
+SMALLER: dict[str, dict[str, Any]] = {  # of the same kind, in less time
+    "resnet-14": {"blocks": (1, 1, 1)},
+    "resnet-20": {"blocks": (1, 2, 1)},
+    "resnet-34": {"blocks": (1, 1, 1, 1)},
+    "resnet-5-blocks": {"channels": 8},
+    "cnn-L": {"channels": 8},
+    "transformer-8": {"width": 16},
+}
+NOT_STACKED = {
+    "cnn-mmnist": "dropout",
+    "lstm": "batched over clients",
+    **{name: "equilibrium layers" for name in MODELS if name.startswith("deq-")},
+}
 
 
 def inputs(name: str, n: int, rng: np.random.Generator) -> np.ndarray:
     """What this model takes: small images, unless it is for something else."""
     shape = (n, *SHAPES.get(name, (2, 18, 17)))
-    return rng.integers(0, 4, shape).astype("uint8") if name == "transformer" else rng.normal(size=shape)
+    return rng.integers(0, 4, shape).astype("uint8") if name in TEXT else rng.normal(size=shape)
 
 
 def targets(name: str, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     if name in ("linear", "lstm"):
         return rng.normal(size=(len(x), 4))
-    return rng.integers(0, 4, (len(x), 5) if name == "transformer" else len(x))
+    return rng.integers(0, 4, (len(x), 5) if name in TEXT else len(x))
 
 
 def built(name: str, **given: Any) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return MODELS[name](**given).build(SHAPES.get(name, (2, 18, 17)), 4)
+        return MODELS[name](**{**SMALLER.get(name, {}), **given}).build(SHAPES.get(name, (2, 18, 17)), 4)
 
 
 def federation_for(name: str) -> Federation:
@@ -70,6 +83,9 @@ def task_for(name: str, **given: Any) -> Task:
         ("cnn-mmnist", (3, 64, 64), 6, 206_678),
         ("cnn-mmnist", (1, 64, 64), 6, 206_102),
         ("cnn-femnist", (1, 28, 28), 62, 214_590),
+        ("deq-resnet-s", (1, 28, 28), 62, 984_896 + 129 * 62),  # the paper counts what is shared
+        ("deq-resnet-m", (3, 32, 32), 10, 2_725_120 + 129 * 10),
+        ("deq-resnet-m", (3, 32, 32), 100, 2_725_120 + 129 * 100),
     ],
 )
 def test_the_papers_parameter_counts(name: str, shape: tuple[int, ...], outputs: int, count: int) -> None:
@@ -82,7 +98,8 @@ def test_the_papers_parameter_counts(name: str, shape: tuple[int, ...], outputs:
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_model_trains_alike_in_both_modes(name: str) -> None:
     module, federation = built(name), federation_for(name)
-    assert isinstance(module.head, nn.Linear)
+    last = module.head[-1] if isinstance(module.head, nn.Sequential) else module.head
+    assert isinstance(last, nn.Linear)
     loss = "squared" if federation.y.is_floating_point() else "cross-entropy"
     algorithm = FedAvg(lr=0.05, batch=4, steps=1)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from equipoise.errors import EquipoiseError
 
 Adjoint = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 """Solves γ = Jᵀγ + v: from the function of γ on the right-hand side, and v."""
@@ -36,8 +37,11 @@ class _Implicit(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():  # the caller wants to go on through γ, whose solve leaves no trace
+            raise EquipoiseError(
+                "gradients of gradients cannot be had through an implicit gradient; use gradient = 'unroll'"
+            )
         value, z = ctx.tape
 
         def right_side(gamma: Tensor) -> Tensor:

@@ -3,10 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.equilibrium.solvers import Anderson, Solver
+from equipoise.equilibrium.solvers import Anderson, Solver, to_numpy
 from equipoise.errors import EquipoiseError
 
 # Below this part of the batch, f is computed for the samples still at work alone: to pick them out costs some copies.
@@ -46,7 +47,9 @@ def solve(
     converged yet; without, it is always called with the whole batch. Either way a sample that has converged stays as it
     is, and no sample has a part in another's iteration.
     """
-    with torch.no_grad():
+    if limit < 1:
+        raise EquipoiseError(f"limit = {limit!r} is not allowed; a solve needs at least one iteration")
+    with torch.no_grad(), np.errstate(all="ignore"):  # NaN is met, and told, in its place
         return _solve(f, z.detach(), inputs, solver or Anderson(), tol, limit)
 
 
@@ -60,14 +63,17 @@ def _solve(
 ) -> Solution:
     layout = _Layout(start)
     z = layout.flat(start)
+    rounding = 10 * torch.finfo(z.dtype).eps
     progress = solver.begin(z)
-    at_work = torch.ones(len(z), dtype=torch.bool, device=z.device)
-    iterations = torch.zeros(len(z), dtype=torch.int64, device=z.device)
-    finite = at_work.clone()
-    best_z, best_f, best = z, z, torch.full_like(z[:, 0] if z.shape[1] else z.new_zeros(len(z)), torch.inf)
     few = _Few(inputs)
-    for k in range(max(1, limit)):
-        rows = few.rows(at_work)
+    # One number a sample: that is quicker in numpy, and on a GPU the loop has to hear of it anyway.
+    n = len(z)
+    at_work, working = np.ones(n, dtype=bool), n
+    finite = at_work.copy()
+    iterations = np.zeros(n, dtype=np.int64)
+    best_z, best_f, best = z, z, np.full(n, np.inf)
+    for k in range(limit):
+        rows = few.rows(at_work, working)
         if rows is None:
             f = layout.flat(function(layout.shaped(z), *(inputs or ())))
         else:
@@ -75,23 +81,39 @@ def _solve(
             f = best_f.index_copy(0, rows, layout.flat(part))
             del part
         r = f - z
+        size = _lengths(f)
+        residual = _lengths(r) / (size + _TINY)
         iterations += at_work
-        residual = r.norm(dim=1) / (f.norm(dim=1) + torch.finfo(f.dtype).tiny)
+        well = np.isfinite(residual)
         better = at_work & (residual < best)
-        if k == 0 or bool((better == at_work).all() and at_work.all()):
-            best_z, best_f, best = z, f, torch.where(residual.isfinite(), residual, torch.inf)
-        else:
-            pick = better.unsqueeze(1)
+        improved = np.count_nonzero(better)
+        if k == 0 or improved == n:
+            best_z, best_f, best = z, f, np.where(well, residual, np.inf)
+        elif improved:
+            pick = _column(better, z)
             best_z, best_f = torch.where(pick, z, best_z), torch.where(pick, f, best_f)
-            best = torch.where(better, residual, best)
-        finite &= residual.isfinite() | ~at_work
-        at_work = at_work & finite & (best > tol)
-        if k == limit - 1 or not at_work.any():
+            best = np.where(better, residual, best)
+        finite &= well | ~at_work
+        at_work = at_work & well & (best > tol)
+        working = int(np.count_nonzero(at_work))
+        if k == limit - 1 or not working:
             break
-        following = progress.next(z, f, r)
-        z = following if at_work.all() else torch.where(at_work.unsqueeze(1), following, best_z)
+        following = progress.next(z, f, r, rounding * size)
+        z = following if working == n else torch.where(_column(at_work, z), following, best_z)
         del f, r, following  # nothing but guesses is kept while f is computed, for the sake of memory
-    return Solution(layout.shaped(best_z), layout.shaped(best_f), iterations, best, best <= tol, finite)
+    each = (torch.from_numpy(a).to(z.device) for a in (iterations, best, best <= tol, finite))
+    return Solution(layout.shaped(best_z), layout.shaped(best_f), *each)
+
+
+_TINY = np.finfo(np.float64).tiny
+
+
+def _lengths(rows: Tensor) -> np.ndarray:
+    return to_numpy(torch.linalg.vector_norm(rows, dim=1))
+
+
+def _column(mask: np.ndarray, like: Tensor) -> Tensor:
+    return torch.from_numpy(mask).to(like.device).unsqueeze(1)
 
 
 class _Layout:
@@ -99,6 +121,7 @@ class _Layout:
 
     def __init__(self, like: Tensor):
         self.shape = like.shape[1:]
+        self.is_flat = like.ndim == 2
         self.channels_last = (
             like.ndim == 4
             and like.is_contiguous(memory_format=torch.channels_last)
@@ -111,9 +134,13 @@ class _Layout:
                 f"an equilibrium needs f(z) of the shape of z; z has {tuple(self.shape)} a sample, "
                 f"f(z) {tuple(z.shape[1:])}"
             )
-        return (z.permute(0, 2, 3, 1) if self.channels_last else z).reshape(len(z), -1)
+        if self.is_flat:
+            return z
+        return (z.permute(0, 2, 3, 1) if self.channels_last else z).reshape(len(z), self.shape.numel())
 
     def shaped(self, flat: Tensor) -> Tensor:
+        if self.is_flat:
+            return flat
         if not self.channels_last:
             return flat.view(len(flat), *self.shape)
         c, h, w = self.shape
@@ -125,17 +152,15 @@ class _Few:
 
     def __init__(self, inputs: Sequence[Tensor] | None):
         self.all, self.inputs = inputs, list(inputs or ())
-        self.mask: Tensor | None = None
+        self.mask: np.ndarray | None = None
         self.index: Tensor | None = None
 
-    def rows(self, at_work: Tensor) -> Tensor | None:
+    def rows(self, at_work: np.ndarray, working: int) -> Tensor | None:
         """Which they are, or None where the whole batch is to be computed."""
-        if self.all is None:
+        if not self.all or working > _FEW * len(at_work):
             return None
-        if self.mask is None or not torch.equal(self.mask, at_work):
+        if self.mask is None or not np.array_equal(self.mask, at_work):
             self.mask = at_work
-            index = at_work.nonzero().squeeze(1)
-            self.index = index if len(index) <= _FEW * len(at_work) else None
-            if self.index is not None:
-                self.inputs = [x[self.index] for x in self.all]
+            self.index = torch.from_numpy(at_work.nonzero()[0]).to(self.all[0].device)
+            self.inputs = [x[self.index] for x in self.all]
         return self.index

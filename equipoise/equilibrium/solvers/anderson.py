@@ -7,11 +7,12 @@ keeps its accuracy where residuals are nearly alike.
 
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.equilibrium.solvers.base import Progress, Solver
+from equipoise.equilibrium.solvers.base import Progress, Solver, to_numpy
 
 
 class Anderson(Solver):
@@ -32,42 +33,57 @@ class _Anderson(Progress):
     def __init__(self, settings: Anderson, z: Tensor):
         self.settings = settings
         batch, d = z.shape
-        self.m = settings.window - 1
-        self.dr, self.df = z.new_empty(2, batch, self.m, d)
-        self.gram = z.new_zeros(batch, self.m, self.m)
+        m = settings.window - 1
+        dr, df = z.new_empty(2, batch, m, d)
+        # Views are made once: for small layers a view costs as much as the arithmetic on it.
+        self.slots = list(zip(dr.unbind(1), df.unbind(1), strict=True))
+        self.windows = [(dr[:, :k], df[:, :k]) for k in range(m + 1)]
+        self.gram = np.zeros((batch, m, m))
+        # Rounding makes a nearly singular matrix indefinite, by about this much.
+        self.ridge = max(settings.ridge, 10 * torch.finfo(z.dtype).eps)
         # Copies, so that memory is the same whether or not the caller still has use for the last f.
         self.last_f, self.last_r = z.new_empty(2, batch, d)
         self.seen = -1
 
-    def next(self, z: Tensor, f: Tensor, r: Tensor) -> Tensor:
-        slot = self.seen % self.m
+    def next(self, z: Tensor, f: Tensor, r: Tensor, noise: np.ndarray) -> Tensor:
+        m = len(self.slots)
+        slot = self.seen % m
+        new_dr, new_df = self.slots[slot]
         if self.seen >= 0:
-            torch.sub(f, self.last_f, out=self.df[:, slot])
-            torch.sub(r, self.last_r, out=self.dr[:, slot])
+            torch.sub(f, self.last_f, out=new_df)
+            torch.sub(r, self.last_r, out=new_dr)
         self.last_f.copy_(f)
         self.last_r.copy_(r)
         self.seen += 1
         if self.seen == 0:
             return f if self.settings.mixing == 1 else z + self.settings.mixing * r
-        k = min(self.seen, self.m)
-        dr, df = self.dr[:, :k], self.df[:, :k]
-        self.gram[:, slot, :k] = self.gram[:, :k, slot] = torch.bmm(dr, dr[:, slot].unsqueeze(2)).squeeze(2)
-        right = torch.bmm(dr, r.unsqueeze(2)).squeeze(2)
-        gamma = _least_squares(self.gram[:, :k, :k], right, self.settings.ridge).unsqueeze(1)
-        found = torch.baddbmm(f.unsqueeze(1), gamma, df, alpha=-1)
+        k = min(self.seen, m)
+        dr, df = self.windows[k]
+        self.gram[:, slot, :k] = self.gram[:, :k, slot] = _products(dr, new_dr)
+        found = _least_squares(self.gram[:, :k, :k], _products(dr, r), noise, self.ridge)
+        gamma = torch.from_numpy(found).to(f).unsqueeze(1)
+        z = torch.baddbmm(f.unsqueeze(1), gamma, df, alpha=-1)
         if (rest := 1 - self.settings.mixing) > 0:
-            found -= rest * torch.baddbmm(r.unsqueeze(1), gamma, dr, alpha=-1)
-        return found.squeeze(1)
+            z -= rest * torch.baddbmm(r.unsqueeze(1), gamma, dr, alpha=-1)
+        return z.squeeze(1)
 
 
-def _least_squares(gram: Tensor, right: Tensor, ridge: float) -> Tensor:
-    """γ with (gram + ridge) γ = right, a problem a sample; columns that say nothing, and problems that fail, give 0."""
-    length = gram.diagonal(dim1=1, dim2=2).sqrt()
-    scale = torch.where(length > 0, 1 / length, 0)  # a sample that stands still has differences of length zero
-    matrix = gram * scale.unsqueeze(1) * scale.unsqueeze(2)
-    # Rounding makes a nearly singular matrix indefinite, and no better than by this much.
-    least = 10 * torch.finfo(gram.dtype).eps
-    matrix.diagonal(dim1=1, dim2=2).copy_(torch.full_like(length, 1 + max(ridge, least)))
-    factor, failed = torch.linalg.cholesky_ex(matrix)
-    gamma = torch.cholesky_solve((right * scale).unsqueeze(2), factor).squeeze(2) * scale
-    return torch.where((failed == 0).unsqueeze(1) & gamma.isfinite(), gamma, 0)
+def _products(rows: Tensor, vector: Tensor) -> np.ndarray:
+    return to_numpy(torch.bmm(rows, vector.unsqueeze(2)))[..., 0]
+
+
+def _least_squares(gram: np.ndarray, right: np.ndarray, noise: np.ndarray, ridge: float) -> np.ndarray:
+    """γ with (gram + ridge) γ = right, a problem a sample; columns of mere noise, and samples with NaN, give 0."""
+    length = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
+    scale = np.where(length > noise[:, None], 1 / length, 0.0)
+    matrix = gram * scale[:, None] * scale[:, :, None]
+    diagonal = np.arange(matrix.shape[1])
+    matrix[:, diagonal, diagonal] = 1 + ridge  # also of columns that are not used, whose γ is then zero
+    b = (right * scale)[..., None]
+    try:
+        gamma = np.linalg.solve(matrix, b)
+    except np.linalg.LinAlgError:
+        matrix[:, diagonal, diagonal] += 1e-6
+        gamma = np.linalg.solve(matrix, b)
+    result: np.ndarray = gamma[..., 0] * scale
+    return result if np.isfinite(result).all() else np.where(np.isfinite(result), result, 0)

@@ -5,6 +5,7 @@ For g(z) = f(z) - z, H ≈ (∂g/∂z)⁻¹ begins as -I, which is plain iterati
 
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -26,27 +27,30 @@ class _Broyden(Progress):
     def __init__(self, window: int, z: Tensor):
         self.window = window
         self.u, self.v = z.new_empty(2, len(z), window, z.shape[1])
-        self.last: tuple[Tensor, Tensor] | None = None
-        self.ranks = 0
+        # Copies, so that memory is the same whether or not the caller still has use for the last z.
+        self.last_z, self.last_r = z.new_empty(2, *z.shape)
+        self.ranks = -1
 
-    def next(self, z: Tensor, f: Tensor, r: Tensor) -> Tensor:
-        if self.last is not None:
-            if self.ranks == self.window:
-                self.ranks = 0
-            else:
-                s, y = z - self.last[0], r - self.last[1]
-                self._learn(s, y)
-        self.last = z, r
-        return z - self._times(r)
+    def next(self, z: Tensor, f: Tensor, r: Tensor, noise: np.ndarray) -> Tensor:
+        if 0 <= self.ranks < self.window:
+            s, y = torch.sub(z, self.last_z, out=self.last_z), torch.sub(r, self.last_r, out=self.last_r)
+            self._learn(s, y, torch.from_numpy(noise).to(r).unsqueeze(1))
+        else:  # nothing to learn from yet, or no room
+            self.ranks = 0
+        self.last_z.copy_(z)
+        self.last_r.copy_(r)
+        return self._times(r).neg_().add_(z)
 
-    def _learn(self, s: Tensor, y: Tensor) -> None:
-        """H + (s - H y) sᵀH / (sᵀH y), so that H y = s."""
+    def _learn(self, s: Tensor, y: Tensor, noise: Tensor) -> None:
+        """H + (s - H y) sᵀH / (sᵀH y), so that H y = s; nothing is learned from mere noise."""
         u, v = self.u[:, : self.ranks], self.v[:, : self.ranks]
         v_new = torch.baddbmm(s.unsqueeze(1), torch.bmm(s.unsqueeze(1), u.transpose(1, 2)), v, beta=-1).squeeze(1)
         bottom = (v_new * y).sum(1, keepdim=True)
-        u_new = s - self._times(y)
-        safe = bottom.abs() > torch.finfo(s.dtype).eps * v_new.norm(dim=1, keepdim=True) * y.norm(dim=1, keepdim=True)
-        self.u[:, self.ranks] = torch.where(safe, u_new / bottom, 0)
+        u_new = self._times(y).neg_().add_(s)
+        length = y.norm(dim=1, keepdim=True)
+        safe = bottom.abs() > torch.finfo(s.dtype).eps * v_new.norm(dim=1, keepdim=True) * length
+        safe &= length > noise
+        self.u[:, self.ranks] = u_new.mul_(torch.where(safe, 1 / bottom, 0))
         self.v[:, self.ranks] = v_new
         self.ranks += 1
 

@@ -2,6 +2,7 @@
 
 from typing import Annotated
 
+import numpy as np
 from pydantic import Field
 from torch import Tensor
 
@@ -22,5 +23,5 @@ class _Plain(Progress):
     def __init__(self, mixing: float):
         self.mixing = mixing
 
-    def next(self, z: Tensor, f: Tensor, r: Tensor) -> Tensor:
+    def next(self, z: Tensor, f: Tensor, r: Tensor, noise: np.ndarray) -> Tensor:
         return f if self.mixing == 1 else z + self.mixing * r

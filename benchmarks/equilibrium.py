@@ -1,0 +1,317 @@
+"""Equilibrium layers: what a training step costs in time and memory, against explicit networks and against torchdeq.
+
+    python benchmarks/equilibrium.py [--repeats 5] [--only steps,warm] [--out FILE.json]
+
+Everything that is compared takes turns in one process with two threads, and figures are medians. Memory is the most
+that torch's allocator had given out at once within a step, with parameters, gradients, activations and the solver's
+window; a second figure is by how much the process itself grew, each model in a process of its own.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import time
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torchdeq import get_deq
+from torchdeq.solver import get_solver
+
+from equipoise.config import Experiment
+from equipoise.data.sources import data_folder
+from equipoise.engine.options import Engine, Schedule
+from equipoise.engine.simulate import Simulation
+from equipoise.equilibrium import SOLVERS, Equilibrium, layers, project_rows, solve
+from equipoise.memory import peak_memory_mb, peak_tensor_bytes
+from equipoise.models import MODELS
+from equipoise.models.blocks import EquilibriumBlock
+
+THREADS = 2
+BATCH, SHAPE, CLASSES = 20, (3, 32, 32), 100  # CIFAR-100 in FeDEQ's configuration
+TOL = 1e-3
+MODELS_COMPARED = {
+    "deq-resnet-s": ("deq-resnet-s", {}),
+    "deq-resnet-m": ("deq-resnet-m", {}),
+    "deq-resnet-s, implicit": ("deq-resnet-s", {"gradient": "implicit"}),
+    "deq-resnet-m, implicit": ("deq-resnet-m", {"gradient": "implicit"}),
+    "resnet-14": ("resnet-14", {}),
+    "resnet-20": ("resnet-20", {}),
+    "resnet-34": ("resnet-34", {}),
+}
+PEERS = {"deq-resnet-s": "resnet-14", "deq-resnet-m": "resnet-34"}
+
+
+def built(name, **settings):
+    torch.manual_seed(0)
+    module = MODELS[name](**settings).build(SHAPE, CLASSES).to(memory_format=torch.channels_last)
+    for _, layer in layers(module):
+        layer.quiet = True
+    x = torch.randn(BATCH, *SHAPE).contiguous(memory_format=torch.channels_last)
+    return module, x, torch.randint(0, CLASSES, (BATCH,))
+
+
+def step(module, x, y):
+    module.zero_grad()
+    F.cross_entropy(module(x), y).backward()
+
+
+def turns(functions, repeats):
+    """Median seconds of each, taking turns, after one turn that warms up."""
+    taken = {name: [] for name in functions}
+    for turn in range(repeats + 1):
+        for name, function in functions.items():
+            began = time.perf_counter()
+            function()
+            if turn:
+                taken[name].append(time.perf_counter() - began)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def grown(name, settings, results):
+    """By how many MB this process grows at most in two steps."""
+    torch.set_num_threads(THREADS)
+    step(*built("lenet"))  # what torch takes once
+    before = peak_memory_mb()
+    model = built(name, **settings)
+    for _ in range(2):
+        step(*model)
+    results.put(peak_memory_mb() - before)
+
+
+def in_a_process_of_its_own(name, settings):
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    process = context.Process(target=grown, args=(name, settings, results))
+    process.start()
+    figure = results.get()
+    process.join()
+    return figure
+
+
+def steps(repeats):
+    rows = {}
+    models = {label: built(name, **settings) for label, (name, settings) in MODELS_COMPARED.items()}
+    seconds = turns({label: lambda m=model: step(*m) for label, model in models.items()}, repeats)
+    for label, (name, settings) in MODELS_COMPARED.items():
+        module = models[label][0]
+        found = [layer for _, layer in layers(module)]
+        rows[label] = {
+            "case": label,
+            "parameters": sum(p.numel() for p in module.parameters()),
+            "step_s": seconds[label],
+            "peak_mb": peak_tensor_bytes(lambda n=name, s=settings: step(*built(n, **s))) / 2**20,
+            "process_mb": in_a_process_of_its_own(name, settings),
+        }
+        if found:
+            rows[label]["iterations"] = found[0].last.iterations.float().mean().item()
+    for label, row in rows.items():
+        peer = rows.get(PEERS.get(label.split(",")[0], ""))
+        if peer:
+            row["peer"] = peer["case"]
+            for figure in ("step_s", "peak_mb", "process_mb"):
+                row[f"{figure.split('_')[0]}_to_peer"] = row[figure] / peer[figure]
+    return list(rows.values())
+
+
+def flat(repeats):
+    """Peak memory of a step with exactly 5 and exactly 50 iterations."""
+    rows = []
+    for name in PEERS:
+        for gradient in ("jacobian-free", "implicit"):
+            peaks = {}
+            for k in (5, 50):
+                settings = {"tol": 0.0, "limit": k, "gradient": gradient}
+                peaks[k] = peak_tensor_bytes(lambda s=settings, n=name: step(*built(n, **s))) / 2**20
+            rows.append(
+                {"case": f"{name}, {gradient}", "mb_5": peaks[5], "mb_50": peaks[50], "growth": peaks[50] / peaks[5]}
+            )
+    return rows
+
+
+def block(channels, inner, layout=torch.channels_last):
+    torch.manual_seed(0)
+    f = EquilibriumBlock(channels, inner, "softplus").to(memory_format=layout)
+    x = torch.randn(BATCH, channels, 16, 16).contiguous(memory_format=layout)
+    return f, x
+
+
+def residual(f, x, z):
+    with torch.no_grad():
+        value = f(z, x)
+        return float(((value - z).flatten(1).norm(dim=1) / value.flatten(1).norm(dim=1)).max())
+
+
+def solvers(repeats):
+    """Every solver to the same residual, on the block of deq-resnet-s."""
+    rows = []
+    f, x = block(64, 128)
+    for tol in (1e-3, 1e-4):
+        functions = {
+            name: lambda cls=cls, t=tol: solve(f, torch.zeros_like(x), [x], solver=cls(), tol=t, limit=200)
+            for name, cls in SOLVERS.items()
+        }
+        seconds = turns(functions, repeats)
+        found = {name: function() for name, function in functions.items()}
+        for name in SOLVERS:
+            rows.append(
+                {
+                    "case": f"{name}, residual {tol:g}",
+                    "iterations": found[name].iterations.double().mean().item(),
+                    "solve_s": seconds[name],
+                    "converged": bool(found[name].converged.all()),
+                    "plain_to_this": seconds["plain"] / seconds[name],
+                }
+            )
+    return rows
+
+
+def gradient_of(f, x, out):
+    v = torch.ones_like(out) / out.numel() ** 0.5
+    return torch.cat([g.flatten() for g in torch.autograd.grad((out * v).sum(), list(f.parameters()))])
+
+
+def against_torchdeq(repeats):
+    """The same block, start, window and relative tolerance; theirs in torch's usual layout and in channels_last."""
+    rows = []
+    for channels, inner in ((64, 128), (128, 256)):
+        f, x = block(channels, inner)
+        g, u = block(channels, inner, torch.contiguous_format)
+        layer = Equilibrium(f, tol=TOL, limit=50)
+        theirs = {"function": {"ift": True}, "hook": {"hook_ift": True}}
+        settings = {
+            "f_solver": "anderson",
+            "b_solver": "anderson",
+            "f_max_iter": 50,
+            "b_max_iter": 50,
+            "f_tol": TOL,
+            "b_tol": TOL,
+        }
+        stop = {"f_stop_mode": "rel", "b_stop_mode": "rel"}
+        deqs = {kind: get_deq(**settings, **stop, **given) for kind, given in theirs.items()}
+
+        def ours_step(layer=layer, f=f, x=x):
+            return gradient_of(f, x, layer(x))
+
+        def their_step(f, x, deq):
+            (out,), _ = deq(lambda z: f(z, x), torch.zeros_like(x), solver_kwargs={"m": 5})
+            return gradient_of(f, x, out)
+
+        solver = get_solver("anderson")
+
+        def their_solve(f, x, solver=solver):
+            with torch.no_grad():
+                return solver(lambda z: f(z, x), torch.zeros_like(x), max_iter=50, tol=TOL, stop_mode="rel", m=5)[0]
+
+        solves = {
+            "ours": lambda f=f, x=x: solve(f, torch.zeros_like(x), [x], tol=TOL, limit=50).f,
+            "torchdeq": lambda g=g, u=u: their_solve(g, u),
+            "torchdeq, channels_last": lambda f=f, x=x: their_solve(f, x),
+        }
+        whole = {
+            "ours": ours_step,
+            "torchdeq": lambda g=g, u=u, d=deqs["function"]: their_step(g, u, d),
+            "torchdeq, hook": lambda g=g, u=u, d=deqs["hook"]: their_step(g, u, d),
+            "torchdeq, channels_last": lambda f=f, x=x, d=deqs["function"]: their_step(f, x, d),
+            "torchdeq, hook, channels_last": lambda f=f, x=x, d=deqs["hook"]: their_step(f, x, d),
+        }
+        exact = gradient_of(f, x, Equilibrium(f, tol=1e-6, limit=200)(x))
+        with torch.no_grad():
+            most = int(solve(f, torch.zeros_like(x), [x], tol=TOL, limit=50).iterations.max())
+            solves["f alone"] = lambda f=f, x=x, k=most: [f(x, x) for _ in range(k)]
+            solve_s = turns(solves, repeats)
+        step_s = turns(whole, repeats)
+        for name in whole:
+            row = {"case": f"{channels} channels: {name}", "step_s": step_s[name]}
+            row["step_to_ours"] = step_s[name] / step_s["ours"]
+            row["gradient_error"] = float((whole[name]() - exact).norm() / exact.norm())
+            if name in solves:
+                row["solve_to_ours"] = solve_s[name] / solve_s["ours"]
+                row["residual"] = residual(f, x, solves[name]())
+            rows.append(row)
+        alone = solve_s["f alone"] / solve_s["ours"]
+        rows.append({"case": f"{channels} channels: f alone, as often as we compute it", "solve_to_ours": alone})
+    return rows
+
+
+def warm(repeats):
+    """The local work of FeDEQ, 3 epochs of the head and 5 of the representation, on digits by their writers."""
+    rows = []
+    for model, clients, rounds in (("deq-mlp", 16, 2), ("deq-resnet-s", 4, 1)):
+        cold = None
+        for kind in ("off", "update", "client"):
+            tables = {
+                "data": {"name": "digits-by-writer"},
+                "model": {"name": model, "warm_start": kind},
+                "algorithm": {"name": "fedrep", "head_epochs": 3, "epochs": 5, "batch": 10, "lr": 0.01},
+            }
+            experiment = Experiment.parse(tables)
+            federation = experiment.federation(data_folder(None))
+            schedule = Schedule(rounds=10**6, participation=clients, evaluate_every=10**6, checkpoint_every=10**6)
+            task = experiment.task(federation)
+            run = Simulation(task, federation, experiment.algorithm, schedule, Engine(workers=THREADS))
+            # The same clients in every round, so that what was kept with them is of use.
+            run.sample = lambda round, n=clients: list(range(n))
+            seconds = []
+            for _ in range(rounds):
+                began = time.perf_counter()
+                run.advance()
+                seconds.append(time.perf_counter() - began)
+            run.close()
+            row = {
+                "case": f"{model}, warm start {kind}",
+                "iterations": run.counters.solver_iterations / run.counters.solves,
+                "last_round_iterations": run.lines[-1]["solver_iterations"],
+                "unconverged": run.counters.unconverged / run.counters.solves,
+                "train_s": sum(seconds),
+            }
+            cold = cold or row
+            row["iterations_to_cold"] = row["iterations"] / cold["iterations"]
+            rows.append(row)
+    return rows
+
+
+def projection(repeats):
+    """Rows of a matrix back onto the ball after a step, and sorting them, which other exact methods begin with."""
+    torch.manual_seed(0)
+    matrix = project_rows(torch.randn(512, 512), 0.95) + 1e-3 * torch.randn(512, 512)
+    seconds = turns({"projection": lambda: project_rows(matrix, 0.95), "sort": lambda: matrix.sort(-1)}, 5 * repeats)
+    return [{"case": "512 rows of 512", "ms": 1e3 * seconds["projection"], "sort_ms": 1e3 * seconds["sort"]}]
+
+
+PARTS = {
+    "steps": steps,
+    "flat": flat,
+    "solvers": solvers,
+    "torchdeq": against_torchdeq,
+    "warm": warm,
+    "projection": projection,
+}
+
+
+def tidy(row):
+    return {k: float(f"{v:.4g}") if isinstance(v, (float, np.floating)) else v for k, v in row.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default=",".join(PARTS))
+    parser.add_argument("--out")
+    options = parser.parse_args()
+    torch.set_num_threads(THREADS)
+    results = {}
+    for part in options.only.split(","):
+        print(f"{part}: {(PARTS[part].__doc__ or 'a training step of each model').splitlines()[0]}", flush=True)
+        results[part] = [tidy(row) for row in PARTS[part](options.repeats)]
+        for row in results[part]:
+            print("  ", row, flush=True)
+    if options.out:
+        with open(options.out, "w") as file:
+            json.dump(results, file, indent=2)
+            file.write("\n")
+
+
+if __name__ == "__main__":
+    main()
