@@ -2,6 +2,7 @@
 
 import json
 import re
+import runpy
 import shlex
 import tomllib
 from pathlib import Path
@@ -15,7 +16,9 @@ from equipoise.config import Experiment
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
 from equipoise.engine.deploy import Deploy
+from equipoise.equilibrium import SOLVERS
 from equipoise.models import MODELS
+from equipoise.settings import read
 from tests.conftest import simulation
 from tests.test_cli import equipoise_command
 
@@ -88,6 +91,47 @@ def test_the_page_on_deployments_names_the_settings() -> None:
         assert f"`{name}`" in table
     [code] = [block for block in blocks("docs/deploy.md", "python") if "App(" in block]
     compile(code, "deploy.md", "exec")
+
+
+def test_the_page_on_equilibria_runs_and_names_what_there_is() -> None:
+    text = (ROOT / "docs" / "equilibrium.md").read_text()
+    names: dict[str, object] = {"__name__": "page"}
+    for code in blocks("docs/equilibrium.md", "python"):
+        exec(code, names)
+    for word in (*SOLVERS, *(name for name in MODELS if name.startswith("deq-") and name != "deq-mlp")):
+        assert f"`{word}`" in text
+    (table,) = blocks("docs/equilibrium.md", "toml")
+    model = tomllib.loads(table)["model"]
+    read(MODELS[model.pop("name")], model, "model")
+
+
+def test_the_published_counts_of_parameters_are_those_of_the_models() -> None:
+    text = (ROOT / "docs" / "equilibrium.md").read_text()
+
+    def count(name: str, shape: tuple[int, ...], outputs: int, of: str, **given: int) -> int:
+        module = MODELS[name](**given).build(shape, outputs)
+        return sum(p.numel() for p in (module if of == "all" else getattr(module, of)).parameters())
+
+    kinds = (((1, 28, 28), 62), ((3, 32, 32), 10), ((3, 32, 32), 100))
+    for name in ("deq-resnet-s", "deq-resnet-m", "resnet-14", "resnet-20", "resnet-34"):
+        assert f"| `{name}` | " + " | ".join(f"{count(name, *kind, 'body'):,}" for kind in kinds) + " |" in text
+    for name in ("deq-transformer", "transformer-8"):
+        assert f"{count(name, (80,), 90, 'body'):,}" in text
+    peers = {"deq-residual": ("resnet-5-blocks", {}), "deq-cnn": ("cnn-L", {"layers": 10})}
+    for name, words, given in (
+        *(("deq-residual", f"{k} block{'s' if k > 1 else ''}", {"blocks": k}) for k in (1, 2, 3)),
+        ("deq-cnn", "4 layers", {"layers": 4}),
+    ):
+        peer, theirs = peers[name]
+        found, most = count(name, *kinds[1], "all", **given), count(peer, *kinds[1], "all", **theirs)
+        assert f"| `{name}`, {words} | {found:,} | {100 * (1 - found / most):.1f} % |" in text
+        assert f"| {most:,} |" in text
+
+
+def test_the_example_of_an_equilibrium_learns(capsys: pytest.CaptureFixture) -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "equilibrium.py"))
+    assert example["main"](epochs=4) > 0.5
+    assert "iterations a sample" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)

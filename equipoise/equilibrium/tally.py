@@ -39,6 +39,14 @@ class Tally:
         self.diverged += other.diverged
         self.residual = max(self.residual, other.residual)
 
+    @property
+    def mean(self) -> float:
+        """Iterations a solve."""
+        return self.iterations / max(1, self.solves)
+
+    def reset(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
     def complaint(self, name: str, tol: float, limit: int) -> str | None:
         """What went wrong in the layer, and what may help; None if nothing did."""
         where = f"the equilibrium layer {name}"
