@@ -16,8 +16,10 @@ from equipoise.equilibrium import (
     conv_norm_bound,
     project,
     project_rows,
+    projected,
 )
 from equipoise.errors import EquipoiseError
+from equipoise.models import MODELS
 
 ACTIVATIONS = [torch.relu, torch.tanh, F.softplus]
 
@@ -152,3 +154,15 @@ def test_wrong_bounds_and_convolutions_are_refused() -> None:
             ContractiveLinear(2, 2, kappa)
     with pytest.raises(EquipoiseError, match="stride 1, one group"):
         ContractiveConv2d(2, 2, 3, 0.5, stride=2)
+
+
+@pytest.mark.parametrize("name", ["deq-resnet-s", "deq-residual", "deq-cnn", "deq-mlp"])
+def test_models_begin_where_their_contraction_keeps_them(name: str) -> None:
+    module = MODELS[name](contraction=True, kappa=0.3).build((1, 8, 8), 3)
+    found = projected(module)
+    assert found
+    before = [layer.weight.detach().clone() for layer in found]
+    project(module)
+    for layer, weight in zip(found, before, strict=True):
+        torch.testing.assert_close(layer.weight.detach(), weight, rtol=1e-5, atol=1e-8)
+    assert not projected(MODELS[name](contraction=False).build((1, 8, 8), 3))

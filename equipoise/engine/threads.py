@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -81,8 +82,8 @@ class OneClient(Work):
             x, y = self.federation.gather(torch.from_numpy(self.indices[rows[there]]), self.replica.memory)
             sizes = there.sum(1).tolist()
             self.samples += len(y)
-            which = torch.from_numpy(rows[there])
-            for xb, yb, rb in zip(x.split(sizes), y.split(sizes), which.split(sizes), strict=True):
+            which = repeat(None) if self.warm is None else torch.from_numpy(rows[there]).split(sizes)
+            for xb, yb, rb in zip(x.split(sizes), y.split(sizes), which, strict=False):
                 yield Batch(xb, yb, rows=rb), None
 
     def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
@@ -102,7 +103,6 @@ class OneClient(Work):
         with self.warm.at(batch.rows):
             return self.task.loss.mean(self.replica.module(batch.x), batch.y)
 
-    @torch.no_grad()
     def constrain(self) -> None:
         for layer in self.constrained:
             layer.project_()

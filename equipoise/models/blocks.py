@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.equilibrium import ContractiveConv2d
+from equipoise.equilibrium import ContractiveConv2d, project
 
 
 class _Softplus(torch.autograd.Function):
@@ -70,6 +70,7 @@ class EquilibriumBlock(nn.Module):
         self.inner_norm, self.middle_norm, self.outer_norm = norm(inner), norm(channels), norm(channels)
         for conv in (self.widen, self.narrow):  # so small that x rules at first, and f is a contraction
             nn.init.normal_(conv.weight, std=0.01)
+        project(self)
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         inner = self.inner_norm(self.activation(self.widen(z)))

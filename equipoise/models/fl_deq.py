@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
+from equipoise.equilibrium import project
 from equipoise.models.base import ModelSettings, Split, image_shape
 from equipoise.models.blocks import Activation, BasicBlock, EquilibriumBlock, conv3x3, norm
 from equipoise.models.equilibrium import EquilibriumModel
@@ -74,6 +75,7 @@ class _Convolutions(nn.Module):
         nn.init.normal_(convs[-1].weight, std=0.01)  # so small that x rules at first, and f is a contraction
         self.convs = nn.ModuleList(convs)
         self.norms = nn.ModuleList(norm(channels) for _ in range(layers))
+        project(self)
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
         last = len(self.convs) - 1
