@@ -261,9 +261,9 @@ def warm(repeats):
             run.close()
             row = {
                 "case": f"{model}, warm start {kind}",
-                "iterations": run.counters.solver_iterations / run.counters.solves,
+                "iterations": run.counters.solves.forward.mean,
                 "last_round_iterations": run.lines[-1]["solver_iterations"],
-                "unconverged": run.counters.unconverged / run.counters.solves,
+                "unconverged": run.counters.solves.forward.failed,
                 "train_s": sum(seconds),
             }
             cold = cold or row

@@ -5,23 +5,29 @@ from typing import Any
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
+from equipoise.equilibrium import Options
+from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
-from equipoise.settings import Settings
+from equipoise.settings import Settings, nearest
 
 
-def _entries(registry: dict[str, Any]) -> list[dict[str, Any]]:
-    def entry(name: str, cls: type[Settings]) -> dict[str, Any]:
-        parameters = [row for row in cls.describe() if row["name"] != "kind"]
-        return {"name": name, "summary": cls.summary(), "paper": cls.paper, "parameters": parameters}
+def _entry(name: str, cls: type[Settings]) -> dict[str, Any]:
+    parameters = [row for row in cls.describe() if row["name"] != "kind"]
+    # Those of an equilibrium layer come last, and are the same for all models that have one.
+    common = [row["name"] for row in parameters if issubclass(cls, Options) and row["name"] in Options.model_fields]
+    parameters.sort(key=lambda row: row["name"] in common)
+    return {"name": name, "summary": cls.summary(), "paper": cls.paper, "parameters": parameters, "of_layer": common}
 
-    return [entry(name, cls) for name, cls in registry.items()]
 
-
-def listing(kind: str) -> list[dict[str, Any]]:
+def listing(kind: str, name: str | None = None) -> list[dict[str, Any]]:
+    """All there is of a kind, or the one of that name."""
     registries: dict[str, dict[str, Any]] = {
         "algorithms": ALGORITHMS,
         "models": MODELS,
         "data": SOURCES,
         "partitions": PARTITIONS,
     }
-    return _entries(registries[kind])
+    registry = registries[kind]
+    if name is not None and name not in registry:
+        raise EquipoiseError(f"there is no {name!r} among the {kind}{nearest(name, registry)}")
+    return [_entry(key, cls) for key, cls in registry.items() if name in (None, key)]

@@ -67,9 +67,9 @@ def _plain(value: Any) -> Any:
 
 def _allowed(schema: dict[str, Any]) -> str:
     if "anyOf" in schema:
-        return " or ".join("none" if s.get("type") == "null" else _allowed(s) for s in schema["anyOf"])
+        return " or ".join("left out" if s.get("type") == "null" else _allowed(s) for s in schema["anyOf"])
     if "const" in schema:
-        return repr(schema["const"])
+        return str(schema["const"]).lower() if isinstance(schema["const"], bool) else repr(schema["const"])
     if "enum" in schema:
         return ", ".join(repr(v) for v in schema["enum"])
     if "prefixItems" in schema:
@@ -80,6 +80,8 @@ def _allowed(schema: dict[str, Any]) -> str:
     text = words.get(schema.get("type", ""), "a list" if schema.get("type") == "array" else "a table")
     bounds = [("exclusiveMinimum", ">"), ("minimum", ">="), ("exclusiveMaximum", "<"), ("maximum", "<=")]
     limits = [f"{sign} {schema[word]:g}" for word, sign in bounds if word in schema and schema[word] != MOST]
+    if "multipleOf" in schema:
+        text += f", a multiple of {schema['multipleOf']},"
     return " ".join([text, " and ".join(limits)]).strip()
 
 

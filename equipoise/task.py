@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from equipoise.data.federation import Memory
-from equipoise.equilibrium import WarmStart, layers, projected
-from equipoise.equilibrium.tally import Solves, Tally
+from equipoise.equilibrium import Solves, WarmStart, layers, projected
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric, fitting_loss, fitting_metric
 from equipoise.space import Space
@@ -149,19 +148,19 @@ class Task:
         """Tables for as many samples, of which nothing is known yet; empty where none are to be kept."""
         return {k: torch.zeros(samples, *shape, dtype=t) for k, (shape, t) in self.fixed_point_shapes.items()}
 
-    def judge(self, solves: Iterable[Solves]) -> tuple[Tally, str | None]:
+    def judge(self, clients: Iterable[dict[str, Solves]]) -> tuple[Solves, str | None]:
         """The solves of several clients together, and what is wrong with the worst of the layers, if anything is."""
-        total = Tally()
-        by_layer: Solves = {}
-        for client in solves:
-            for name, tally in client.items():
-                by_layer.setdefault(name, Tally()).merge(tally)
-                total.merge(tally)
-        if not total.unconverged:
-            return total, None
-        worst = max(by_layer, key=lambda name: by_layer[name].unconverged)
-        options = dict(layers(self.module))[worst].options
-        return total, by_layer[worst].complaint(repr(worst), options.tol, options.limit)
+        total = Solves()
+        by_layer: dict[str, Solves] = {}
+        for client in clients:
+            for name, solves in client.items():
+                by_layer.setdefault(name, Solves()).add(solves)
+                total.add(solves)
+        complaints = []
+        for name, layer in layers(self.module):
+            if name in by_layer:
+                complaints += layer.complaints(by_layer[name])
+        return total, max(complaints, key=lambda found: found[0])[1] if complaints else None
 
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
         module = self.space.module(self.module, vector)
@@ -226,11 +225,11 @@ class Replica:
 
     def forget_solves(self) -> None:
         for layer in self.equilibria.values():
-            layer.tally = Tally()
+            layer.solves = Solves()
 
-    def solves(self) -> Solves:
-        """What the equilibrium layers' solves came to since they were last forgotten."""
-        return {name: layer.tally for name, layer in self.equilibria.items()}
+    def solves(self) -> dict[str, Solves]:
+        """What each equilibrium layer's solves came to since they were last forgotten, by its place."""
+        return {name: layer.solves for name, layer in self.equilibria.items()}
 
     def load_buffers(self, vector: Tensor) -> None:
         load_buffers(self.module, self.buffer_names, vector)

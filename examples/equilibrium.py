@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from equipoise.equilibrium import ContractiveLinear, Equilibrium, WarmStart, project
+from equipoise.equilibrium import ContractiveLinear, Equilibrium, Solves, WarmStart, project
 
 
 def rings(n: int) -> tuple[Tensor, Tensor]:
@@ -39,7 +39,7 @@ def main(epochs: int = 30) -> float:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     warm = WarmStart(model, len(x))
     for epoch in range(epochs):
-        layer.tally.reset()
+        layer.solves = Solves()
         for index in torch.randperm(len(x)).split(100):
             with warm.at(index):  # each sample's solve begins where its last one ended
                 loss = nn.functional.cross_entropy(model(x[index]), y[index])

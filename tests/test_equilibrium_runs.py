@@ -13,13 +13,14 @@ import equipoise as eq
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.federation import Federation, from_clients
-from equipoise.engine.executor import FIXED_POINTS
+from equipoise.engine.executor import FIXED_POINTS, Job
 from equipoise.engine.simulate import Simulation
 from equipoise.equilibrium import ContractiveLinear, Equilibrium, layers
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.models import MODELS
 from equipoise.models.base import Split
 from equipoise.runs import reopen
+from equipoise.state import State
 from equipoise.watcher import Watcher
 from tests.conftest import classification, simulation
 from tests.flower_memory import deployed, run
@@ -126,7 +127,7 @@ def test_engines_agree_on_equilibria(name: str, warm_start: str, tmp_path: Path)
     for ours, theirs in zip(over_flower.lines, simulated.lines, strict=True):
         same(ours, theirs)
         assert list(ours) == list(theirs)
-    for key in ("solver_iterations", "unconverged"):
+    for key in ("solver_iterations", "unconverged", "gradient_iterations", "gradients_unconverged"):
         same(over_flower.summary()[key], simulated.summary()[key])
 
 
@@ -179,6 +180,37 @@ def test_weights_are_projected_after_every_step(algorithm: Algorithm) -> None:
     assert moved
 
 
+def test_a_client_whose_data_grew_goes_on() -> None:
+    """Between rounds of a deployment, the tables kept with the client's state may have become too short."""
+    run = simulation(ALGORITHMS["fedavg"](lr=0.05, batch=4), module=small(warm_start="client"))
+    state = run.store.get(5)
+    short = State({k: t[:5] for k, t in state.items() if k.startswith(FIXED_POINTS)})
+    (done,) = run.executor.train(1, [Job(5, short, run.server)], lambda: False)
+    assert done.client[FIXED_POINTS + "0.known"].tolist() == [True] * 28
+    run.close()
+
+
+def test_any_module_may_be_projected() -> None:
+    class Boxed(nn.Linear):
+        def project_(self) -> None:
+            self.weight.clamp_(-0.1, 0.1)
+
+    module = Split(nn.Sequential(Boxed(5, 4), nn.Tanh()), nn.Linear(4, 3))
+    run = simulation(ALGORITHMS["fedavg"](lr=0.5, batch=4), module=module, rounds=2)
+    run.run()
+    assert eq.api.Result(run).global_model().body[0].weight.abs().max() <= 0.1 + 1e-12
+
+
+@pytest.mark.parametrize("name", ["deq-residual", "deq-mlp"])
+def test_a_projected_model_that_diverges_is_told_like_any_other(name: str) -> None:
+    module = MODELS[name](**SMALL[name], contraction=True).build((1, 8, 8), 4)
+    algorithm = ALGORITHMS["fedavg"](lr=1e30, batch=2)
+    run = simulation(algorithm, images(name), module, dtype="float32", rounds=2, participation=1.0)
+    run.watcher = Heard()
+    with pytest.raises(RunFailed, match="every client's update has NaN or infinite numbers"):
+        run.run()
+
+
 class Heard(Watcher):
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -192,7 +224,7 @@ def test_a_run_whose_layer_does_not_converge_says_so_once() -> None:
     run.watcher = heard = Heard()
     run.run()
     (text,) = heard.texts
-    assert text.startswith("round 1: the equilibrium layer 'body.1' did not converge for")
+    assert text.startswith("round 1: the equilibrium layer 'body.1' did not converge in")
     assert "after 3 iterations the residual is up to" in text
     assert "should be 1e-09" in text
     assert run.summary()["unconverged"] == 1.0

@@ -237,6 +237,27 @@ def test_mixing_goes_part_of_the_way(mixing: float) -> None:
     first = p.solve(Anderson(mixing=mixing), tol=0.0, limit=2)
     torch.testing.assert_close(first.z, two.z)
     assert p.solve(Anderson(mixing=mixing)).converged.all()
+    # Against weights that sum to one (FL-DEQ, Eqs. 7-8): α by a least-squares problem of its own.
+    for row, x in enumerate(p.x):
+        guesses, images = [torch.zeros(7).double()], []
+        for _ in range(5):
+            images.append(p.f(guesses[-1][None], x[None])[0])
+            q = torch.stack([f - z for f, z in zip(images, guesses, strict=True)], 1)[:, -3:]
+            ones = torch.ones(1, q.shape[1]).double()
+            system = torch.cat([torch.cat([q.T @ q, ones.T], 1), torch.cat([ones, torch.zeros(1, 1).double()], 1)])
+            right = torch.cat([torch.zeros(q.shape[1]), torch.ones(1)]).double()
+            alpha = torch.linalg.lstsq(system, right[:, None], driver="gelsd").solution[:-1, 0]
+            z, f = torch.stack(guesses, 1)[:, -3:] @ alpha, torch.stack(images, 1)[:, -3:] @ alpha
+            guesses.append((1 - mixing) * z + mixing * f)
+        ours = solve(
+            p.f,
+            torch.zeros(1, 7).double(),
+            [x[None]],
+            solver=Anderson(window=3, ridge=0.0, mixing=mixing),
+            tol=0.0,
+            limit=4,
+        )
+        torch.testing.assert_close(ours.z[0], guesses[3], rtol=1e-5, atol=1e-7, msg=f"sample {row}")
 
 
 def test_a_singular_window_is_no_obstacle() -> None:
@@ -291,7 +312,7 @@ def test_a_guess_near_the_solution_saves_iterations() -> None:
 
 
 def test_f_must_return_what_it_was_given() -> None:
-    with pytest.raises(EquipoiseError, match=r"f\(z\) of the shape of z; z has \(3,\) a sample, f\(z\) \(2,\)"):
+    with pytest.raises(EquipoiseError, match=r"f\(z\) of the shape of z; z has \(4, 3\), f\(z\) \(4, 2\)"):
         solve(lambda z: z[:, :2], torch.zeros(4, 3))
 
 

@@ -15,7 +15,8 @@ from tests.conftest import classification, small_mlp
 from tests.flower_memory import MemoryGrid, deployed, run
 from tests.test_flower_engines import table
 
-COUNTERS = {"trained", "samples", "evaluated", "adapted"}
+SOLVES = {"solves", "iterations", "unconverged", "gradient_solves", "gradient_iterations", "gradients_unconverged"}
+COUNTERS = {"trained", "samples", "evaluated", "adapted", *SOLVES}
 IDENTITY = {"protocol", "run", "number", "client", "status", "unseen", "layout"}
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation
-from equipoise.equilibrium.tally import Solves
+from equipoise.equilibrium import Solves
 from equipoise.state import State, Upload
 from equipoise.task import Task
 
@@ -49,8 +49,8 @@ class Done:
     client: State
     upload: Upload
     gradient_samples: int
-    solves: Solves = field(default_factory=dict)
-    "what the solves of the model's equilibrium layers came to"
+    solves: dict[str, Solves] = field(default_factory=dict)
+    "what the solves of each of the model's equilibrium layers came to"
 
 
 @dataclass(frozen=True)

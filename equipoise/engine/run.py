@@ -1,7 +1,7 @@
 """What a run is in every engine: the server's state, what was counted and written down, and where it can go on from."""
 
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -9,7 +9,7 @@ from equipoise.algorithm import Algorithm, Start, announce
 from equipoise.engine.checkpoint import Checkpoints, Saved
 from equipoise.engine.options import Schedule
 from equipoise.engine.store import ClientStore
-from equipoise.equilibrium.tally import Tally
+from equipoise.equilibrium import Solves, Tally
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.memory import peak_memory_mb
 from equipoise.runfolder import RunFolder
@@ -27,9 +27,7 @@ class Counters:
     bytes_down: int = 0
     gradient_samples: int = 0
     left_out: int = 0
-    solves: int = 0
-    solver_iterations: int = 0
-    unconverged: int = 0
+    solves: Solves = field(default_factory=Solves)
     seconds: float = 0.0
 
     def sums(self) -> dict[str, int]:
@@ -41,8 +39,14 @@ class Counters:
         }
 
 
-def _solver_figures(solves: int, iterations: int, unconverged: int) -> dict[str, float]:
-    return {"solver_iterations": iterations / solves, "unconverged": unconverged / solves} if solves else {}
+def _solver_figures(solves: Solves) -> dict[str, float]:
+    """Iterations a solve, and the part that did not converge: of fixed points, and of gradients if they are solved."""
+    figures: dict[str, float] = {}
+    if solves.forward.solves:
+        figures |= {"solver_iterations": solves.forward.mean, "unconverged": solves.forward.failed}
+    if solves.backward.solves:
+        figures |= {"gradient_iterations": solves.backward.mean, "gradients_unconverged": solves.backward.failed}
+    return figures
 
 
 class Run(ABC):
@@ -101,19 +105,15 @@ class Run(ABC):
         kept = f"; the last checkpoint is in {self.checkpoints.folder}" if self.checkpoints and saved else ""
         return f"round {round}: {what}, so the run stops{kept}. {advice}"
 
-    def solved(self, round: int, tally: Tally, complaint: str | None = None) -> dict[str, float]:
+    def solved(self, round: int, solves: Solves, complaint: str | None = None) -> dict[str, float]:
         """What a round's solves of equilibrium layers came to, for its line; failures are told as they get worse."""
-        if not tally.solves:
-            return {}
-        self.counters.solves += tally.solves
-        self.counters.solver_iterations += tally.iterations
-        self.counters.unconverged += tally.unconverged
-        part = tally.unconverged / tally.solves
-        if part >= max(_WORTH_TELLING, 2 * self.complained):
-            self.complained = part
-            counts = f"{tally.unconverged} of {tally.solves} solves of equilibrium layers did not converge"
-            self.watcher.tell(f"round {round}: {complaint or counts + '; the logs of the clients say more'}")
-        return _solver_figures(tally.solves, tally.iterations, tally.unconverged)
+        self.counters.solves.add(solves)
+        failed = max(solves.forward.failed, solves.backward.failed)
+        if failed >= max(_WORTH_TELLING, 2 * self.complained):
+            self.complained = failed
+            counts = f"{failed:.0%} of the solves of equilibrium layers did not converge; clients' logs say more"
+            self.watcher.tell(f"round {round}: {complaint or counts}")
+        return _solver_figures(solves)
 
     def log(self, line: dict[str, Any], timing: dict[str, Any]) -> None:
         self.lines.append(line)
@@ -144,7 +144,9 @@ class Run(ABC):
         if saved.facts["fingerprint"] != self.fingerprint:
             raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
         self.done, self.server = saved.round, saved.server
-        self.counters = Counters(**saved.facts["counters"])
+        counted = dict(saved.facts["counters"])
+        solves = counted.pop("solves", {})
+        self.counters = Counters(**counted, solves=Solves(**{way: Tally(**t) for way, t in solves.items()}))
         self.restored(saved)
         logs: dict[str, int] = saved.facts["logs"]
         return logs
@@ -182,7 +184,7 @@ class Run(ABC):
             "parameters_personal": self.announced.parameters_personal,
             "gradient_samples": samples,
             "left_out": self.counters.left_out,
-            **_solver_figures(self.counters.solves, self.counters.solver_iterations, self.counters.unconverged),
+            **_solver_figures(self.counters.solves),
             "mode": self.mode,
             "seconds": round(self.counters.seconds, 3),
             "samples_per_second": round(samples / max(self.counters.seconds, 1e-9), 1),

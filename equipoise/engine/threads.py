@@ -104,15 +104,16 @@ class OneClient(Work):
             return self.task.loss.mean(self.replica.module(batch.x), batch.y)
 
     def constrain(self) -> None:
-        for layer in self.constrained:
-            layer.project_()
+        if self.constrained:
+            with torch.no_grad():
+                for layer in self.constrained:
+                    layer.project_()
 
     def recall(self, client: State) -> None:
         """Begin with the fixed points that were kept with the client's state, if any were."""
         if self.warm is not None:
-            n = len(self.indices)
-            names = [name for name in client if name.startswith(FIXED_POINTS)]
-            self.warm.load({name.removeprefix(FIXED_POINTS): client[name][:n] for name in names})
+            kept = [name for name in client if name.startswith(FIXED_POINTS)]
+            self.warm.load({name.removeprefix(FIXED_POINTS): client[name] for name in kept})
 
     def kept(self, client: State) -> State:
         """The fixed points to keep with the client's state, in tables as long as those that are there."""

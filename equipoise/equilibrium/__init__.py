@@ -12,7 +12,7 @@ from equipoise.equilibrium.layer import Equilibrium, layers, set_budget
 from equipoise.equilibrium.options import Options
 from equipoise.equilibrium.solve import Solution, solve
 from equipoise.equilibrium.solvers import SOLVERS, Anderson, Broyden, Plain, Solver
-from equipoise.equilibrium.tally import NotConverged, Tally
+from equipoise.equilibrium.tally import NotConverged, Solves, Tally
 from equipoise.equilibrium.warm import WarmStart
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Plain",
     "Solution",
     "Solver",
+    "Solves",
     "Tally",
     "WarmStart",
     "conv_norm_bound",

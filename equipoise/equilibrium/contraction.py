@@ -16,7 +16,7 @@ from equipoise.errors import EquipoiseError
 
 @torch.no_grad()
 def project_rows(matrix: Tensor, radius: float) -> Tensor:
-    """The nearest matrix whose rows have absolute values that sum to at most `radius`.
+    """The nearest matrix whose rows have absolute values that sum to at most `radius`, a number >= 0.
 
     Every entry of a row comes nearer to zero by the same threshold, and stops there. The threshold is solved for as if
     those that are left would all stay, and again when some of them have stopped, until none stops any more (Michelot,
@@ -49,7 +49,11 @@ def conv_norm_bound(weight: Tensor) -> Tensor:
         weight.permute(0, 2, 1, 3).reshape(o * h, i * w),
         weight.permute(0, 3, 1, 2).reshape(o * w, i * h),
     )
-    bound: Tensor = torch.stack([_spectral_norm(matrix) for matrix in foldings]).min() * (h * w) ** 0.5
+    largest = weight.abs().max()
+    if not 0 < largest < torch.inf:
+        return largest  # nothing at all, or nothing that could be bounded
+    norm = torch.stack([_spectral_norm(matrix / largest) for matrix in foldings]).min()
+    bound: Tensor = norm * largest * (h * w) ** 0.5
     return bound
 
 
@@ -60,7 +64,7 @@ def _spectral_norm(matrix: Tensor) -> Tensor:
 
 
 def _checked(kappa: float) -> float:
-    if not 0 < kappa < 1:
+    if not isinstance(kappa, (int, float)) or not 0 < kappa < 1:
         raise EquipoiseError(f"kappa = {kappa!r} is not allowed; it must be a number > 0 and < 1")
     return kappa
 
@@ -74,6 +78,9 @@ class ContractiveLinear(nn.Linear):
         # To begin with, rows are scaled rather than projected, which would set most of their entries to zero.
         size = self.weight.data.abs().sum(1, keepdim=True)
         self.weight.data.mul_((self.kappa / size).clamp(max=1))
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, kappa={self.kappa:g}"
 
     def project_(self) -> None:
         self.weight.data.copy_(project_rows(self.weight.data, self.kappa))
@@ -89,10 +96,14 @@ class ContractiveConv2d(nn.Conv2d):
         self.kappa = _checked(kappa)
         self.project_()
 
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, kappa={self.kappa:g}"
+
     def project_(self) -> None:
         self.weight.data.mul_((self.kappa / conv_norm_bound(self.weight.data)).clamp(max=1))
 
 
+@torch.no_grad()
 def project(module: nn.Module) -> None:
     """Bring the weights of every layer that has a `project_` back to where they are allowed to be."""
     for layer in projected(module):

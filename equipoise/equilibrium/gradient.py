@@ -34,7 +34,7 @@ class _Implicit(torch.autograd.Function):
         # The tape of f is used for every product with Jᵀ. It hangs on this node and not the other way round, so that
         # both are freed when the caller lets go of the result.
         ctx.tape, ctx.adjoint = (value, z), adjoint
-        return value.view_as(value)
+        return value.clone()  # a view could not be changed in place by whoever comes next
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
@@ -45,7 +45,8 @@ class _Implicit(torch.autograd.Function):
         value, z = ctx.tape
 
         def right_side(gamma: Tensor) -> Tensor:
-            product: Tensor = torch.autograd.grad(value, z, gamma, retain_graph=True)[0]
-            return product + v
+            product: Tensor | None
+            (product,) = torch.autograd.grad(value, z, gamma, retain_graph=True, allow_unused=True)
+            return v.clone() if product is None else product + v
 
         return ctx.adjoint(right_side, v), None, None

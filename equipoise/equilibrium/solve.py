@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.equilibrium.solvers import Anderson, Solver, to_numpy
+from equipoise.equilibrium.solvers import SOLVERS, Anderson, Solver, to_numpy
 from equipoise.errors import EquipoiseError
 
 # Below this part of the batch, f is computed for the samples still at work alone: to pick them out costs some copies.
@@ -35,28 +36,52 @@ class Solution:
 def solve(
     f: Callable[..., Tensor],
     z: Tensor,
-    inputs: Sequence[Tensor] | None = None,
+    inputs: Sequence[Any] | None = None,
     *,
-    solver: Solver | None = None,
+    solver: Solver | str | None = None,
     tol: float = 1e-3,
     limit: int = 20,
 ) -> Solution:
     """A fixed point of f, from the guess z, with at most `limit` computations of f a sample.
 
-    With `inputs`, f is called as f(z, *inputs), each with a row a sample, and only for those samples that have not
-    converged yet; without, it is always called with the whole batch. Either way a sample that has converged stays as it
-    is, and no sample has a part in another's iteration.
+    With `inputs`, f is called as f(z, *inputs), and only for those samples that have not converged yet: every tensor
+    among the inputs must have a row a sample. Without, f is always called with the whole batch. Either way a sample
+    that has converged stays as it is, and no sample has a part in another's iteration.
     """
-    if limit < 1:
-        raise EquipoiseError(f"limit = {limit!r} is not allowed; a solve needs at least one iteration")
+    if isinstance(inputs, Tensor):
+        inputs = [inputs]
+    if not isinstance(solver, Solver):
+        solver = _named(solver)
+    if not tol >= 0:
+        raise EquipoiseError(f"tol = {tol!r} is not allowed; it must be a number >= 0")
+    if not isinstance(limit, int) or limit < 1:
+        raise EquipoiseError(f"limit = {limit!r} is not allowed; it must be a whole number >= 1")
+    if not z.is_floating_point() or z.ndim == 0:
+        raise EquipoiseError(f"the guess z has numbers with a fraction, a row a sample; not {z.dtype} {tuple(z.shape)}")
+    for k, x in enumerate(inputs or ()):
+        if isinstance(x, Tensor) and (x.ndim == 0 or len(x) != len(z)):
+            raise EquipoiseError(
+                f"input {k + 1} of an equilibrium has the shape {tuple(x.shape)}, and needs a row for each of the "
+                f"{len(z)} samples; what all samples share belongs into f"
+            )
     with torch.no_grad(), np.errstate(all="ignore"):  # NaN is met, and told, in its place
-        return _solve(f, z.detach(), inputs, solver or Anderson(), tol, limit)
+        return _solve(f, z.detach(), inputs, solver, tol, limit)
+
+
+def _named(solver: object) -> Solver:
+    if solver is None:
+        return Anderson()
+    if isinstance(solver, str) and solver in SOLVERS:
+        return SOLVERS[solver]()
+    raise EquipoiseError(
+        f"solver = {solver!r} is unknown; there is {', '.join(SOLVERS)}, or an object such as Anderson()"
+    )
 
 
 def _solve(
     function: Callable[..., Tensor],
     start: Tensor,
-    inputs: Sequence[Tensor] | None,
+    inputs: Sequence[Any] | None,
     solver: Solver,
     tol: float,
     limit: int,
@@ -73,11 +98,11 @@ def _solve(
     iterations = np.zeros(n, dtype=np.int64)
     best_z, best_f, best = z, z, np.full(n, np.inf)
     for k in range(limit):
-        rows = few.rows(at_work, working)
+        rows = few.rows(at_work, working, z.device)
         if rows is None:
-            f = layout.flat(function(layout.shaped(z), *(inputs or ())))
+            f = layout.flat(_computed(function, layout.shaped(z), *(inputs or ())))
         else:
-            part = function(layout.shaped(z[rows]), *few.inputs)
+            part = _computed(function, layout.shaped(z[rows]), *few.inputs)
             f = best_f.index_copy(0, rows, layout.flat(part))
             del part
         r = f - z
@@ -105,6 +130,27 @@ def _solve(
     return Solution(layout.shaped(best_z), layout.shaped(best_f), *each)
 
 
+def _computed(function: Callable[..., Tensor], z: Tensor, *inputs: Any) -> Tensor:
+    before = -1 if z.is_inference() else z._version
+    value = function(z, *inputs)
+    if not isinstance(value, Tensor):
+        raise EquipoiseError(f"an equilibrium needs f(z) to be a tensor like z, and it is a {type(value).__name__}")
+    if value.shape != z.shape:
+        raise EquipoiseError(
+            f"an equilibrium needs f(z) of the shape of z; z has {tuple(z.shape)}, f(z) {tuple(value.shape)}; "
+            "a guess of another shape than the first input is given with the call, layer(x, z=guess)"
+        )
+    if before >= 0 and z._version != before:
+        raise EquipoiseError("f changes z in place, and an equilibrium needs it unchanged: no relu_, no z += ... in f")
+    return value
+
+
+def residuals(z: Tensor, f: Tensor) -> np.ndarray:
+    """‖f - z‖ / ‖f‖ for rows of numbers."""
+    ratio: np.ndarray = _lengths(f - z) / (_lengths(f) + _TINY)
+    return ratio
+
+
 _TINY = np.finfo(np.float64).tiny
 
 
@@ -116,24 +162,20 @@ def _column(mask: np.ndarray, like: Tensor) -> Tensor:
     return torch.from_numpy(mask).to(like.device).unsqueeze(1)
 
 
+def channels_last(x: Tensor) -> bool:
+    """Do the channels of these images lie beside each other in memory?"""
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
 class _Layout:
     """Samples as rows of numbers in the order in which they lie in memory, so that neither way is a copy."""
 
     def __init__(self, like: Tensor):
         self.shape = like.shape[1:]
         self.is_flat = like.ndim == 2
-        self.channels_last = (
-            like.ndim == 4
-            and like.is_contiguous(memory_format=torch.channels_last)
-            and not like.is_contiguous(memory_format=torch.contiguous_format)
-        )
+        self.channels_last = channels_last(like)
 
     def flat(self, z: Tensor) -> Tensor:
-        if z.shape[1:] != self.shape:
-            raise EquipoiseError(
-                f"an equilibrium needs f(z) of the shape of z; z has {tuple(self.shape)} a sample, "
-                f"f(z) {tuple(z.shape[1:])}"
-            )
         if self.is_flat:
             return z
         return (z.permute(0, 2, 3, 1) if self.channels_last else z).reshape(len(z), self.shape.numel())
@@ -150,17 +192,17 @@ class _Layout:
 class _Few:
     """The samples still at work, with their inputs, once they are few."""
 
-    def __init__(self, inputs: Sequence[Tensor] | None):
+    def __init__(self, inputs: Sequence[Any] | None):
         self.all, self.inputs = inputs, list(inputs or ())
         self.mask: np.ndarray | None = None
         self.index: Tensor | None = None
 
-    def rows(self, at_work: np.ndarray, working: int) -> Tensor | None:
+    def rows(self, at_work: np.ndarray, working: int, device: torch.device) -> Tensor | None:
         """Which they are, or None where the whole batch is to be computed."""
-        if not self.all or working > _FEW * len(at_work):
+        if self.all is None or working > _FEW * len(at_work):
             return None
         if self.mask is None or not np.array_equal(self.mask, at_work):
             self.mask = at_work
-            self.index = torch.from_numpy(at_work.nonzero()[0]).to(self.all[0].device)
-            self.inputs = [x[self.index] for x in self.all]
+            self.index = torch.from_numpy(at_work.nonzero()[0]).to(device)
+            self.inputs = [x[self.index] if isinstance(x, Tensor) else x for x in self.all]
         return self.index

@@ -1,12 +1,12 @@
 """What the solves of a layer came to, counted and put into words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from equipoise.equilibrium.solve import Solution
 
 
 class NotConverged(UserWarning):
-    """A solve ended at its limit, or f left the finite numbers."""
+    """A solve ended at its limit, or met NaN or infinite numbers."""
 
 
 @dataclass
@@ -22,17 +22,19 @@ class Tally:
     residual: float = 0.0
     "the largest with which a solve ended"
 
-    def add(self, solution: Solution, budgeted: bool = False) -> None:
-        self.solves += len(solution.iterations)
-        self.iterations += int(solution.iterations.sum())
+    @staticmethod
+    def of(solution: Solution, budgeted: bool = False) -> "Tally":
         diverged = ~solution.finite
         failed = diverged if budgeted else diverged | ~solution.converged
-        self.diverged += int(diverged.sum())
-        self.unconverged += int(failed.sum())
-        if len(solution.residual):
-            self.residual = max(self.residual, float(solution.residual.max()))
+        return Tally(
+            len(solution.iterations),
+            int(solution.iterations.sum()),
+            int(failed.sum()),
+            int(diverged.sum()),
+            float(solution.residual.max().clamp(max=1e300)) if len(solution.residual) else 0.0,
+        )
 
-    def merge(self, other: "Tally") -> None:
+    def add(self, other: "Tally") -> None:
         self.solves += other.solves
         self.iterations += other.iterations
         self.unconverged += other.unconverged
@@ -44,25 +46,32 @@ class Tally:
         """Iterations a solve."""
         return self.iterations / max(1, self.solves)
 
-    def reset(self) -> None:
-        self.__init__()  # type: ignore[misc]
+    @property
+    def failed(self) -> float:
+        """The part of the solves that did not converge."""
+        return self.unconverged / max(1, self.solves)
 
-    def complaint(self, name: str, tol: float, limit: int) -> str | None:
-        """What went wrong in the layer, and what may help; None if nothing did."""
-        where = f"the equilibrium layer {name}"
+    def complaint(self, what: str, tol: float, limit: int) -> str:
+        """What went wrong, and what may help."""
         if self.diverged:
-            return (
-                f"{where} diverged: f(z) became NaN or infinite for {self.diverged} of {self.solves} samples; "
-                "keep f a contraction (project its weights), or take smaller steps"
+            more = self.unconverged - self.diverged
+            found = f"{self.diverged} of {self.solves} solves met NaN or infinite numbers"
+            found = f"{what} diverged: {found}" + (f", and {more} more did not converge" if more else "")
+        else:
+            found = (
+                f"{what} did not converge in {self.unconverged} of {self.solves} solves: after {limit} iterations "
+                f"the residual is up to {self.residual:.2g}, and should be {tol:g}"
             )
-        if self.unconverged:
-            return (
-                f"{where} did not converge for {self.unconverged} of {self.solves} samples: after {limit} iterations "
-                f"the residual is up to {self.residual:.2g}, and should be {tol:g}; allow more iterations, or keep f "
-                "a contraction (project its weights)"
-            )
-        return None
+        return f"{found}. More iterations (limit), smaller steps (lr) or bounded weights (contraction) may help"
 
 
-Solves = dict[str, Tally]
-"""Of each equilibrium layer of a model, by its place."""
+@dataclass
+class Solves:
+    """Those of one layer for its fixed points, and for their gradients."""
+
+    forward: Tally = field(default_factory=Tally)
+    backward: Tally = field(default_factory=Tally)
+
+    def add(self, other: "Solves") -> None:
+        self.forward.add(other.forward)
+        self.backward.add(other.backward)

@@ -23,7 +23,17 @@ from equipoise.errors import EquipoiseError
 from equipoise.export import write_model
 from equipoise.flower.clientdata import Hook, client_data
 from equipoise.flower.home import Home, Kept
-from equipoise.flower.messages import NOBODY, PRINTABLE, STATUSES, Answer, Order, content, opened, order_shapes
+from equipoise.flower.messages import (
+    NOBODY,
+    PRINTABLE,
+    STATUSES,
+    Answer,
+    Order,
+    content,
+    opened,
+    order_shapes,
+    solver_facts,
+)
 from equipoise.flower.plan import Plan
 from equipoise.flower.wire import Refused, group, named
 from equipoise.settings import Settings, read
@@ -145,13 +155,13 @@ class Client:
             if order.train:
                 done = next(iter(executor.train(order.train, [job], lambda: False)))
                 wire = done.upload.wire
-                tally, complaint = task.judge([done.solves])
+                solves, complaint = task.judge([done.solves])
                 if complaint:
                     log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
                 if not wire.finite() or not done.client.finite():
                     raise Refused("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
                 facts |= {"trained": order.train, "samples": done.gradient_samples}
-                facts |= {"solves": tally.solves, "iterations": tally.iterations, "unconverged": tally.unconverged}
+                facts |= solver_facts(solves)
                 sent |= named(wire, "up")
                 # Written before it is sent: an update that the server takes is never lost here.
                 home.write(Kept(kept.accepted, kept.state, order.number, done.client, order.number))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.algorithm import Announcement, Shapes, Start
 from equipoise.board import COLUMNS
+from equipoise.equilibrium import Solves, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.flower.wire import Refused, named, pack, unpack
 from equipoise.settings import Settings, read
@@ -77,9 +78,31 @@ class Answer(Settings):
     "of all those solves"
     unconverged: Counter = 0
     "of those solves"
+    gradient_solves: Counter = 0
+    "for the gradients of those layers"
+    gradient_iterations: Counter = 0
+    gradients_unconverged: Counter = 0
     evaluated: Round = 0
     adapted: Counter = 0
     "samples through a backward pass to make the model that was scored"
+
+
+def solver_facts(solves: Solves) -> dict[str, int]:
+    """For an answer."""
+    there, back = solves.forward, solves.backward
+    return {
+        **{"solves": there.solves, "iterations": there.iterations, "unconverged": there.unconverged},
+        **{"gradient_solves": back.solves, "gradient_iterations": back.iterations},
+        "gradients_unconverged": back.unconverged,
+    }
+
+
+def told_solves(answer: Answer) -> Solves:
+    """What an answer says of them."""
+    return Solves(
+        Tally(answer.solves, answer.iterations, answer.unconverged),
+        Tally(answer.gradient_solves, answer.gradient_iterations, answer.gradients_unconverged),
+    )
 
 
 def order_shapes(announced: Announcement, start: Start, buffers: int) -> Shapes:

@@ -20,16 +20,16 @@ from equipoise.algorithm import Start
 from equipoise.engine.checkpoint import Saved
 from equipoise.engine.run import Run
 from equipoise.engine.store import ClientStore
-from equipoise.equilibrium.tally import Tally
+from equipoise.equilibrium import Solves
 from equipoise.errors import RunFailed
 from equipoise.export import write_model
 from equipoise.flower.door import Door
 from equipoise.flower.exchange import Exchange
-from equipoise.flower.messages import Order, answer_shapes
+from equipoise.flower.messages import Order, answer_shapes, told_solves
 from equipoise.flower.plan import Plan
 from equipoise.flower.post import Answered, Post
 from equipoise.flower.roster import Member, Roster
-from equipoise.flower.tally import Tally as ScoreTally
+from equipoise.flower.tally import Tally
 from equipoise.flower.updates import update_of
 from equipoise.flower.wire import Refused, group, named
 from equipoise.runfolder import RunFolder
@@ -53,8 +53,8 @@ class Deployment(Run):
         self.post = Post(grid, answer_shapes(self.announced), self.tell)
         self.roster = Roster(self.settings.names)
         self.id = uuid.uuid4().hex
-        self.tally = ScoreTally(task.metric)
-        self.tallied = Tally()
+        self.tally = Tally(task.metric)
+        self.solves = Solves()
         "the solves of equilibrium layers in the round at hand"
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the line of a round whose models are still to be scored"
@@ -221,7 +221,7 @@ class Deployment(Run):
     def _accept(self, round: int, cohort: list[Member], answers: dict[str, Answered]) -> list[Accepted]:
         """The updates that can be used, in the order of the clients' names."""
         accepted = []
-        self.tallied = Tally()
+        self.solves = Solves()
         for member in cohort:
             if (answered := answers.get(member.name)) is None:
                 continue
@@ -230,7 +230,7 @@ class Deployment(Run):
                 accepted.append((member, update_of(answered, round, self.announced)))
                 answer = answered.answer
                 self.counters.gradient_samples += answer.samples
-                self.tallied.merge(Tally(answer.solves, answer.iterations, answer.unconverged))
+                self.solves.add(told_solves(answer))
             except Refused as error:
                 self.post.refuse(error.reason, member.name, str(error))
         return accepted
@@ -245,7 +245,7 @@ class Deployment(Run):
         self.done = round
         self.counters.left_out += len(cohort) - len(accepted)
         line: dict[str, Any] = {"round": round, "clients": len(cohort), "left_out": len(cohort) - len(accepted)}
-        line |= self.solved(round, self.tallied)
+        line |= self.solved(round, self.solves)
         timing = {"round": round, "train": seconds, "evaluate": 0.0}
         if round == self.schedule.rounds or (self.settings.evaluate and self.evaluates(round)):
             self.unlogged = line | self.counters.sums(), timing  # its models are scored with the next exchange

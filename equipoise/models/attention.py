@@ -1,6 +1,6 @@
 """Causal transformers for text: blocks on top of each other, or one block in equilibrium."""
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -121,9 +121,6 @@ class DeqTransformer(_TransformerSettings, FedeqModel):
     """A causal transformer whose one shared block is in equilibrium; a second block belongs to the head."""
 
     paper: ClassVar[str] = "FeDEQ's DEQ-Transformer: an equilibrium universal-transformer block, 4 heads, width 64"
-
-    contraction: Literal[False] = False
-    "there is no bound that would make attention a contraction"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         embedding = self.embedding("deq-transformer", shape, outputs)

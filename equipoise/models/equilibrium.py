@@ -20,26 +20,30 @@ from equipoise.models.blocks import (
     fully_connected,
     norm,
 )
-from equipoise.settings import Count
+from equipoise.settings import Count, Settings
 
 Kappa = Annotated[float, Field(gt=0, lt=1)]
 DENSE_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "tanh": torch.tanh}
 
 
 class EquilibriumModel(ModelSettings, Options, ABC):
-    """The settings of a model with an equilibrium layer: those of the layer, and how it is kept well posed."""
+    """A model with an equilibrium layer takes the settings of the layer."""
+
+    def equilibrium(self, f: nn.Module) -> Equilibrium:
+        return Equilibrium(f, Options(**{name: getattr(self, name) for name in Options.model_fields}))
+
+
+class Bounded(Settings):
+    """How a layer is kept well posed."""
 
     contraction: bool = False
-    "scale the convolutions of f down after every step, so that none has a spectral norm above kappa"
+    "after every step, scale convolutions in f down to a spectral norm of kappa; its normalisations stay unbounded"
     kappa: Kappa = 0.95
     "bound that contraction keeps"
 
     @property
     def bound(self) -> float | None:
         return self.kappa if self.contraction else None
-
-    def equilibrium(self, f: nn.Module) -> Equilibrium:
-        return Equilibrium(f, Options(**{name: getattr(self, name) for name in Options.model_fields}))
 
 
 class FedeqModel(EquilibriumModel, ABC):
@@ -63,7 +67,7 @@ class _Dense(nn.Module):
         return self.activation(self.weight(z) + u)
 
 
-class DeqMLP(FedeqModel):
+class DeqMLP(FedeqModel, Bounded):
     """A fully connected equilibrium layer z = φ(Bz + Cx + b), a hidden layer, and the head."""
 
     paper: ClassVar[str] = "FeDEQ's DEQ-MLP, Fig. 2: an equilibrium of width 512, then 128"
@@ -87,7 +91,7 @@ class DeqMLP(FedeqModel):
         return Split(body, nn.Linear(self.hidden, outputs))
 
 
-class _DeqResNet(FedeqModel, ABC):
+class _DeqResNet(FedeqModel, Bounded, ABC):
     channels: ClassVar[tuple[int, int]]
     name: ClassVar[str]
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from equipoise.equilibrium import project
 from equipoise.models.base import ModelSettings, Split, image_shape
-from equipoise.models.blocks import Activation, BasicBlock, EquilibriumBlock, conv3x3, norm
-from equipoise.models.equilibrium import EquilibriumModel
+from equipoise.models.blocks import MODULES, Activation, BasicBlock, EquilibriumBlock, conv3x3, norm
+from equipoise.models.equilibrium import Bounded, EquilibriumModel
 from equipoise.settings import Count, NonNegative
 
 Channels = Annotated[int, Field(ge=8, le=4096, multiple_of=8)]
@@ -20,7 +20,7 @@ def _pooled(outputs: int, channels: int) -> tuple[list[nn.Module], nn.Linear]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten()], nn.Linear(channels, outputs)
 
 
-class _FlDeq(EquilibriumModel):
+class _FlDeq(EquilibriumModel, Bounded):
     """What the two equilibrium networks of FL-DEQ have in common."""
 
     tol: NonNegative = 1e-2
@@ -110,7 +110,8 @@ class ResNet5Blocks(ModelSettings):
         inputs, *_ = image_shape(shape, 1, "resnet-5-blocks")
         pool, head = _pooled(outputs, self.channels)
         blocks = [BasicBlock(self.channels, self.channels, 1, self.activation) for _ in range(5)]
-        return Split(nn.Sequential(conv3x3(inputs, self.channels), norm(self.channels), *blocks, *pool), head)
+        stem = [conv3x3(inputs, self.channels), norm(self.channels), MODULES[self.activation]()]
+        return Split(nn.Sequential(*stem, *blocks, *pool), head)
 
 
 class CnnL(ModelSettings):
