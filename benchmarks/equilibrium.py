@@ -4,7 +4,8 @@
 
 Everything that is compared takes turns in one process with two threads, and figures are medians. Memory is the most
 that torch's allocator had given out at once within a step, with parameters, gradients, activations and the solver's
-window; a second figure is by how much the process itself grew, each model in a process of its own.
+window; a second figure is by how much the process itself grew, each model in a process of its own. Parts that are left
+out with --only stay in FILE.json as they were.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import multiprocessing
 import statistics
 import time
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -236,15 +238,24 @@ def against_torchdeq(repeats):
 
 
 def warm(repeats):
-    """The local work of FeDEQ, 3 epochs of the head and 5 of the representation, on digits by their writers."""
+    """The local work of FeDEQ, 3 epochs of the head and 5 of the representation, on digits by their writers.
+
+    And 5 epochs of both together (FedAvg), where every step moves the fixed points.
+    """
     rows = []
-    for model, clients, rounds in (("deq-mlp", 16, 2), ("deq-resnet-s", 4, 1)):
+    fedeq = {"name": "fedrep", "head_epochs": 3, "epochs": 5}
+    fedavg = {"name": "fedavg", "epochs": 5}
+    for model, work, clients, rounds in (
+        ("deq-mlp", fedeq, 16, 2),
+        ("deq-resnet-s", fedeq, 4, 2),
+        ("deq-resnet-s", fedavg, 4, 2),
+    ):
         cold = None
         for kind in ("off", "update", "client"):
             tables = {
                 "data": {"name": "digits-by-writer"},
                 "model": {"name": model, "warm_start": kind},
-                "algorithm": {"name": "fedrep", "head_epochs": 3, "epochs": 5, "batch": 10, "lr": 0.01},
+                "algorithm": {**work, "batch": 10, "lr": 0.01},
             }
             experiment = Experiment.parse(tables)
             federation = experiment.federation(data_folder(None))
@@ -260,7 +271,7 @@ def warm(repeats):
                 seconds.append(time.perf_counter() - began)
             run.close()
             row = {
-                "case": f"{model}, warm start {kind}",
+                "case": f"{model}, {'head, then body' if work is fedeq else 'all together'}, {kind}",
                 "iterations": run.counters.solves.forward.mean,
                 "last_round_iterations": run.lines[-1]["solver_iterations"],
                 "unconverged": run.counters.solves.forward.failed,
@@ -308,9 +319,9 @@ def main():
         for row in results[part]:
             print("  ", row, flush=True)
     if options.out:
-        with open(options.out, "w") as file:
-            json.dump(results, file, indent=2)
-            file.write("\n")
+        path = Path(options.out)
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps({**before, **results}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -167,6 +167,36 @@ def test_the_published_costs_of_a_deployment_are_those_of_the_benchmark() -> Non
             assert f"| {way} | {counts} | {row['wire_to_algorithm']} | {row['wire_to_messages']} |" in text
 
 
+EQUILIBRIA = {
+    "steps": (
+        "step_s",
+        "peak_mb",
+        "process_mb",
+        "iterations",
+        "peer",
+        "step_to_peer",
+        "peak_to_peer",
+        "process_to_peer",
+    ),
+    "flat": ("mb_5", "mb_50", "growth"),
+    "solvers": ("iterations", "solve_s", "plain_to_this"),
+    "torchdeq": ("step_s", "step_to_ours", "gradient_error", "solve_to_ours", "residual"),
+    "warm": ("iterations", "last_round_iterations", "iterations_to_cold", "train_s"),
+}
+
+
+def test_the_published_figures_are_those_of_the_benchmark_of_equilibria() -> None:
+    text = (ROOT / "docs" / "performance.md").read_text()
+    found = json.loads((ROOT / "docs" / "benchmarks" / "equilibrium.json").read_text())
+    for part, columns in EQUILIBRIA.items():
+        for row in found[part]:
+            first = [row["case"], *([f"{row['parameters']:,}"] if part == "steps" else [])]
+            assert "| " + " | ".join([*first, *(str(row.get(key, "")) for key in columns)]) + " |" in text
+    (projection,) = found["projection"]
+    assert f"takes {projection['ms']} ms" in text
+    assert f"{projection['sort_ms']} ms" in text
+
+
 @pytest.mark.parametrize("name", ["throughput", "scale"])
 def test_the_published_figures_are_those_of_the_benchmarks(name: str) -> None:
     """docs/performance.md shows what is in the JSON that the benchmark wrote, to the digit."""
