@@ -20,12 +20,9 @@ from equipoise.equilibrium import (
 )
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
+from tests.fixed_points import random
 
 ACTIVATIONS = [torch.relu, torch.tanh, F.softplus]
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.floats(0.05, 3.0))

@@ -17,6 +17,7 @@ from equipoise.equilibrium import SOLVERS, ContractiveLinear, Equilibrium
 from equipoise.errors import EquipoiseError
 from equipoise.memory import peak_tensor_bytes
 from equipoise.models.blocks import EquilibriumBlock, softplus
+from tests.fixed_points import random
 
 EXACT: dict[str, Any] = {"tol": 1e-12, "limit": 500}
 
@@ -35,10 +36,6 @@ def seeded(make: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return make().double()
-
-
-def random(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 FUNCTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {

@@ -15,10 +15,7 @@ from torchdeq.solver import get_solver
 from equipoise.equilibrium import SOLVERS, Anderson, Broyden, Plain, solve
 from equipoise.errors import EquipoiseError
 from equipoise.models.blocks import EquilibriumBlock
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+from tests.fixed_points import random
 
 
 @dataclass

@@ -1,0 +1,28 @@
+"""A small layer, and numbers that are the same every time, for the tests of equilibria."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+EXACT: dict[str, Any] = {"tol": 1e-10, "limit": 500}
+
+
+class Dense(nn.Module):
+    """f(z, x) = tanh(B z + x); counts the samples that it is computed for."""
+
+    def __init__(self, width: int = 5, scale: float = 0.5):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.b = nn.Linear(width, width, dtype=torch.float64)
+            self.b.weight.data *= scale / torch.linalg.matrix_norm(self.b.weight.data, ord=2)
+        self.samples = 0
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        self.samples += len(z)
+        return torch.tanh(self.b(z) + x)
+
+
+def random(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
