@@ -2,12 +2,19 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from equipoise.equilibrium.solvers import SOLVERS, Solver
 from equipoise.settings import Count, NonNegative, Settings
 
-SolverName = Literal["anderson", "broyden", "plain"]
+
+def _known(name: str) -> str:
+    if name not in SOLVERS:
+        raise ValueError(name)
+    return name
+
+
+SolverName = Annotated[str, AfterValidator(_known), WithJsonSchema({"enum": list(SOLVERS)})]
 
 
 class Options(Settings):
