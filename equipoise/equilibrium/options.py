@@ -16,6 +16,9 @@ def _known(name: str) -> str:
 
 SolverName = Annotated[str, AfterValidator(_known), WithJsonSchema({"enum": list(SOLVERS)})]
 
+WarmStartKind = Literal["off", "update", "client"]
+Gradient = Literal["implicit", "jacobian-free", "unroll"]
+
 
 class Options(Settings):
     solver: SolverName = "anderson"
@@ -30,7 +33,7 @@ class Options(Settings):
     "a sample is done when ‖f(z) - z‖ is at most this times ‖f(z)‖"
     limit: Count = 20
     "most iterations of a solve"
-    gradient: Literal["implicit", "jacobian-free", "unroll"] = "implicit"
+    gradient: Gradient = "implicit"
     "implicit solves for the exact gradient, jacobian-free leaves the solve out; unroll remembers every iteration"
     backward_solver: SolverName | None = None
     "how the implicit gradient is found; as the fixed point where it is not given"
@@ -40,7 +43,7 @@ class Options(Settings):
     "most iterations of the implicit gradient's solve; limit where it is not given"
     start: Literal["zero", "input"] = "zero"
     "the first guess"
-    warm_start: Literal["off", "update", "client"] = "update"
+    warm_start: WarmStartKind = "update"
     "begin at the sample's last fixed point: of this local update, or kept with the client's state between rounds"
 
     def method(self, name: SolverName) -> Solver:

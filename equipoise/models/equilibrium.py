@@ -10,6 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.equilibrium import ContractiveLinear, Equilibrium, Options
+from equipoise.equilibrium.options import Gradient
 from equipoise.models.base import ModelSettings, Split, image_shape
 from equipoise.models.blocks import (
     ACTIVATIONS,
@@ -49,7 +50,7 @@ class Bounded(Settings):
 class FedeqModel(EquilibriumModel, ABC):
     """As FeDEQ trains them."""
 
-    gradient: Literal["implicit", "jacobian-free", "unroll"] = "jacobian-free"
+    gradient: Gradient = "jacobian-free"
     "jacobian-free as in the paper; implicit solves for the exact gradient; unroll remembers every iteration"
 
 

@@ -7,6 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.equilibrium import project
+from equipoise.equilibrium.options import WarmStartKind
 from equipoise.models.base import ModelSettings, Split, image_shape
 from equipoise.models.blocks import MODULES, Activation, BasicBlock, EquilibriumBlock, conv3x3, norm
 from equipoise.models.equilibrium import Bounded, EquilibriumModel
@@ -27,6 +28,8 @@ class _FlDeq(EquilibriumModel, Bounded):
     "a sample is done when ‖f(z) - z‖ is at most this times ‖f(z)‖; ten iterations come about as near"
     limit: Count = 10
     "most iterations of a solve, each way"
+    warm_start: WarmStartKind = "off"
+    "off as in the paper; begin at the sample's last fixed point of this local update, or of the client's last one"
     channels: Channels = 48
     "of the images inside; a multiple of 8"
 
