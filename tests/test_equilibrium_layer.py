@@ -220,3 +220,12 @@ def test_an_f_that_forgets_z_is_a_layer_too() -> None:
     x = random(2, 3).requires_grad_()
     (gradient,) = torch.autograd.grad(Equilibrium(lambda z, x: torch.tanh(x), **EXACT)(x).sum(), x)
     torch.testing.assert_close(gradient, 1 - torch.tanh(x.detach()) ** 2)
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "jacobian-free", "unroll"])
+def test_an_empty_batch_goes_through(gradient: str) -> None:
+    layer = Equilibrium(Dense(), gradient=gradient, **EXACT)
+    out = layer(random(0, 5))
+    out.sum().backward()
+    assert out.shape == (0, 5)
+    assert layer.tally.solves == 0

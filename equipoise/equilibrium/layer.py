@@ -114,8 +114,8 @@ class Equilibrium(nn.Module):
             if z.shape != before.shape:
                 raise EquipoiseError(f"f(z) has the shape {tuple(z.shape)}, and z {tuple(before.shape)}")
         with torch.no_grad():
-            found, f = before.detach(), z.detach()
-            residual = torch.from_numpy(residuals(found.reshape(len(z), -1), f.reshape(len(z), -1)))
+            found, f, d = before.detach(), z.detach(), z.shape[1:].numel()
+            residual = torch.from_numpy(residuals(found.reshape(len(z), d), f.reshape(len(z), d)))
         finite = residual.isfinite()
         residual = torch.where(finite, residual, torch.inf)
         used = torch.full((len(z),), limit)
