@@ -243,8 +243,8 @@ def whole_rounds(rounds=5):
     run = Simulation(task, fed, ALGORITHMS["ditto"](lr=0.01, batch=10), schedule, Engine())
     run.advance()
     timings = []
-    log = run._log
-    run._log = lambda line, timing: (timings.append(timing), log(line, timing))
+    log = run.log
+    run.log = lambda line, timing: (timings.append(timing), log(line, timing))
     for _ in range(rounds):
         run.advance()
     run.close()
