@@ -115,8 +115,10 @@ def test_workers_and_interruptions_change_nothing(warm_start: str, tmp_path: Pat
         assert summaries[0][key] == summaries[1][key]
 
 
-@pytest.mark.parametrize("warm_start", ["off", "update", "client"])
-@pytest.mark.parametrize("name", ["fedavg", "fedrep", "ditto"])
+@pytest.mark.parametrize(
+    ("name", "warm_start"),
+    [("fedavg", "off"), ("fedavg", "client"), ("fedrep", "update"), ("fedrep", "client"), ("ditto", "client")],
+)
 def test_engines_agree_on_equilibria(name: str, warm_start: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS[name](lr=0.05, epochs=2, batch=4)
     federation, module = classification(), small(warm_start=warm_start)

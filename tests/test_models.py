@@ -31,7 +31,7 @@ SMALLER: dict[str, dict[str, Any]] = {  # of the same kind, in less time
     "resnet-34": {"blocks": (1, 1, 1, 1)},
     "resnet-5-blocks": {"channels": 8},
     "cnn-L": {"channels": 8},
-    "transformer-8": {"width": 16},
+    "transformer-8": {"width": 8},
 }
 NOT_STACKED = {
     "cnn-mmnist": "dropout",
