@@ -142,6 +142,18 @@ def test_the_transformer_looks_back_and_never_ahead(t: int) -> None:
     assert (before[:, t:] != after[:, t:]).any(-1).all()  # what comes later remembers it, to the end
 
 
+@pytest.mark.parametrize("t", range(5))
+def test_the_transformers_fixed_point_looks_back_and_never_ahead(t: int) -> None:
+    """At the fixed point itself; a solve that is broken off knows of what comes by as much as is left to do."""
+    module = built("deq-transformer", solver="plain", tol=1e-12, limit=500).double().eval()
+    x = torch.tensor([[0, 1, 2, 3, 0], [3, 3, 1, 0, 2]])
+    changed = x.clone()
+    changed[:, t] = (x[:, t] + 1) % 4
+    before, after = module(x), module(changed)
+    torch.testing.assert_close(before[:, :t], after[:, :t], rtol=1e-9, atol=1e-10)
+    assert ((before[:, t:] - after[:, t:]).abs().amax(-1) > 1e-8).all()
+
+
 def test_the_transformer_knows_where_a_character_stands() -> None:
     output = built("transformer").eval()(torch.full((1, 5), 2))
     assert (output[0, 1:] - output[0, :-1]).abs().amax(-1).min() > 1e-3
