@@ -44,12 +44,17 @@ FUNCTIONS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 
+def weighed(out: Tensor) -> Tensor:
+    """A loss that weighs every output differently."""
+    return (out * random(*out.shape, seed=7)).sum() + out.square().sum()
+
+
 def gradients(f: nn.Module, x: Tensor, **given: Any) -> list[Tensor]:
-    """Of a loss that weighs every output differently, for the input and every parameter."""
+    """Of that loss, for the input and every parameter."""
     x = x.detach().requires_grad_()
     layer = Equilibrium(f, **{**EXACT, **given})
     out = layer(x)
-    loss = (out * random(*out.shape, seed=7)).sum() + out.square().sum()
+    loss = weighed(out)
     return list(torch.autograd.grad(loss, [x, *f.parameters()]))
 
 
@@ -93,7 +98,7 @@ def test_implicit_gradients_are_those_of_torchdeq(name: str) -> None:
         ift=True, f_solver="anderson", b_solver="anderson", f_max_iter=300, b_max_iter=300, f_tol=1e-12, b_tol=1e-12
     )
     ((out,), *_), _ = deq(lambda z: f(z, theirs_x), torch.zeros_like(x), solver_kwargs={"lam": 1e-20}), None
-    loss = (out * random(*out.shape, seed=7)).sum() + out.square().sum()
+    loss = weighed(out)
     theirs = torch.autograd.grad(loss, [theirs_x, *f.parameters()])
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
@@ -120,7 +125,7 @@ def test_jacobian_free_is_one_pass_through_f_at_the_fixed_point(name: str) -> No
     z = Equilibrium(f, **EXACT)(x).detach()
     given_x = x.clone().requires_grad_()
     out = f(z, given_x)
-    loss = (out * random(*out.shape, seed=7)).sum() + out.square().sum()
+    loss = weighed(out)
     once = torch.autograd.grad(loss, [given_x, *f.parameters()])
     for ours, expected in zip(gradients(f, x, gradient="jacobian-free"), once, strict=True):
         torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-7)

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
 
+_HUGE = 1e30  # times this, whatever is above zero is above one
+
 
 @torch.no_grad()
 def project_rows(matrix: Tensor, radius: float) -> Tensor:
@@ -31,9 +33,6 @@ def project_rows(matrix: Tensor, radius: float) -> Tensor:
         if not (left < before).any():
             return torch.copysign(rest, matrix)
         threshold += ((rest.sum(-1, keepdim=True) - radius) / left.clamp(min=1)).clamp_(min=0)
-
-
-_HUGE = 1e30
 
 
 @torch.no_grad()
