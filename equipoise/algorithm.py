@@ -25,6 +25,10 @@ class Start:
     "the common initial model"
     clients: int
     "how many there are, taking part or not"
+    samples: int = 0
+    "how many training samples all of them have together"
+    seed: int = 0
+    "of the run, for what is drawn once and is the same for all"
 
 
 class LocalData(Protocol):
@@ -34,6 +38,8 @@ class LocalData(Protocol):
     """
 
     space: Space
+    seed: int
+    "of the run"
 
     @property
     def size(self) -> Tensor:
@@ -49,13 +55,19 @@ class LocalData(Protocol):
         epochs: int | None = None,
         steps: int | None = None,
         stream: int = 0,
+        repeat: int = 1,
+        only: Tensor | None = None,
     ) -> Tensor:
         """Train from `start` and return where it ends; `start` is left alone.
 
         `part` says which slice of the vector moves. `pull` is added to the gradient (a proximal or a dual term).
         What is not given comes from the algorithm's own settings. Calls with the same `stream` in a round
-        see the same batches in the same order.
+        see the same batches in the same order. With `repeat`, that many steps are taken on each batch. With `only`,
+        of the shape of `size`, the others stay where they are.
         """
+
+    def slope(self, v: Tensor, *, only: Tensor | None = None) -> Tensor:
+        """The gradient of the mean loss over all training samples at v; zero for others than `only`."""
 
 
 class Algorithm(Settings, ABC):
@@ -81,6 +93,11 @@ class Algorithm(Settings, ABC):
     adapt_epochs: Count = 5
     "passes over the training data of a client that took no part in training, to adapt the result to it"
 
+    @property
+    def counts_samples(self) -> bool:
+        """Must clients know how many training samples all of them have together?"""
+        return False
+
     @abstractmethod
     def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         """A client's work in a round: its new state, and what it sends."""
@@ -92,6 +109,11 @@ class Algorithm(Settings, ABC):
     def client(self, start: Start) -> State:
         """A client's state before it first takes part."""
         return State()
+
+    def first(self, start: Start) -> State | None:
+        """What every client counts as having sent before it first takes part, if the server uses the last message of
+        all clients in every round; None where it uses those of the round alone."""
+        return None
 
     def down(self, server: State, who: int) -> State:
         """What the server sends to client `who`."""
@@ -121,11 +143,14 @@ class Rehearsal:
     """Data that trains nothing: with it an algorithm's functions show the shapes of what they send."""
 
     def __init__(self, start: Start):
-        self.space = start.space
+        self.space, self.seed = start.space, start.seed
         self.size = torch.ones(1, dtype=start.w0.dtype)
 
     def descend(self, start: Tensor, **_: object) -> Tensor:
         return start.clone()
+
+    def slope(self, v: Tensor, **_: object) -> Tensor:
+        return torch.zeros_like(v)
 
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]

@@ -10,12 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.attacks import Attack
+from equipoise.board import HYBRIDS
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.engine.executor import BUFFERS, Job, Model
 from equipoise.engine.options import DTYPES, Engine, Schedule
+from equipoise.engine.run import Between
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric
+from equipoise.reducers import Reducer, WeightedMean
 from equipoise.runfolder import RunFolder
 from equipoise.settings import read
 from equipoise.task import Task
@@ -99,9 +103,9 @@ class Result:
         return self._run.task.to_module(self.global_vector(), buffers)
 
     def hybrid(self, client: int | str) -> nn.Module:
-        """The better of the client's own and the global model, by its validation samples."""
+        """The better of the client's own and the global model, by its validation samples (or what `select` says)."""
         board = self._run.scores.of(self._who(client)).board()
-        if "hybrid" not in board.tables():
+        if not board.tables().keys() & set(HYBRIDS.values()):
             raise EquipoiseError(
                 "there is no hybrid model without a personal model, a global one and validation samples"
             )
@@ -123,8 +127,11 @@ def train(
     seed: int = 0,
     rounds: int = 50,
     participation: float | int = 1.0,
+    attack: Attack | None = None,
+    reducer: Reducer | None = None,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
+    select: str = "validation",
     mode: str = "auto",
     workers: int = 0,
     dtype: str = "float32",
@@ -137,16 +144,23 @@ def train(
     `module` is any nn.Module, and `head` the name of the part that personal-head methods keep on the client.
     `clients` is a list with a pair (x, y), a Dataset or a dictionary of train, validation and test for each.
     `loss` is "cross-entropy", "squared" or a function (output, target). `unseen` is the part of the clients that is
-    kept out of training, adapts the result to its own data and is scored apart. With `out` the run is also written
-    there, and with `resume` it goes on from where it was.
+    kept out of training, adapts the result to its own data and is scored apart. `attack` makes some clients malicious,
+    `reducer` is how the server averages; `select` says on which samples the hybrid model is chosen. With `out` the run
+    is also written there, and with `resume` it goes on from where it was.
     """
-    schedule = Schedule(
-        seed=seed,
-        rounds=rounds,
-        participation=participation,
-        evaluate_every=evaluate_every,
-        checkpoint_every=checkpoint_every,
+    schedule = read(
+        Schedule,
+        {
+            "seed": seed,
+            "rounds": rounds,
+            "participation": participation,
+            "evaluate_every": evaluate_every,
+            "checkpoint_every": checkpoint_every,
+            "select": select,
+        },
+        "",
     )
+    between = Between(attack, reducer or WeightedMean())
     engine = read(Engine, {"mode": mode, "workers": workers, "dtype": dtype}, "")
     if algorithm.keeps_head and head == "head" and not hasattr(module, "head"):
         raise EquipoiseError(
@@ -162,19 +176,21 @@ def train(
     number = DTYPES[dtype]
     task = Task(module, federation.prepared(number, False).sample(), head=head, loss=loss, metric=metric, dtype=number)
     if out is None:
-        simulation = Simulation(task, federation, algorithm, schedule, engine, None, watcher)
+        simulation = Simulation(task, federation, algorithm, schedule, engine, None, watcher, between)
         _run(simulation)
         return Result(simulation)
     named = {"name": type(algorithm).__name__, **algorithm.table()}
     settings = {
         **schedule.table(),
         "algorithm": named,
+        **({"attack": {"name": type(attack).__name__, **attack.table()}} if attack else {}),
+        "reducer": {"name": type(between.reducer).__name__, **between.reducer.table()},
         "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
         "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
         "engine": engine.table(),
     }
     with RunFolder.at_work(Path(out), settings, resume, mode=engine.mode_for(task)) as folder:
-        simulation = Simulation(task, federation, algorithm, schedule, engine, folder, watcher)
+        simulation = Simulation(task, federation, algorithm, schedule, engine, folder, watcher, between)
         if resume:
             simulation.resume()
         _run(simulation)

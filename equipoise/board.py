@@ -8,7 +8,9 @@ import numpy as np
 from equipoise.losses import Metric
 
 COLUMNS = ("validation_loss", "validation_metric", "test_loss", "test_metric")
-KINDS = ("personal", "global", "hybrid")
+HYBRIDS = {"validation": "hybrid", "test": "oracle"}
+"""What the better of personal and global is called, by the samples on which it was chosen."""
+KINDS = ("personal", "global", *HYBRIDS.values())
 
 
 def row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
@@ -35,6 +37,8 @@ class Board:
     "which have test samples and count"
     personal: np.ndarray | None
     shared: np.ndarray | None
+    select: str = "validation"
+    "on which samples the hybrid model is chosen"
 
     def tables(self) -> dict[str, np.ndarray]:
         tables = {}
@@ -42,21 +46,33 @@ class Board:
             tables["personal"] = self.personal
         if self.shared is not None:
             tables["global"] = self.shared
-        if self.personal is not None and self.shared is not None and self.validates.any():
-            tables["hybrid"] = np.where(self.takes_global()[:, None], self.shared, self.personal)
+        if self.personal is not None and self.shared is not None and self._chooses.any():
+            tables[HYBRIDS[self.select]] = np.where(self.takes_global()[:, None], self.shared, self.personal)
         return tables
 
+    @property
+    def _chooses(self) -> np.ndarray:
+        return self.validates if self.select == "validation" else self.tests
+
     def takes_global(self) -> np.ndarray:
-        """Whose hybrid model is the global one: better on the client's validation samples, where it has any."""
+        """Whose hybrid model is the global one: better on the client's samples to choose by, where it has any."""
         assert self.personal is not None
         assert self.shared is not None
-        return np.asarray(self.metric.better(self.shared[:, 1], self.personal[:, 1]))
+        column = COLUMNS.index(f"{self.select}_metric")
+        return np.asarray(self.metric.better(self.shared[:, column], self.personal[:, column]))
 
     def summary(self) -> dict[str, Any]:
         return {
             kind: summarise(table[self.tests, 2:], table[self.validates, 1], self.metric)
             for kind, table in self.tables().items()
         }
+
+
+def gini(values: np.ndarray) -> float:
+    """0 where all have equally much, near 1 where one has nearly all: half the relative mean difference."""
+    ordered, n = np.sort(np.asarray(values, dtype=np.float64)), len(values)
+    total = ordered.sum()
+    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * total)) if total > 0 else 0.0
 
 
 def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:
@@ -69,14 +85,17 @@ def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[
     loss, score = test[:, 0], test[:, 1]
     worst_first = np.sort(score) if metric.higher_is_better else -np.sort(-score)
     tenth = max(1, round(0.1 * len(test)))
-    name = metric.name
+    name, finite = metric.name, np.isfinite(score).all()
     figures = {
         name: score.mean(),
         f"{name}_std": score.std(),
+        f"{name}_variance": score.var(),
         **({"mse": (score**2).mean()} if name == "rmse" else {}),
         "loss": loss.mean(),
         "loss_variance": loss.var(),
-        "worst_decile": worst_first[:tenth].mean() if np.isfinite(score).all() else np.nan,
+        "worst_decile": worst_first[:tenth].mean() if finite else np.nan,
+        "best_decile": worst_first[-tenth:].mean() if finite else np.nan,
+        "gini": gini(score) if finite else np.nan,
     }
     if len(validation):
         figures[f"validation_{name}"] = validation.mean()

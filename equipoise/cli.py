@@ -43,6 +43,8 @@ class Kind(StrEnum):
     models = "models"
     data = "data"
     partitions = "partitions"
+    attacks = "attacks"
+    reducers = "reducers"
 
 
 @app.command()

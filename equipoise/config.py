@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,24 @@ from torch import nn
 from equipoise import randomness
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
+from equipoise.attacks import ATTACKS, Attack
 from equipoise.data.federation import Federation
 from equipoise.data.section import DataSection
 from equipoise.data.source import Progress
 from equipoise.engine.deploy import Deploy
 from equipoise.engine.options import DTYPES, Engine, Schedule
+from equipoise.engine.run import Between
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
+from equipoise.reducers import REDUCERS, Reducer
 from equipoise.runfolder import WRITTEN, read_toml
 from equipoise.settings import choose, nearest, read
 from equipoise.task import Task
 
-_SECTIONS = ("data", "model", "algorithm", "engine", "deploy")
+_SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "engine", "deploy")
 _NEEDED = ("data", "model", "algorithm")
+_REDUCER = "weighted-mean"
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,10 @@ class Experiment:
     algorithm: Algorithm
     engine: Engine
     deploy: Deploy
+    attack_name: str = ""
+    attack: Attack | None = None
+    reducer_name: str = _REDUCER
+    reducer: Reducer = field(default_factory=REDUCERS[_REDUCER])
 
     @staticmethod
     def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED) -> "Experiment":
@@ -62,11 +70,30 @@ class Experiment:
         algorithm_name, algorithm = choose(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
         engine = read(Engine, tables.get("engine", {}), "engine")
         deploy = read(Deploy, tables.get("deploy", {}), "deploy")
-        return Experiment(schedule, data, model_name, model, algorithm_name, algorithm, engine, deploy)
+        attack_name, attack = choose(ATTACKS, dict(tables["attack"]), "attack") if "attack" in tables else ("", None)
+        reducer_name, reducer = choose(REDUCERS, dict(tables.get("reducer", {"name": _REDUCER})), "reducer")
+        return Experiment(
+            schedule=schedule,
+            data=data,
+            model_name=model_name,
+            model=model,
+            algorithm_name=algorithm_name,
+            algorithm=algorithm,
+            attack_name=attack_name,
+            attack=attack,
+            reducer_name=reducer_name,
+            reducer=reducer,
+            engine=engine,
+            deploy=deploy,
+        )
 
     @staticmethod
     def load(path: Path, sets: Sequence[str] = (), needs: Sequence[str] = _NEEDED) -> "Experiment":
         return Experiment.parse(override(read_toml(path), sets), needs)
+
+    @property
+    def between(self) -> Between:
+        return Between(self.attack, self.reducer)
 
     def deployed(self) -> "Experiment":
         """As it is run over real machines."""
@@ -79,6 +106,8 @@ class Experiment:
             **({"data": self.data.table()} if self.data else {}),
             **({"model": {"name": self.model_name, **self.model.table()}} if self.model else {}),
             "algorithm": {"name": self.algorithm_name, **self.algorithm.table()},
+            **({"attack": {"name": self.attack_name, **self.attack.table()}} if self.attack else {}),
+            "reducer": {"name": self.reducer_name, **self.reducer.table()},
             "engine": self.engine.table(),
             **({"deploy": self.deploy.table()} if self.engine.kind == "flower" else {}),
         }

@@ -13,10 +13,15 @@ from equipoise.algorithm import Algorithm
 from equipoise.space import Part, Space
 
 
-def plan(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator) -> np.ndarray:
-    """Which sample goes into which step: a (steps, batch) matrix, -1 where a batch is not full."""
+def plan(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator | None) -> np.ndarray:
+    """Which sample goes into which step: a (steps, batch) matrix, -1 where a batch is not full.
+
+    Without a generator: all samples once, in their order.
+    """
     if n == 0:
         return np.empty((0, batch), dtype=np.int64)
+    if rng is None:
+        return np.pad(np.arange(n), (0, -n % batch), constant_values=-1).reshape(-1, batch)
     in_epoch = -(-n // batch)
     total = epochs * in_epoch if steps is None else steps
     epochs = -(-total // in_epoch)
@@ -63,6 +68,7 @@ class Work(ABC):
 
     space: Space
     size: Tensor
+    seed: int
     algorithm: Algorithm
     samples: np.ndarray
     "how many samples each client has had through a backward pass"
@@ -76,8 +82,13 @@ class Work(ABC):
         """The gradient of the batch's mean loss with respect to the part of v that moves."""
 
     @abstractmethod
-    def batches(self, epochs: int, steps: int | None, stream: int) -> Iterator[tuple[Batch, Tensor | None]]:
-        """The batches in their order, each with a mask of the clients that are done already (None: nobody is)."""
+    def batches(
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None
+    ) -> Iterator[tuple[Batch, Tensor | None]]:
+        """The batches in their order, each with a mask of the clients that are done already (None: nobody is).
+
+        Without a stream they are not shuffled.
+        """
 
     @abstractmethod
     def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
@@ -100,6 +111,8 @@ class Work(ABC):
         epochs: int | None = None,
         steps: int | None = None,
         stream: int = 0,
+        repeat: int = 1,
+        only: Tensor | None = None,
     ) -> Tensor:
         if steps is None and epochs is None:
             steps = self.algorithm.steps
@@ -109,7 +122,7 @@ class Work(ABC):
         moving = v[..., moves]
         update = None if plain(self.algorithm) else Update(self.algorithm, lr)
         if moving.shape[-1]:
-            for batch, done in self.batches(epochs or self.algorithm.epochs, steps, stream):
+            for batch, done in self._steps(epochs or self.algorithm.epochs, steps, stream, repeat, only):
                 extra = None if pull is None else pull(v)[..., moves]
                 before = None if done is None else v[done]
                 if update is not None:
@@ -126,12 +139,35 @@ class Work(ABC):
                     v[done] = before
         return self.close(v)
 
+    def _steps(
+        self, epochs: int, steps: int | None, stream: int, repeat: int, only: Tensor | None
+    ) -> Iterator[tuple[Batch, Tensor | None]]:
+        """A batch a step, each as often as `repeat` says."""
+        before = self.samples.copy()
+        for step in self.batches(epochs, steps, stream, only):
+            for _ in range(repeat):
+                yield step
+        self.samples += (self.samples - before) * (repeat - 1)
+
+    def slope(self, v: Tensor, *, only: Tensor | None = None) -> Tensor:
+        v = self.open(v, "all")
+        total = torch.zeros_like(v)
+        for batch, _ in self.batches(1, None, None, only):
+            total.addcmul_(self.gradient(v, batch, "all"), self.shares(batch))
+        return total
+
+    @abstractmethod
+    def shares(self, batch: Batch) -> Tensor:
+        """Which part of each client's samples is in the batch, of the shape of `size`."""
+
 
 def plain(algorithm: Algorithm) -> bool:
     """SGD that neither remembers nor clips: gradient and pull may then be applied one after the other."""
     return algorithm.optimizer == "sgd" and algorithm.momentum == 0 and algorithm.clip is None
 
 
-def order_of(seed: int, round: int, name: str, purpose: str, stream: int) -> torch.Generator:
+def order_of(seed: int, round: int, name: str, purpose: str, stream: int | None) -> torch.Generator | None:
     """The random order of a client's batches in a round."""
+    if stream is None:
+        return None
     return randomness.torch_generator(seed, purpose, round, name, stream)

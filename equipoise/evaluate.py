@@ -44,10 +44,18 @@ class Evaluator:
     """Scores models on the clients' validation and test splits; a model that did not change is not scored again."""
 
     def __init__(
-        self, federation: Federation, algorithm: Algorithm, executor: Executor, who: list[int], unseen: bool = False
+        self,
+        federation: Federation,
+        algorithm: Algorithm,
+        executor: Executor,
+        who: list[int],
+        unseen: bool = False,
+        malicious: frozenset[str] = frozenset(),
+        select: str = "validation",
     ):
+        """`malicious` clients are scored with the others and count in no figure."""
         self.federation, self.algorithm, self.executor = federation, algorithm, executor
-        self.order, self.unseen = who, unseen
+        self.order, self.unseen, self.malicious, self.select = who, unseen, malicious, select
         self.metric: Metric = executor.task.metric
         self.personal, self.shared = Table(len(federation)), Table(len(federation))
         self.has = {"personal": False, "global": False}
@@ -121,13 +129,14 @@ class Evaluator:
 
     def board(self) -> Board:
         mine = np.zeros(len(self.federation), dtype=bool)
-        mine[self.order] = True
+        mine[[who for who in self.order if self.federation.names[who] not in self.malicious]] = True
         return Board(
             self.metric,
             mine & (self.federation.validation.lengths > 0),
             mine & (self.federation.test.lengths > 0),
             self.personal.scores if self.has["personal"] else None,
             self.shared.scores if self.has["global"] else None,
+            self.select,
         )
 
     def facts(self) -> dict[str, Any]:

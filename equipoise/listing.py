@@ -3,11 +3,13 @@
 from typing import Any
 
 from equipoise.algorithms import ALGORITHMS
+from equipoise.attacks import ATTACKS
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
 from equipoise.equilibrium import Options
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
+from equipoise.reducers import REDUCERS
 from equipoise.settings import Settings, nearest
 
 
@@ -26,6 +28,8 @@ def listing(kind: str, name: str | None = None) -> list[dict[str, Any]]:
         "models": MODELS,
         "data": SOURCES,
         "partitions": PARTITIONS,
+        "attacks": ATTACKS,
+        "reducers": REDUCERS,
     }
     registry = registries[kind]
     if name is not None and name not in registry:

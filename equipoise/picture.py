@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from equipoise import files
+from equipoise.board import gini
 from equipoise.data import text
 from equipoise.data.federation import SPLITS, Federation
 
@@ -30,12 +31,6 @@ def label_counts(federation: Federation) -> np.ndarray | None:
             for i in range(len(federation))
         ]
     )
-
-
-def gini(sizes: np.ndarray) -> float:
-    """0 where all have equally much, near 1 where one has nearly all: half the relative mean difference."""
-    ordered, n = np.sort(np.asarray(sizes, dtype=np.float64)), len(sizes)
-    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * ordered.sum()))
 
 
 def total_variation(counts: np.ndarray) -> np.ndarray:

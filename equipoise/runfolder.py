@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -159,18 +159,18 @@ class RunFolder:
     def write_clients(
         self,
         names: tuple[str, ...],
-        unseen: frozenset[str],
+        marks: Mapping[str, frozenset[str]],
         sizes: dict[str, np.ndarray],
         tables: dict[str, np.ndarray],
     ) -> None:
-        """A row a client: its sizes, and the scores of each of its models; who took no part is marked."""
+        """A row a client: its sizes, and the scores of each of its models; who took no part, or is bad, is marked."""
+        marks = {mark: marked for mark, marked in marks.items() if marked}
         with files.beside(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file)
-            flag = ["unseen"] if unseen else []
-            writer.writerow(["client", *flag, *sizes, *(f"{kind}_{c}" for kind in tables for c in COLUMNS)])
+            writer.writerow(["client", *marks, *sizes, *(f"{kind}_{c}" for kind in tables for c in COLUMNS)])
             for i, name in enumerate(names):
                 scores = [table[i, k] for table in tables.values() for k in range(len(COLUMNS))]
-                flag = [str(name in unseen).lower()] if unseen else []
+                flag = [str(name in marked).lower() for marked in marks.values()]
                 numbers = (int(s[i]) for s in sizes.values())
                 writer.writerow([name, *flag, *numbers, *("" if np.isnan(v) else v for v in scores)])
 

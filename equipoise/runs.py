@@ -57,6 +57,7 @@ def run(
             experiment.engine,
             folder,
             watcher,
+            experiment.between,
         )
         if resume:
             simulation.resume()
@@ -76,7 +77,15 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
         )
     federation = experiment.federation(data_folder(folder_of_data(folder.config, data)))
     task = experiment.task(federation)
-    simulation = Simulation(task, federation, experiment.algorithm, experiment.schedule, experiment.engine, folder)
+    simulation = Simulation(
+        task,
+        federation,
+        experiment.algorithm,
+        experiment.schedule,
+        experiment.engine,
+        folder,
+        between=experiment.between,
+    )
     simulation.close()
     if not simulation.restore():
         raise EquipoiseError(f"{path} has no checkpoint yet; let the run go on with --resume")

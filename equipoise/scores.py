@@ -17,10 +17,19 @@ _UNSEEN = "unseen."
 
 
 class Scores:
-    def __init__(self, federation: Federation, algorithm: Algorithm, executor: Executor):
+    def __init__(
+        self,
+        federation: Federation,
+        algorithm: Algorithm,
+        executor: Executor,
+        malicious: frozenset[str] = frozenset(),
+        select: str = "validation",
+    ):
         training, unseen = federation.by_name
-        self.training = Evaluator(federation, algorithm, executor, training)
-        self.newcomers = Evaluator(federation, algorithm, executor, unseen, unseen=True) if unseen else None
+        self.training = Evaluator(federation, algorithm, executor, training, malicious=malicious, select=select)
+        self.newcomers = None
+        if unseen:
+            self.newcomers = Evaluator(federation, algorithm, executor, unseen, unseen=True, select=select)
 
     def adapt(self, round: int, server: State, store: ClientStore, last: bool) -> None:
         """Score those who took no part. Adapting takes training: it is done once, at the end."""

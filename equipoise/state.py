@@ -1,11 +1,13 @@
 """The four dictionaries of tensors: server state, client state, message down, message up."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
 
 import torch
 from torch import Tensor
+
+_BLOCK_BYTES = 64 << 20  # of all messages' same coordinates, when they are looked at side by side
 
 
 class State(dict[str, Tensor]):
@@ -93,11 +95,36 @@ class Uploads:
     def __len__(self) -> int:
         return len(self.uploads)
 
-    def fields(self) -> Iterable[str]:
-        return self.uploads[0].message.keys()
+    @property
+    def like(self) -> State:
+        """A message, for its fields and shapes."""
+        return self.uploads[0].message
 
-    def stacked(self, name: str) -> Tensor:
-        return torch.stack([u.message[name] for u in self.uploads])
+    def columns(self, name: str, low: int, high: int) -> Tensor:
+        """Coordinates low to high of a field, a row a message."""
+        return torch.stack([u.message[name].flatten()[low:high] for u in self.uploads])
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """A field of all messages, a row each, some coordinates at a time so that memory stays small."""
+        size, width = self.like[name].numel(), max(1, _BLOCK_BYTES // (8 * len(self)))
+        for low in range(0, size, width):
+            yield self.columns(name, low, min(low + width, size))
+
+    def combined(self, weights: Tensor) -> State:
+        """The sum of all messages, each times its weight."""
+        return self.each(lambda rows: torch.tensordot(weights.to(rows.dtype), rows, dims=1))
+
+    def mean(self) -> State:
+        return self.combined(torch.full((len(self),), 1 / len(self), dtype=torch.float64))
+
+    def each(self, function: Callable[[Tensor], Tensor]) -> State:
+        """A message made by a function that takes rows of coordinates to one row."""
+        return State(
+            {
+                name: torch.cat([function(rows) for rows in self.blocks(name)]).reshape(t.shape)
+                for name, t in self.like.items()
+            }
+        )
 
     def weights(self) -> Tensor:
         """Weights that sum to one; equal where the algorithm sends none."""

@@ -2,15 +2,34 @@
 
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms.ditto import Ditto
+from equipoise.algorithms.fedadmm import FedADMM
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.algorithms.fedavg_ft import FedAvgFT
 from equipoise.algorithms.fedper import FedPer
 from equipoise.algorithms.fedprox import FedProx
 from equipoise.algorithms.fedprox_ft import FedProxFT
 from equipoise.algorithms.fedrep import FedRep
+from equipoise.algorithms.flame import Flame
 from equipoise.algorithms.local import Local
+from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
+from equipoise.algorithms.pfedme import PFedMe
 
-__all__ = ["ALGORITHMS", "Ditto", "FedAvg", "FedAvgFT", "FedPer", "FedProx", "FedProxFT", "FedRep", "Local"]
+__all__ = [
+    "ALGORITHMS",
+    "Ditto",
+    "FedADMM",
+    "FedAvg",
+    "FedAvgFT",
+    "FedPer",
+    "FedProx",
+    "FedProxFT",
+    "FedRep",
+    "Flame",
+    "FlameLpProj",
+    "Local",
+    "LpProj",
+    "PFedMe",
+]
 
 ALGORITHMS: dict[str, type[Algorithm]] = {
     "local": Local,
@@ -21,4 +40,9 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "ditto": Ditto,
     "fedper": FedPer,
     "fedrep": FedRep,
+    "flame": Flame,
+    "pfedme": PFedMe,
+    "fedadmm": FedADMM,
+    "lp-proj": LpProj,
+    "flame-lp-proj": FlameLpProj,
 }

@@ -17,11 +17,14 @@ BUFFERS = "buffers"
 """The name under which a client's own buffers (BatchNorm statistics) are kept with its state."""
 FIXED_POINTS = "fixed_points."
 """How the names begin under which its samples' fixed points are kept with its state, where the model asks for it."""
+SENT = "sent."
+"""How the names begin under which its last message is kept with its state, where the algorithm asks for it."""
+_KEPT = (FIXED_POINTS, SENT)
 
 
 def without_kept(state: State) -> State:
     """A client's state as its algorithm knows it."""
-    return State({k: t for k, t in state.items() if k != BUFFERS and not k.startswith(FIXED_POINTS)})
+    return State({k: t for k, t in state.items() if k != BUFFERS and not k.startswith(_KEPT)})
 
 
 def with_kept(state: State, task: Task, samples: int, buffers: Tensor | None = None) -> State:

@@ -32,6 +32,8 @@ class Schedule(Settings):
     "rounds between two evaluations; the last round is always evaluated"
     checkpoint_every: Count = 10
     "rounds between two checkpoints; the last round is always saved"
+    select: Literal["validation", "test"] = "validation"
+    "on which samples the better of personal and global is chosen; test flatters: it is then called an oracle"
 
     def cohort(self, clients: int) -> int:
         if isinstance(self.participation, int):

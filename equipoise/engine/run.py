@@ -1,19 +1,23 @@
 """What a run is in every engine: the server's state, what was counted and written down, and where it can go on from."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from equipoise.algorithm import Algorithm, Start, announce
+from equipoise.attacks import Attack, Scene
 from equipoise.engine.checkpoint import Checkpoints, Saved
+from equipoise.engine.last import LastMessages
 from equipoise.engine.options import Schedule
 from equipoise.engine.store import ClientStore
 from equipoise.equilibrium import Solves, Tally
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.memory import peak_memory_mb
+from equipoise.reducers import Reducer, WeightedMean
 from equipoise.runfolder import RunFolder
-from equipoise.state import State
+from equipoise.state import State, Upload, Uploads
 from equipoise.task import Task
 from equipoise.watcher import Watcher
 
@@ -49,6 +53,14 @@ def _solver_figures(solves: Solves) -> dict[str, float]:
     return figures
 
 
+@dataclass(frozen=True)
+class Between:
+    """What happens between clients and the server's average: an attack, perhaps, and how the average is taken."""
+
+    attack: Attack | None = None
+    reducer: Reducer = field(default_factory=WeightedMean)
+
+
 class Run(ABC):
     """The base of the two engines."""
 
@@ -60,6 +72,7 @@ class Run(ABC):
         start: Start,
         folder: RunFolder | None,
         watcher: Watcher | None,
+        between: Between | None = None,
     ):
         self.task, self.algorithm, self.schedule = task, algorithm, schedule
         self.folder, self.watcher = folder, watcher or Watcher()
@@ -67,6 +80,10 @@ class Run(ABC):
         self.announced = announce(algorithm, start)
         self.server = algorithm.server(start)
         self.checkpoints = None if folder is None else Checkpoints(folder.checkpoint)
+        self.between = between or Between()
+        first = algorithm.first(start)
+        self.last = None if first is None else LastMessages(first, start.clients)
+        self.malicious: frozenset[str] = frozenset()
         self.counters = Counters()
         self.done = 0
         self.lines: list[dict[str, Any]] = []
@@ -95,10 +112,38 @@ class Run(ABC):
     def evaluates(self, round: int) -> bool:
         return round % self.schedule.evaluate_every == 0 or round == self.schedule.rounds
 
-    def next_server(self, round: int, server: State) -> State:
+    def aggregate(self, round: int, uploads: Uploads, names: Sequence[str]) -> dict[int, State]:
+        """The server's next state, from what came of these clients; what is to be kept of each of their messages."""
+        uploads = self._attacked(round, uploads, names)
+        everyone = None if self.last is None else self.last.with_round(uploads, self.store)
+        server = self.algorithm.aggregate(self.server, everyone or uploads, self.between.reducer)
         if not server.finite():
             raise RunFailed(self.hopeless(round, "the server's new state has NaN or infinite numbers"))
-        return server
+        self.server = server
+        return {} if self.last is None or everyone is None else self.last.take(everyone)
+
+    def _attacked(self, round: int, uploads: Uploads, names: Sequence[str]) -> Uploads:
+        """With the messages that malicious clients send in place of their own."""
+        attack = self.between.attack
+        bad = [k for k, name in enumerate(names) if name in self.malicious]
+        if attack is None or not bad:
+            return uploads
+        own = [upload.message for upload in uploads.uploads]
+        scene = Scene(
+            round,
+            tuple(names[k] for k in bad),
+            tuple(own[k] for k in bad),
+            tuple(message for k, message in enumerate(own) if k not in bad),
+            self.server,
+            self.schedule.seed,
+        )
+        sent = list(uploads.uploads)
+        for k, forged in zip(bad, attack.messages(scene), strict=True):
+            if forged.shapes() != own[k].shapes():
+                raise TypeError(f"{type(attack).__name__} sends {forged.shapes()} for {own[k].shapes()}")
+            if forged.finite():  # else nobody would take it: it sends the truth
+                sent[k] = Upload(forged, sent[k].reference, sent[k].weight)
+        return Uploads(uploads.who, tuple(sent))
 
     def hopeless(self, round: int, what: str, advice: str = _ADVICE) -> str:
         saved = self.checkpoints is not None and self.checkpoints.manifests()
@@ -131,6 +176,7 @@ class Run(ABC):
             "fingerprint": self.fingerprint,
             **self.facts(),
         }
+        kept |= {} if self.last is None else self.last.tensors()
         self.checkpoints.save(self.done, self.server, self.store, kept, facts)
 
     def restore(self) -> dict[str, int] | None:
@@ -147,6 +193,8 @@ class Run(ABC):
         counted = dict(saved.facts["counters"])
         solves = counted.pop("solves", {})
         self.counters = Counters(**counted, solves=Solves(**{way: Tally(**t) for way, t in solves.items()}))
+        if self.last is not None:
+            self.last.restore(saved.kept)
         self.restored(saved)
         logs: dict[str, int] = saved.facts["logs"]
         return logs
@@ -185,6 +233,7 @@ class Run(ABC):
             "gradient_samples": samples,
             "left_out": self.counters.left_out,
             **_solver_figures(self.counters.solves),
+            **({"malicious": sorted(self.malicious)} if self.between.attack is not None else {}),
             "mode": self.mode,
             "seconds": round(self.counters.seconds, 3),
             "samples_per_second": round(samples / max(self.counters.seconds, 1e-9), 1),

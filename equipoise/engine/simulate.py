@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from equipoise import files, randomness, reduce
+from equipoise import files, randomness
 from equipoise.algorithm import Algorithm, Start
+from equipoise.attacks import poisoned
 from equipoise.data.federation import Federation
 from equipoise.engine.checkpoint import Saved
 from equipoise.engine.executor import Done, Job, with_kept
 from equipoise.engine.interrupt import listening
 from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.run import Run
+from equipoise.engine.run import Between, Run
 from equipoise.engine.store import ClientStore
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import LOSSES
 from equipoise.runfolder import RunFolder
 from equipoise.scores import Scores
-from equipoise.state import Uploads
+from equipoise.state import State, Uploads
 from equipoise.task import Task
 from equipoise.watcher import Watcher
 
@@ -38,6 +39,7 @@ class Simulation(Run):
         engine: Engine,
         folder: RunFolder | None = None,
         watcher: Watcher | None = None,
+        between: Between | None = None,
     ):
         self.federation = federation.prepared(task.dtype, task.channels_last)
         classes = federation.classes or 0
@@ -48,16 +50,22 @@ class Simulation(Run):
         if not federation.x.is_floating_point():
             task.check_symbols(federation.x)
         self.training, _ = federation.by_name
-        start = Start(task.space, task.w0, len(self.training))
-        super().__init__(task, algorithm, schedule, start, folder, watcher)
+        samples = int(federation.train.lengths[self.training].sum())
+        start = Start(task.space, task.w0, len(self.training), samples, schedule.seed)
+        super().__init__(task, algorithm, schedule, start, folder, watcher, between)
+        if (attack := self.between.attack) is not None:
+            self.malicious = attack.malicious([federation.names[who] for who in self.training], schedule.seed)
+            self.federation = poisoned(self.federation, attack, self.malicious, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
         initial = with_kept(algorithm.client(start), task, int(federation.train.lengths.max()))
+        if self.last is not None:
+            initial |= self.last.initial
         states = None if folder is None else folder.checkpoint
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
         self.interrupted = threading.Event()
         self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
-        self.scores = Scores(self.federation, algorithm, self.executor)
+        self.scores = Scores(self.federation, algorithm, self.executor, self.malicious, schedule.select)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -102,9 +110,9 @@ class Simulation(Run):
             return False
         accepted = self._accept(round, jobs, results)
         uploads = Uploads(tuple(r.who for r in accepted), tuple(r.upload for r in accepted))
-        self.server = self.next_server(round, self.algorithm.aggregate(self.server, uploads, reduce.mean))
+        sent = self.aggregate(round, uploads, [self.federation.names[r.who] for r in accepted])
         for result in accepted:
-            self.store.put(result.who, result.client)
+            self.store.put(result.who, State(result.client, **sent.get(result.who, {})))
         self.done = round
         trained = time.perf_counter()
         line: dict[str, Any] = {"round": round, "clients": len(jobs), "left_out": len(jobs) - len(accepted)}
@@ -162,5 +170,6 @@ class Simulation(Run):
         if self.folder is None:
             return
         sizes = {name: getattr(self.federation, name).lengths for name in ("train", "validation", "test")}
-        self.folder.write_clients(self.federation.names, self.federation.unseen, sizes, self.scores.tables())
+        marks = {"unseen": self.federation.unseen, "malicious": self.malicious}
+        self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
         files.write_json(self.folder.summary, self.summary())

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation, Memory
 from equipoise.descend import Batch, Work, order_of, plan
-from equipoise.engine.executor import Done, Executor, Job, Model, Scores
+from equipoise.engine.executor import Done, Executor, Job, Model, Scores, without_kept
 from equipoise.errors import EquipoiseError
 from equipoise.space import Entry, Part
 from equipoise.state import stack
@@ -133,13 +133,20 @@ class Cohort(Work):
     def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
         self.module.step(v, batch, part, lr)
 
-    def batches(self, epochs: int, steps: int | None, stream: int) -> Iterator[tuple[Batch, Tensor | None]]:
+    def shares(self, batch: Batch) -> Tensor:
+        assert batch.weights is not None  # 1 / (samples in the batch), or 0
+        return (batch.weights > 0).sum(1, keepdim=True) / self.size
+
+    def batches(
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None
+    ) -> Iterator[tuple[Batch, Tensor | None]]:
         owned = [self.federation.train[i] for i in self.who]
         batch = min(self.algorithm.batch, max(len(indices) for indices in owned))
         plans = []
-        for i, indices in zip(self.who, owned, strict=True):
+        works = [True] * len(owned) if only is None else only.flatten().tolist()
+        for i, indices, at_work in zip(self.who, owned, works, strict=True):
             rng = order_of(self.seed, self.round, self.federation.names[i], self.purpose, stream)
-            plans.append(plan(len(indices), batch, epochs, steps, rng))
+            plans.append(plan(len(indices) if at_work else 0, batch, epochs, steps, rng))
         length = max(len(p) for p in plans)
         # Where a batch is not full, a sample of the client's own stands in, with weight zero.
         own = np.array([indices[0] for indices in owned])
@@ -206,7 +213,7 @@ class Stacked(Executor):
                 break
             work = self._cohort(round, group, "batches")
             client, upload = self.algorithm.local(
-                stack([job.client for job in group]), stack([job.down for job in group]), work
+                stack([without_kept(job.client) for job in group]), stack([job.down for job in group]), work
             )
             for k, job in enumerate(group):
                 done[job.who] = Done(job.who, client.row(k), upload.row(k), int(work.samples[k]))
@@ -218,7 +225,8 @@ class Stacked(Executor):
         found: dict[int, tuple[Model | None, int]] = {}
         for group in self._groups(jobs):
             work = self._cohort(round, group, "unseen" if unseen else "adapt")
-            vectors = make(stack([job.client for job in group]), stack([job.down for job in group]), work)
+            clients, downs = stack([without_kept(job.client) for job in group]), stack([job.down for job in group])
+            vectors = make(clients, downs, work)
             for k, job in enumerate(group):
                 model = None if vectors is None else Model(job.who, vectors[k])
                 found[job.who] = model, int(work.samples[k])

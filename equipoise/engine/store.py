@@ -60,14 +60,19 @@ class _Segment:
         }
 
     def read(self, row: int) -> State:
-        state = State()
-        for name, (dtype, (_, *shape), first) in self.fields.items():
-            size = math.prod(shape) * dtype.itemsize
-            content = bytearray(os.pread(self.file.fileno(), size, first + row * size))
-            state[name] = (
-                torch.frombuffer(content, dtype=dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
-            )
-        return state
+        sizes = {name: math.prod(shape[1:]) for name, (_, shape, _) in self.fields.items()}
+        return State(
+            {name: self.part(row, name, 0, sizes[name]).view(shape[1:]) for name, (_, shape, _) in self.fields.items()}
+        )
+
+    def part(self, row: int, name: str, low: int, high: int) -> torch.Tensor:
+        """Numbers low to high of a row."""
+        dtype, (_, *shape), first = self.fields[name]
+        if high <= low:
+            return torch.empty(0, dtype=dtype)
+        begin = first + (row * math.prod(shape) + low) * dtype.itemsize
+        content = bytearray(os.pread(self.file.fileno(), (high - low) * dtype.itemsize, begin))
+        return torch.frombuffer(content, dtype=dtype)
 
 
 class ClientStore:
@@ -85,15 +90,30 @@ class ClientStore:
         state = self.changed.get(who) or self.kept.get(who)
         if state is not None:
             return state
-        if self.segment[who] == _NOWHERE:
+        if who >= len(self.segment) or self.segment[who] == _NOWHERE:
             return self.initial
-        state = self._read(who)
+        state = self._opened(who).read(int(self.row[who]))
         self._keep(who, state)
         return state
+
+    def part(self, who: int, name: str, low: int, high: int) -> torch.Tensor:
+        """Numbers low to high of one vector of a client's state; no more than that is read."""
+        state = self.changed.get(who) or self.kept.get(who)
+        if state is None and (who >= len(self.segment) or self.segment[who] == _NOWHERE):
+            state = self.initial
+        return (
+            self._opened(who).part(int(self.row[who]), name, low, high)
+            if state is None
+            else state[name].flatten()[low:high]
+        )
 
     def put(self, who: int, state: State) -> None:
         if not state:
             return
+        if who >= len(self.segment):
+            more = who + 1 - len(self.segment)
+            self.segment = np.pad(self.segment, (0, more), constant_values=_NOWHERE)
+            self.row = np.pad(self.row, (0, more))
         # A row of a stack is copied, or the whole stack would stay in memory for its sake.
         state = State({k: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for k, t in state.items()})
         self.kept.remove(who)
@@ -139,13 +159,14 @@ class ClientStore:
         assert self.folder is not None
         return self.folder / f"clients-{number:06d}.safetensors"
 
-    def _read(self, who: int) -> State:
-        number, row = int(self.segment[who]), int(self.row[who])
+    def _opened(self, who: int) -> _Segment:
+        """The file with a client's newest saved state."""
+        number = int(self.segment[who])
         if number not in self.open:
             if len(self.open) >= _OPEN_FILES:
                 self.open.clear()
             self.open[number] = _Segment(self._path(number))
-        return self.open[number].read(row)
+        return self.open[number]
 
     def segments(self) -> list[Path]:
         """The files that hold a state some client still has."""

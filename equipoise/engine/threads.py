@@ -42,7 +42,7 @@ class OneClient(Work):
         purpose: str,
     ):
         self.task, self.replica, self.federation, self.algorithm = task, replica, federation, algorithm
-        self.space = task.space
+        self.space, self.seed = task.space, seed
         self.key = (seed, round, federation.names[who], purpose)
         self.indices = federation.train[who]
         self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
@@ -56,7 +56,7 @@ class OneClient(Work):
         """Load the replica; the gradients of the part that moves will gather in one buffer, of which each is a view."""
         low, high, _ = self.space.part(part).indices(self.space.size)
         buffer = torch.zeros_like(self.replica.vector)
-        self.moving, self.slope = self.replica.vector[low:high], buffer[low:high]
+        self.moving, self.slopes = self.replica.vector[low:high], buffer[low:high]
         for entry, parameter in zip(self.space.entries, self.replica.parameters, strict=True):
             moves = low <= entry.offset < high
             parameter.requires_grad_(moves)
@@ -71,9 +71,13 @@ class OneClient(Work):
     def close(self, v: Tensor) -> Tensor:
         return v.clone()
 
-    def batches(self, epochs: int, steps: int | None, stream: int) -> Iterator[tuple[Batch, Tensor | None]]:
+    def batches(
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None
+    ) -> Iterator[tuple[Batch, Tensor | None]]:
+        if only is not None and not bool(only):
+            return
         seed, round, name, purpose = self.key
-        self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, stream))
+        self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, -1 if stream is None else stream))
         rng = order_of(seed, round, name, purpose, stream)
         order = plan(len(self.indices), min(self.algorithm.batch, len(self.indices)), epochs, steps, rng)
         for first in range(0, len(order), self.chunk):
@@ -86,15 +90,18 @@ class OneClient(Work):
             for xb, yb, rb in zip(x.split(sizes), y.split(sizes), which, strict=False):
                 yield Batch(xb, yb, rows=rb), None
 
+    def shares(self, batch: Batch) -> Tensor:
+        return len(batch.y) / self.size
+
     def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
-        self.slope.zero_()
+        self.slopes.zero_()
         try:
             self._loss(batch).backward()
         except (RuntimeError, ValueError, IndexError) as error:
             raise EquipoiseError(
                 f"the model or its loss fails on a batch of {len(batch.x)} samples: {error}"
             ) from error
-        return self.slope
+        return self.slopes
 
     def _loss(self, batch: Batch) -> Tensor:
         if self.warm is None:

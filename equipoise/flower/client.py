@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise import files
 from equipoise.algorithm import Start, announce
+from equipoise.attacks import poisoned
 from equipoise.board import row
 from equipoise.data.federation import Federation
 from equipoise.engine.executor import BUFFERS, Job, Model, with_kept
@@ -85,7 +86,7 @@ class Client:
         self.plan, self.hook, self.given = plan, hook, settings
         self.settings = client_settings(settings, hook is not None)
         self.task = plan.task()
-        start = Start(self.task.space, self.task.w0, 1)
+        start = Start(self.task.space, self.task.w0, 1, seed=plan.experiment.schedule.seed)
         self.announced = announce(plan.experiment.algorithm, start)
         self.accepts = order_shapes(self.announced, start, len(self.task.buffers))
 
@@ -103,10 +104,12 @@ class Client:
 
     def answer(self, order: Order, tensors: State) -> tuple[Answer, dict[str, Tensor]]:
         if order.hello:
-            self._own()  # who cannot take part says so now
+            own = self._own()  # who cannot take part says so now
             files.make_folder(Path(self.settings.state).expanduser())
-            layout = self.task.space.fingerprint()
-            return self._answer(order, status="hello", unseen=self.settings.unseen, layout=layout), {}
+            facts: dict[str, Any] = {"unseen": self.settings.unseen, "layout": self.task.space.fingerprint()}
+            if self.plan.experiment.algorithm.counts_samples:
+                facts["size"] = len(own.train[0])
+            return self._answer(order, status="hello", **facts), {}
         if order.client != self.settings.name:
             raise Refused("failed", f"an order for {order.client!r} came to {self.settings.name!r}")
         home = Home(Path(self.settings.state).expanduser(), order.run, self.settings.name)
@@ -133,6 +136,8 @@ class Client:
         if down.shapes() != self.announced.down or not tensors.finite():
             raise Refused("failed", "the server's message is not whole, or has NaN or infinite numbers")
         federation = self._own().prepared(task.dtype, task.channels_last)
+        if order.malicious and experiment.attack is not None:
+            federation = poisoned(federation, experiment.attack, federation.names, experiment.schedule.seed)
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
         executor = Threads(task, federation, experiment.algorithm, experiment.schedule.seed, 1, threads)
         try:
@@ -178,7 +183,10 @@ class Client:
         start = group(tensors, "start")
         if "w0" not in start or ("buffers" in start) != bool(len(self.task.buffers)):
             raise Refused("failed", "the server did not send the model that all began with")
-        state = self.plan.experiment.algorithm.client(Start(self.task.space, start.w0, order.clients))
+        seed = self.plan.experiment.schedule.seed
+        state = self.plan.experiment.algorithm.client(
+            Start(self.task.space, start.w0, order.clients, order.samples, seed)
+        )
         return with_kept(state, self.task, samples, start.get("buffers"))
 
     def _evaluate(

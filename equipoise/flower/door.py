@@ -42,6 +42,7 @@ class Door:
             known = answer.client in self.roster.members
             registered = {identity: info.name for identity, info in online.items()}
             member = self.roster.enrol(answer.client, node, answer.unseen, registered)
+            member.samples = answer.size
             self._tell("back" if known else "joined", f"{member.name} {'is back' if known else 'joined'}")
         except Refused as error:
             self.post.turned_away[node] = time.monotonic()

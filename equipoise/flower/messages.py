@@ -44,6 +44,10 @@ class Order(Settings):
     "the name under which the server knows it"
     clients: Round = 0
     "how many clients there are"
+    samples: Round = 0
+    "how many training samples they have together, where the algorithm asks for it"
+    malicious: bool = False
+    "play the part of a malicious client in the experiment's own attack"
     accepted: Round = 0
     "the number of the last order to this client whose update the server took; 0: none yet"
     train: Round = 0
@@ -69,6 +73,8 @@ class Answer(Settings):
     "it takes no part in training, and adapts the result"
     layout: Word = ""
     "stands for the layout of its model's parameters"
+    size: Counter = 0
+    "how many training samples it has, where the algorithm asks for it"
     trained: Round = 0
     samples: Counter = 0
     "samples through a backward pass"

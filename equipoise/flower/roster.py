@@ -17,6 +17,8 @@ class Member:
     unseen: bool = False
     registered: bool = False
     "did the operator register the name with its key?"
+    samples: int = 0
+    "how many training samples it has, where the algorithm asks for it"
     accepted: int = 0
     "the number of the last order to it whose update the server took; 0: none"
 

@@ -8,6 +8,7 @@ scores. So a round costs one exchange, not two.
 import time
 import uuid
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from flwr.serverapp import Grid
 
-from equipoise import files, randomness, reduce
+from equipoise import files, randomness
 from equipoise.algorithm import Start
 from equipoise.engine.checkpoint import Saved
 from equipoise.engine.run import Run
@@ -46,14 +47,16 @@ class Deployment(Run):
     def __init__(self, plan: Plan, grid: Grid, folder: RunFolder, watcher: Watcher | None = None):
         self.plan, self.settings = plan, plan.experiment.deploy
         task, experiment = plan.task(), plan.experiment
-        start = Start(task.space, task.w0, self.settings.clients)
-        super().__init__(task, experiment.algorithm, experiment.schedule, start, folder, watcher)
+        start = Start(task.space, task.w0, self.settings.clients, seed=experiment.schedule.seed)
+        super().__init__(task, experiment.algorithm, experiment.schedule, start, folder, watcher, experiment.between)
         self.buffers = task.buffers
-        self.store = ClientStore(0, State())  # clients keep their states themselves
+        # Clients keep their states themselves; the server may have to keep their last messages.
+        kept = State() if self.last is None else self.last.initial
+        self.store = ClientStore(0, kept, folder.checkpoint, experiment.engine.memory_mb << 20)
         self.post = Post(grid, answer_shapes(self.announced), self.tell)
         self.roster = Roster(self.settings.names)
         self.id = uuid.uuid4().hex
-        self.tally = Tally(task.metric)
+        self.tally = Tally(task.metric, experiment.schedule.select)
         self.solves = Solves()
         "the solves of equilibrium layers in the round at hand"
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -95,6 +98,7 @@ class Deployment(Run):
             self._gather(wanted, wait)
             if self.done == 0:
                 self.roster.renumber()
+                self._settle()
         while self.done < self.schedule.rounds or self.unlogged is not None:
             began = time.perf_counter()
             if self.done < self.schedule.rounds:
@@ -104,6 +108,14 @@ class Deployment(Run):
             self.counters.seconds += time.perf_counter() - began
             self._save()
         self._finish()
+
+    def _settle(self) -> None:
+        """Before the first round: what follows from who is here."""
+        training = [member for member in self.roster.members.values() if not member.unseen]
+        self.start = replace(self.start, samples=sum(member.samples for member in training))
+        if (attack := self.between.attack) is not None:
+            self.malicious = attack.malicious([member.name for member in training], self.schedule.seed)
+            self.tally.malicious = self.malicious
 
     def _gather(self, wanted: int, seconds: float) -> None:
         """Wait until this many clients are here, and go on with fewer if they are enough for a round."""
@@ -208,6 +220,8 @@ class Deployment(Run):
             exchange=exchange.round,
             client=member.name,
             clients=self.start.clients,
+            samples=self.start.samples,
+            malicious=member.name in self.malicious,
             accepted=member.accepted,
             train=train,
             evaluate=evaluate,
@@ -239,7 +253,8 @@ class Deployment(Run):
         self, round: int, cohort: list[Member], accepted: list[Accepted], number: int, seconds: float
     ) -> None:
         uploads = Uploads(tuple(m.index for m, _ in accepted), tuple(upload for _, upload in accepted))
-        self.server = self.next_server(round, self.algorithm.aggregate(self.server, uploads, reduce.mean))
+        for who, sent in self.aggregate(round, uploads, [member.name for member, _ in accepted]).items():
+            self.store.put(who, sent)
         for member, _ in accepted:
             member.accepted = number
         self.done = round
@@ -278,6 +293,8 @@ class Deployment(Run):
             "refused": dict(self.post.refused),
             "bytes": [self.post.bytes_sent, self.post.bytes_received],
             "clients": self.start.clients,
+            "samples": self.start.samples,
+            "malicious": sorted(self.malicious),
             "unlogged": self.unlogged,
             "tally": self.tally.facts(),
         }
@@ -290,7 +307,8 @@ class Deployment(Run):
         self.post.refused.update(facts["refused"])
         self.post.bytes_sent, self.post.bytes_received = facts["bytes"]
         self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
-        self.start = Start(self.task.space, saved.kept["w0"], facts["clients"])
+        self.malicious = self.tally.malicious = frozenset(facts["malicious"])
+        self.start = replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"])
         self.buffers = saved.kept["buffers"]
 
     def _save(self) -> None:

@@ -18,8 +18,10 @@ _SIZES = ("train", "validation", "test")
 class Tally:
     """The last evaluation, by the clients' names."""
 
-    def __init__(self, metric: Metric):
-        self.metric = metric
+    def __init__(self, metric: Metric, select: str = "validation"):
+        self.metric, self.select = metric, select
+        self.malicious: frozenset[str] = frozenset()
+        "whose scores count in no figure"
         self.rows: dict[str, dict[str, list[float]]] = {}
         self.adapted: dict[str, int] = {}
         "samples through a backward pass to make the models that were scored"
@@ -60,7 +62,9 @@ class Tally:
         names = self.names(unseen)
         sizes = np.array([self.rows[name]["sizes"] for name in names]).reshape(-1, len(_SIZES))
         personal, shared = (self._table(kind, names) for kind in ("personal", "global"))
-        return Board(self.metric, sizes[:, 1] > 0, sizes[:, 2] > 0, personal, shared)
+        benign = np.array([name not in self.malicious for name in names], dtype=bool)
+        validates, tests = benign & (sizes[:, 1] > 0), benign & (sizes[:, 2] > 0)
+        return Board(self.metric, validates, tests, personal, shared, self.select)
 
     def _table(self, kind: str, names: list[str]) -> np.ndarray | None:
         if not any(kind in self.rows[name] for name in names):
@@ -78,8 +82,8 @@ class Tally:
     def samples(self, unseen: bool = False) -> int:
         return sum(self.adapted[name] for name in self.names(unseen))
 
-    def tables(self) -> tuple[tuple[str, ...], frozenset[str], dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Names, who of them is unseen, sizes, and every kind's table, all in the order of names."""
+    def tables(self) -> tuple[tuple[str, ...], dict[str, frozenset[str]], dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Names, who of them is unseen or malicious, sizes, and every kind's table, all in the order of names."""
         names = tuple(sorted(self.rows))
         place = {name: i for i, name in enumerate(names)}
         tables: dict[str, np.ndarray] = {}
@@ -88,7 +92,8 @@ class Tally:
             for kind, table in self.board(unseen).tables().items():
                 tables.setdefault(kind, np.full((len(names), len(COLUMNS)), np.nan))[rows] = table
         sizes = np.array([self.rows[name]["sizes"] for name in names], dtype=np.int64).reshape(-1, len(_SIZES))
-        return names, frozenset(self.unseen), {k: sizes[:, i] for i, k in enumerate(_SIZES)}, tables
+        marks = {"unseen": frozenset(self.unseen), "malicious": self.malicious}
+        return names, marks, {k: sizes[:, i] for i, k in enumerate(_SIZES)}, tables
 
     def facts(self) -> dict[str, Any]:
         # JSON knows no NaN, which is the score of an empty split.

@@ -1,0 +1,62 @@
+"""FedADMM: one model for all, agreed upon by ADMM."""
+
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.errors import EquipoiseError
+from equipoise.settings import NonNegative
+from equipoise.state import State, Upload, Uploads
+
+
+class FedADMM(Algorithm):
+    """One model for all on which clients agree by ADMM; without duals and with rho = 0 it is FedAvg of equal clients.
+
+    theta: the client's model; w: the global one; pi: the dual of theta = w; u: what is sent; alpha = 1 / clients.
+    """
+
+    paper: ClassVar[str] = "Zhou and Li, Federated Learning via Inexact ADMM, TPAMI 2023; FLAME, Eq. 19"
+
+    rho: NonNegative = 0.1
+    "strength of the agreement; above 0 where there are duals"
+    dual: bool = True
+    "have duals; without them rho is a proximal term"
+    begin: Literal["global", "own"] = "global"
+    "where local training begins: at the global model, or at the client's last"
+
+    def model_post_init(self, _: object) -> None:
+        if self.dual and not self.rho:
+            raise EquipoiseError("algorithm.rho = 0 is not allowed with duals; give rho > 0, or dual = false")
+
+    def server(self, start: Start) -> State:
+        return State(w=start.w0)
+
+    def client(self, start: Start) -> State:
+        clients = start.w0.new_tensor([start.clients])
+        return State(theta=start.w0, pi=torch.zeros_like(start.w0), clients=clients)
+
+    def first(self, start: Start) -> State:
+        return State(u=start.w0)
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        w, pi, rho, alpha = down.w, client.pi, self.rho, 1 / client.clients
+        # The smallest alpha f(theta) + <pi, theta - w> + rho/2 ||theta - w||^2, divided by alpha.
+        theta = data.descend(
+            w if self.begin == "global" else client.theta,
+            pull=lambda theta: (pi + rho * (theta - w)) / alpha,
+        )
+        if self.dual:
+            pi = pi + rho * (theta - w)
+        u, before = (theta + pi / rho, client.theta + client.pi / rho) if self.dual else (theta, client.theta)
+        return State(theta=theta, pi=pi, clients=client.clients), Upload(State(u=u), reference=State(u=before))
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return State(w=reduce(uploads).u)  # the mean of all clients' last u
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(down.w, epochs=self.adapt_epochs)
+
+    def shared(self, server: State) -> Tensor:
+        return server.w

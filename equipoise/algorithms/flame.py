@@ -1,0 +1,113 @@
+"""FLAME: Moreau envelopes, agreed upon by ADMM."""
+
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.settings import Count, NonNegative, Positive
+from equipoise.state import State, Upload, Uploads
+
+
+class Flame(Algorithm):
+    """Personal models near copies of a global one, on which all clients agree by ADMM (FLAME).
+
+    theta: the personal model; w_i: the client's copy of the global model w; pi: the dual of w_i = w; u: what is sent;
+    alpha: the client's weight; lam: strength of the Moreau envelope; rho: of the agreement.
+    """
+
+    paper: ClassVar[str] = "FLAME: Moreau envelopes solved by ADMM, Algorithm 1"
+
+    lam: Positive = 1.0
+    "strength of the pull of the personal model towards the client's copy of the global one"
+    rho: Positive = 0.1
+    "strength of the pull of the copies towards each other"
+    alpha: Literal["equal", "samples"] = "equal"
+    "a client's weight in the objective: 1 / clients, or its part of all samples"
+    epsilon: NonNegative = 0.0
+    "local training goes on until the squared gradient of its objective is at most this; 0: for `epochs` passes"
+    nu: Annotated[float, Field(gt=0, lt=1)] = 0.9
+    "by which epsilon shrinks each time that a client takes part"
+    most_epochs: Count = 50
+    "passes in a round after which a client stops though epsilon is not reached"
+
+    @property
+    def counts_samples(self) -> bool:
+        return self.alpha == "samples"
+
+    def server(self, start: Start) -> State:
+        return State(w=self.seen(start.w0, start.seed))
+
+    def client(self, start: Start) -> State:
+        w0 = self.seen(start.w0, start.seed)
+        of_all = start.w0.new_tensor([start.clients if self.alpha == "equal" else start.samples])
+        state = State(theta=start.w0, w_i=w0, pi=torch.zeros_like(w0), of_all=of_all)
+        return State(state, epsilon=start.w0.new_tensor([self.epsilon])) if self.epsilon else state
+
+    def first(self, start: Start) -> State:
+        return State(u=self.seen(start.w0, start.seed))  # line 1: u = w_i + pi / rho, with pi = 0
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        lam, rho = self.lam, self.rho
+        w, w_i, pi = down.w, client.w_i, client.pi
+        alpha = (1 if self.alpha == "equal" else data.size) / client.of_all
+
+        def pull(theta: Tensor) -> Tensor:  # the gradient of lam/2 ||theta - w_i||^2, the client's own copy
+            return self.back(lam * (self.seen(theta, data.seed) - w_i), data)
+
+        kept = State(client)
+        if self.epsilon:
+            kept["epsilon"] = self.nu * client.epsilon  # Eq. 18
+            theta = self._inexact(client.theta, pull, alpha, kept.epsilon, data)
+        else:
+            theta = data.descend(client.theta, pull=pull)  # lines 9 to 13
+        w_i = (lam * alpha * self.seen(theta, data.seed) + rho * w - pi) / (lam * alpha + rho)  # Eq. 12
+        pi = pi + rho * (w_i - w)  # Eq. 13
+        u = w_i + pi / rho  # line 16
+        return State(kept, theta=theta, w_i=w_i, pi=pi), Upload(
+            State(u=u), reference=State(u=client.w_i + client.pi / rho)
+        )
+
+    def _inexact(
+        self, theta: Tensor, pull: Callable[[Tensor], Tensor], alpha: Tensor, epsilon: Tensor, data: LocalData
+    ) -> Tensor:
+        """Passes over the data until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon."""
+        only = torch.ones_like(data.size, dtype=torch.bool)
+        for k in range(self.most_epochs):
+            slope = alpha * (data.slope(theta, only=only) + pull(theta))
+            only = only & (slope.square().sum(-1, keepdim=True) > epsilon)
+            if not only.any():
+                break
+            theta = data.descend(theta, pull=pull, epochs=1, stream=k, only=only)
+        return theta
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return State(w=reduce(uploads).u)  # Eq. 14: the mean of all clients' last u, not only of those in the round
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return client.theta
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(
+            self.begins(client, down),
+            epochs=self.adapt_epochs,
+            pull=lambda theta: self.back(self.lam * (self.seen(theta, data.seed) - down.w), data),
+        )
+
+    def shared(self, server: State) -> Tensor | None:
+        return server.w
+
+    # What of a model takes part in the agreement: all of it here, a projection in `flame-lp-proj`.
+
+    def seen(self, theta: Tensor, seed: int) -> Tensor:
+        return theta
+
+    def back(self, pull: Tensor, data: LocalData) -> Tensor:
+        return pull
+
+    def begins(self, client: State, down: State) -> Tensor:
+        """Where the model of a client that took no part begins."""
+        return down.w

@@ -1,0 +1,52 @@
+"""Lp-Proj-2: only a random projection of the models is agreed upon; by gradient steps, or by ADMM."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.algorithm import LocalData
+from equipoise.algorithms.flame import Flame
+from equipoise.algorithms.pfedme import PFedMe
+from equipoise.projection import Projection, projection
+from equipoise.settings import Count, Settings
+from equipoise.state import State
+
+
+class _Projected(Settings):
+    """What of a model takes part in the agreement: P theta, with a fixed random P of d_sub rows."""
+
+    d_sub: Count = 1000
+    "length of the projected models, which is all that travels; at most the number of parameters"
+
+    def _projection(self, d: int, seed: int) -> Projection:
+        return projection(d, min(self.d_sub, d), seed)
+
+    def seen(self, theta: Tensor, seed: int) -> Tensor:
+        return self._projection(theta.shape[-1], seed)(theta)
+
+    def back(self, pull: Tensor, data: LocalData) -> Tensor:
+        return self._projection(data.space.size, data.seed).back(pull)
+
+    def begins(self, client: State, down: State) -> Tensor:
+        return client.theta  # the initial model: w is no model
+
+    def shared(self, server: State) -> Tensor | None:
+        return None  # a projection is no usable model
+
+
+class LpProj(_Projected, PFedMe):
+    """pFedMe in which clients agree on a random projection of their models only (Lp-Proj-2).
+
+    theta: the personal model; w, w_i: of the length d_sub; the personal step pulls by lam P'(P theta - w_i).
+    """
+
+    paper: ClassVar[str] = "Lin et al., Personalized FL towards Communication Efficiency, Robustness, Fairness, 2022"
+
+
+class FlameLpProj(_Projected, Flame):
+    """FLAME in which clients agree on a random projection of their models only (ADMM-based Lp-Proj-2).
+
+    theta: the personal model; w, w_i, pi, u: of the length d_sub; Lemma 3 reads pi = lam alpha (P theta - w_i).
+    """
+
+    paper: ClassVar[str] = "FLAME: Moreau envelopes solved by ADMM, Algorithm 2"

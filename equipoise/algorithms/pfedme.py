@@ -1,0 +1,82 @@
+"""pFedMe: Moreau envelopes, minimised by gradient steps."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.settings import Count, Positive
+from equipoise.state import State, Upload, Uploads
+
+
+class PFedMe(Algorithm):
+    """Personal models near a global one, which takes gradient steps towards them (pFedMe).
+
+    theta: the personal model; w_i: the client's copy of the global model w; eta: the rate of its steps (`global_lr`);
+    R: `local_rounds`; K: `inner_steps`.
+    """
+
+    paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Alg. 1"
+
+    lam: Positive = 15.0
+    "strength of the pull of the personal model towards the global one"
+    global_lr: Positive = 0.005
+    "rate of the steps of the client's copy of the global model"
+    local_rounds: Count = 20
+    "steps of that copy in a round, each after a new personal model"
+    inner_steps: Annotated[int, Field(ge=0, le=100_000)] = 5
+    "steps of the personal model on one batch before each of them; 0: `epochs` passes over all data instead"
+    beta: Positive = 1.0
+    "how far the server goes from the last global model to the clients' mean"
+
+    def server(self, start: Start) -> State:
+        return State(w=self.seen(start.w0, start.seed))
+
+    def client(self, start: Start) -> State:
+        return State(theta=start.w0)
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        w_i, theta = down.w, client.theta
+        for r in range(self.local_rounds):
+            theta = self._solve(theta, w_i, data, r)
+            w_i = w_i - self.global_lr * self.lam * (w_i - self.seen(theta, data.seed))  # Eq. 8
+        return State(theta=theta), Upload(State(w=w_i), reference=down)
+
+    def _solve(self, theta: Tensor, w_i: Tensor, data: LocalData, r: int) -> Tensor:
+        """Towards the smallest f(theta) + lam/2 ||theta - w_i||^2, from the last solution (Eq. 7)."""
+
+        def pull(theta: Tensor) -> Tensor:
+            return self.back(self.lam * (self.seen(theta, data.seed) - w_i), data)
+
+        if self.inner_steps:
+            return data.descend(theta, pull=pull, steps=1, repeat=self.inner_steps, stream=r)
+        return data.descend(theta, pull=pull, stream=r)
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return State(w=(1 - self.beta) * server.w + self.beta * reduce(uploads).w)
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return client.theta
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(
+            self.begins(client, down),
+            epochs=self.adapt_epochs,
+            pull=lambda theta: self.back(self.lam * (self.seen(theta, data.seed) - down.w), data),
+        )
+
+    def shared(self, server: State) -> Tensor | None:
+        return server.w
+
+    # What of a model takes part in the agreement: all of it here, a projection in `lp-proj`.
+
+    def seen(self, theta: Tensor, seed: int) -> Tensor:
+        return theta
+
+    def back(self, pull: Tensor, data: LocalData) -> Tensor:
+        return pull
+
+    def begins(self, client: State, down: State) -> Tensor:
+        """Where the model of a client that took no part begins."""
+        return down.w

@@ -1,0 +1,29 @@
+"""The registry of reducers: how the server makes one message of many; one file a rule, one line here."""
+
+from equipoise.reducers.base import Reducer
+from equipoise.reducers.geometric import GeometricMedian
+from equipoise.reducers.krum import Krum, MultiKrum
+from equipoise.reducers.mean import Mean, WeightedMean
+from equipoise.reducers.median import Median, TrimmedMean
+
+__all__ = [
+    "REDUCERS",
+    "GeometricMedian",
+    "Krum",
+    "Mean",
+    "Median",
+    "MultiKrum",
+    "Reducer",
+    "TrimmedMean",
+    "WeightedMean",
+]
+
+REDUCERS: dict[str, type[Reducer]] = {
+    "weighted-mean": WeightedMean,
+    "mean": Mean,
+    "median": Median,
+    "trimmed-mean": TrimmedMean,
+    "krum": Krum,
+    "multi-krum": MultiKrum,
+    "geometric-median": GeometricMedian,
+}

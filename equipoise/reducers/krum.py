@@ -1,0 +1,53 @@
+"""Krum and multi-Krum: messages that have close neighbours."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.reducers.base import Part, Reducer
+from equipoise.reducers.distances import products, squared_distances
+from equipoise.state import State, Uploads
+
+
+def lowest(scores: Tensor, count: int) -> Tensor:
+    """Weights of a mean over the lowest scores; those that tie for the last places share them, whoever came first."""
+    last = scores.sort().values[count - 1]
+    ties = (scores - last).abs() <= 1e-9 * last
+    below = (scores < last) & ~ties
+    left = count - below.sum()
+    return (below + ties * left / ties.sum()).double() / count
+
+
+class MultiKrum(Reducer):
+    """The mean of the messages that lie closest to their neighbours; holds while 2 f + 2 < n.
+
+    f: how many may be malicious; n: how many messages there are.
+    """
+
+    paper: ClassVar[str] = "Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017"
+
+    malicious: Part = 0.2
+    "which part of the clients may be malicious"
+
+    def scores(self, uploads: Uploads) -> tuple[Tensor, int]:
+        """Each message's sum of squared distances to its n - f - 2 nearest neighbours, and n - f."""
+        n = len(uploads)
+        f = min(round(self.malicious * n), n - 1)
+        distances = squared_distances(products(uploads)).fill_diagonal_(torch.inf)
+        nearest = distances.sort(dim=1).values[:, : max(n - f - 2, min(1, n - 1))]
+        return nearest.sum(dim=1), n - f
+
+    def __call__(self, uploads: Uploads) -> State:
+        return uploads.combined(lowest(*self.scores(uploads)))
+
+
+class Krum(MultiKrum):
+    """The one message that lies closest to its neighbours; holds while 2 f + 2 < n.
+
+    f: how many may be malicious; n: how many messages there are.
+    """
+
+    def __call__(self, uploads: Uploads) -> State:
+        scores, _ = self.scores(uploads)
+        return uploads.combined(lowest(scores, 1))
