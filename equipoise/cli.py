@@ -14,6 +14,7 @@ from rich.table import Table
 
 from equipoise.cli_data import data_app, show
 from equipoise.cli_deploy import deploy_app
+from equipoise.cli_sweep import sweep
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.terminal import Bar, Data, Out, Sets, interrupted, out_console, progress_bar
 
@@ -27,6 +28,7 @@ app = typer.Typer(
     "Begin with `equipoise demo`; then write a TOML file (see `equipoise run --help`) and run it.",
 )
 app.command()(show)
+app.command()(sweep)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 

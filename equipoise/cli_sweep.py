@@ -1,0 +1,83 @@
+"""The command that runs many experiments from one file."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from equipoise.errors import Interrupted, RunFailed
+from equipoise.terminal import Data, Sets, err_console, interrupted, out_console, progress_bar
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment, with lists of values in it.")],
+    sets: Sets = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder of all its runs.")] = None,
+    data: Data = None,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Runs at a time.")] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
+) -> None:
+    """Run an experiment with every combination of the values that are listed in it.
+
+    \b
+    Three strengths, two data sets' worth of labels, five seeds: 30 runs.
+        seed = [0, 1, 2, 3, 4]
+        [data]
+        name = "fashion-mnist"
+        clients = 10
+        partition = [{ kind = "labels", per_client = 2 }, { kind = "dirichlet" }]
+        [model]
+        name = "softmax"
+        [algorithm]
+        name = "flame"
+        lam = [0.1, 1.0, 10.0]
+        [sweep]
+        tune = ["algorithm.lam"]
+
+    With `sweep.tune`, the best value is chosen on validation samples with the first seed, and the other seeds run with
+    it alone: 10 runs fewer here. What is done stays done: the same command goes on where it was stopped.
+    """
+    from equipoise import report
+    from equipoise import sweep as sweeps
+    from equipoise.config import override
+    from equipoise.runfolder import read_toml
+
+    every, settings = sweeps.cells(override(read_toml(file), sets or []))
+    folder = out or Path("runs") / file.stem
+    failed: list[str] = []
+    progress = progress_bar("runs")
+    progress.disable = quiet
+
+    def told(cell: sweeps.Cell, notes: list[str]) -> None:
+        progress.advance(bar)
+        for note in notes:
+            err_console.print(f"equipoise: {escape(note)}", highlight=False)
+            failed.extend([note] if ": failed: " in note else [])
+
+    try:
+        with progress:
+            trials, rest = sweeps.tuned(every, settings, folder)
+            rounds = [trials, rest] if settings.tune else [rest]
+            bar = progress.add_task(file.stem, total=None, score="")
+            for k in range(len(rounds)):
+                wanted = sweeps.tuned(every, settings, folder)[k] if settings.tune else every
+                there = sum(cell.done(folder) for cell in wanted)
+                progress.reset(
+                    bar, total=len(wanted), completed=there, score="(choosing)" if k < len(rounds) - 1 else ""
+                )
+                sweeps.execute(wanted, folder, data, jobs, told)
+                if failed:
+                    break
+    except (Interrupted, KeyboardInterrupt):
+        again = ["equipoise", "sweep", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
+        again += [*(["--data", str(data)] if data else []), "--jobs", str(jobs)]
+        interrupted("stopped, all of it saved", shlex.join(again))
+    if failed:
+        raise RunFailed(f"{len(failed)} of the runs failed; the first is {failed[0]}")
+    chosen = sweeps.tuned(every, settings, folder)[1]
+    if not quiet:
+        found = report.find_runs([cell.folder(folder) for cell in chosen])
+        out_console.print(report.as_table(report.compare(found)))
+        out_console.print(f"Run folders: {escape(str(folder))}", highlight=False)

@@ -1,0 +1,205 @@
+"""Many runs from one file: wherever a setting is a list of values, every value is run with every other.
+
+Settings named in `sweep.tune` are chosen on validation samples with the first seed, and kept for the other seeds.
+"""
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from hashlib import blake2b
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, Literal
+
+from equipoise.algorithms import ALGORITHMS
+from equipoise.attacks import ATTACKS
+from equipoise.config import Experiment
+from equipoise.data.partitions import PARTITIONS
+from equipoise.data.section import Dealing
+from equipoise.data.sources import SOURCES
+from equipoise.engine.deploy import Deploy
+from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+from equipoise.losses import METRICS
+from equipoise.models import MODELS
+from equipoise.reducers import REDUCERS
+from equipoise.runfolder import RunFolder, flatten
+from equipoise.runs import run
+from equipoise.settings import Settings, read
+from equipoise.watcher import Watcher
+
+SECTION = "sweep"
+_NOT_THE_RUN = ("seed", "checkpoint_every", "engine.workers", "engine.memory_mb")  # no result depends on them
+
+
+class Sweep(Settings):
+    """How runs are chosen among."""
+
+    tune: tuple[str, ...] = ()
+    "settings whose best value is chosen on validation samples with the first seed, such as algorithm.lr"
+    by: Literal["personal", "global", "hybrid"] = "personal"
+    "the model whose score on validation samples decides"
+
+
+def _list_settings() -> set[tuple[str, str]]:
+    """Settings whose value is itself a list; of these, only a list of lists is many values."""
+    classes: dict[str, list[type[Settings]]] = {
+        "data": [Dealing, *SOURCES.values()],
+        "partition": list(PARTITIONS.values()),
+        "model": list(MODELS.values()),
+        "algorithm": list(ALGORITHMS.values()),
+        "attack": list(ATTACKS.values()),
+        "reducer": list(REDUCERS.values()),
+        "deploy": [Deploy],
+    }
+    return {
+        (section, row["name"])
+        for section, known in classes.items()
+        for cls in known
+        for row in cls.describe()
+        if "a list" in row["allowed"]
+    }
+
+
+def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every combination of the values that are listed, the last one changing fastest."""
+    lists = _list_settings()
+
+    def values(section: str, key: str, value: Any) -> Iterator[Any]:
+        if isinstance(value, Mapping):
+            parts = [list(values(key, name, inner)) for name, inner in value.items()]
+            for choice in itertools.product(*parts):
+                yield dict(zip(value, choice, strict=True))
+        elif isinstance(value, list) and not ((section, key) in lists and not (value and isinstance(value[0], list))):
+            if not value:
+                raise EquipoiseError(f"{section}.{key} = [] is not allowed; a list of values needs at least one")
+            for item in value:
+                yield from values(section, key, item) if isinstance(item, Mapping) else iter((item,))
+        else:
+            yield value
+
+    found: list[dict[str, Any]] = list(values("", "", dict(tables)))
+    return found
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a sweep."""
+
+    experiment: Experiment
+    identity: str
+    "stands for all its settings but the seed"
+    label: str
+
+    @property
+    def seed(self) -> int:
+        return self.experiment.schedule.seed
+
+    def folder(self, out: Path) -> Path:
+        """Where it is, under whatever label; or where it is to be."""
+        ending = f"{self.identity}-seed{self.seed}"
+        return next(iter(sorted(out.glob(f"*-{ending}"))), out / f"{self.label}-{ending}")
+
+    def done(self, out: Path) -> bool:
+        return RunFolder(self.folder(out)).summary.exists()
+
+
+def _settings(experiment: Experiment) -> dict[str, Any]:
+    return {k: v for k, v in flatten(experiment.tables()).items() if not k.startswith(_NOT_THE_RUN)}
+
+
+def cells(tables: Mapping[str, Any]) -> tuple[list[Cell], Sweep]:
+    """All runs that a file asks for, checked before any of them begins."""
+    tables = dict(tables)
+    sweep = read(Sweep, tables.pop(SECTION, {}), SECTION)
+    experiments = [Experiment.parse(each) for each in grid(tables)]
+    settings = [_settings(experiment) for experiment in experiments]
+    varied = [k for k in sorted({k for s in settings for k in s}) if len({json.dumps(s.get(k)) for s in settings}) > 1]
+    for key in sweep.tune:
+        if key not in varied:
+            raise EquipoiseError(f"sweep.tune names {key}, which has not several values; it must be a setting that has")
+    found = []
+    for experiment, own in zip(experiments, settings, strict=True):
+        words = [experiment.algorithm_name, *(str(own[k]) for k in varied if k in own and k != "algorithm.name")]
+        label = "-".join("".join(c for c in word if c.isalnum() or c in ".+") for word in words)[:60]
+        found.append(Cell(experiment, _digest(own), label))
+    return found, sweep
+
+
+def _digest(settings: Mapping[str, Any]) -> str:
+    return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=4).hexdigest()
+
+
+def _group(cell: Cell, tune: Sequence[str]) -> str:
+    """Stands for all its settings but those that are tuned: the runs that it is measured with."""
+    return _digest({k: v for k, v in _settings(cell.experiment).items() if k not in tune})
+
+
+def tuned(every: Sequence[Cell], sweep: Sweep, out: Path) -> tuple[list[Cell], list[Cell]]:
+    """Those that the first seed needs for choosing, and then those with the chosen values under all seeds.
+
+    The second list is empty until the first is done.
+    """
+    first = every[0].seed
+    trials = [cell for cell in every if cell.seed == first]
+    if not sweep.tune:
+        return [], list(every)
+    if not all(cell.done(out) for cell in trials):
+        return trials, []
+    best: dict[str, tuple[float, str]] = {}
+    for cell in trials:
+        summary = RunFolder(cell.folder(out)).read_summary()
+        metric = summary["metric"]
+        value = summary.get(sweep.by, {}).get(f"validation_{metric}")
+        if value is None:  # the method has no such model: there is nothing to tune by
+            value = summary.get("personal", summary.get("global", {})).get(f"validation_{metric}")
+        if value is None:
+            raise EquipoiseError(f"{cell.folder(out)} has no score on validation samples to choose by; set data.split")
+        value = value if METRICS[metric].higher_is_better else -value
+        group = _group(cell, sweep.tune)
+        if group not in best or value > best[group][0]:
+            best[group] = value, cell.identity
+    chosen = {identity for _, identity in best.values()}
+    return trials, [cell for cell in every if cell.identity in chosen]
+
+
+class _Notes(Watcher):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def tell(self, text: str) -> None:
+        self.texts.append(text)
+
+
+def work(experiment: Experiment, folder: Path, data: Path | None, workers: int) -> list[str]:
+    """One run, from its start or from where it was; what a person should know of it."""
+    engine = experiment.engine.model_copy(update={"workers": workers}) if workers else experiment.engine
+    notes = _Notes()
+    try:
+        changed = Experiment(**{**experiment.__dict__, "engine": engine})
+        run(changed, folder, data, resume=(folder / "run.toml").exists(), watcher=notes)
+    except RunFailed as error:
+        notes.tell(f"failed: {error}")
+    return [f"{folder.name}: {text}" for text in notes.texts]
+
+
+def execute(
+    wanted: Sequence[Cell], out: Path, data: Path | None, jobs: int, told: Callable[[Cell, list[str]], None]
+) -> None:
+    """Run those that are not done yet, several at a time; `told` hears of each that ends."""
+    left = [cell for cell in wanted if not cell.done(out)]
+    if jobs == 1:
+        for cell in left:
+            told(cell, work(cell.experiment, cell.folder(out), data, 0))
+        return
+    workers = max(1, len(os.sched_getaffinity(0)) // jobs)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        waiting = {pool.submit(work, cell.experiment, cell.folder(out), data, workers): cell for cell in left}
+        try:
+            for future in as_completed(waiting):
+                told(waiting[future], future.result())
+        except (KeyboardInterrupt, Interrupted):
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise Interrupted from None
