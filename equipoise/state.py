@@ -107,7 +107,7 @@ class Uploads:
     def blocks(self, name: str) -> Iterator[Tensor]:
         """A field of all messages, a row each, some coordinates at a time so that memory stays small."""
         size, width = self.like[name].numel(), max(1, _BLOCK_BYTES // (8 * len(self)))
-        for low in range(0, size, width):
+        for low in range(0, max(size, 1), width):
             yield self.columns(name, low, min(low + width, size))
 
     def combined(self, weights: Tensor) -> State:

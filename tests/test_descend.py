@@ -101,7 +101,7 @@ def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: s
 def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
     run = simulation(Local(lr=0.1, epochs=2, batch=4), mode="stacked")
     work = run.executor._cohort(1, [Job(i, State(), State()) for i in range(6)], "batches")
-    steps = list(work.batches(2, None, 0))
+    steps = list(work.batches(2, None, 0, None))
     run.close()
     lengths = run.federation.train.lengths
     assert work.samples.tolist() == (2 * lengths).tolist()

@@ -127,15 +127,20 @@ class Cohort(Work):
     def open(self, start: Tensor, part: Part) -> Tensor:
         return start.clone(memory_format=torch.contiguous_format)
 
+    # A batch may hold the first clients of the stack only: the others are done.
+
     def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
-        return self.module.gradient(v, batch, part)
+        first = len(batch.x)
+        found = self.module.gradient(v[:first], batch, part)
+        return found if first == len(v) else nn.functional.pad(found, (0, 0, 0, len(v) - first))
 
     def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
-        self.module.step(v, batch, part, lr)
+        self.module.step(v[: len(batch.x)], batch, part, lr)
 
     def shares(self, batch: Batch) -> Tensor:
         assert batch.weights is not None  # 1 / (samples in the batch), or 0
-        return (batch.weights > 0).sum(1, keepdim=True) / self.size
+        counts = (batch.weights > 0).sum(1, keepdim=True)
+        return nn.functional.pad(counts, (0, 0, 0, len(self.size) - len(counts))) / self.size
 
     def batches(
         self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None
@@ -160,12 +165,28 @@ class Cohort(Work):
         weights = torch.from_numpy(there / np.maximum(counts, 1)).to(self.dtype)
         done = torch.from_numpy(counts[..., 0] == 0)
         someone = done.any(1).tolist()
+        firsts = narrowed(counts[..., 0] > 0)
         flat = torch.from_numpy(order).flatten(1)
-        lead = (len(plans), batch)
-        for t in range(length):
-            x, y = self.federation.gather(flat[t], self.module.memory)
-            batch_t = Batch(x.unflatten(0, lead), y.unflatten(0, lead), weights[t])
+        for t, first in zip(range(length), firsts, strict=True):
+            x, y = self.federation.gather(flat[t, : first * batch], self.module.memory)
+            lead = (first, batch)
+            batch_t = Batch(x.unflatten(0, lead), y.unflatten(0, lead), weights[t, :first])
             yield batch_t, done[t] if someone[t] else None
+
+
+def narrowed(at_work: np.ndarray) -> list[int]:
+    """For each step, how many of the first clients to compute: up to the last one at work, in few different numbers.
+
+    Clients are stacked with the longest plans first, so that those who are done lie at the end. Every number of
+    clients is a trace of its own; with steps of a quarter there are few.
+    """
+    clients = at_work.shape[1]
+    sizes = [clients]
+    while sizes[-1] > 1:
+        sizes.append(max(1, sizes[-1] * 3 // 4))
+    levels = np.array(sizes[::-1])
+    last = clients - np.argmax(at_work[:, ::-1], axis=1)
+    return levels[np.searchsorted(levels, last)].tolist()  # type: ignore[no-any-return]
 
 
 def groups(items: Sequence[int], limit: int = _GROUP) -> list[list[int]]:
