@@ -6,7 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.algorithms import ALGORITHMS, Ditto, FedAvg, FedAvgFT, FedPer, FedProx, FedProxFT, FedRep, Local
+from equipoise.algorithms import (
+    ALGORITHMS,
+    Ditto,
+    FedADMM,
+    FedAvg,
+    FedAvgFT,
+    FedPer,
+    FedProx,
+    FedProxFT,
+    FedRep,
+    Flame,
+    FlameLpProj,
+    Local,
+    LpProj,
+    PFedMe,
+)
 from equipoise.engine.simulate import Simulation
 from tests.conftest import LeastSquares, classification, least_squares, simulation
 
@@ -89,6 +104,69 @@ def fedrep_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
         np.testing.assert_allclose(run.store.get(i)["h"].numpy(), p.local(i), rtol=1e-8)
 
 
+def flame_ends_where_its_envelopes_are_smallest(p: LeastSquares) -> None:
+    lam, eye = 0.8, np.eye(p.features)
+    rate = 1 / (p.smoothness() + lam)
+    run = least_squares(p, Flame(lam=lam, rho=3 * lam / p.clients, lr=rate, batch=FULL, steps=300), rounds=250)
+    w = run.server.w.numpy()
+    theta = [run.store.get(i).theta.numpy() for i in range(p.clients)]
+    for i in range(p.clients):
+        np.testing.assert_allclose((p.hessian(i) + lam * eye) @ theta[i], p.right(i) + lam * w, rtol=1e-7)
+    np.testing.assert_allclose(w, np.mean(theta, axis=0), rtol=1e-7)
+
+
+def pfedme_takes_gradient_steps_on_the_envelopes(p: LeastSquares) -> None:
+    lam, eta, eye = 0.8, 0.2, np.eye(p.features)
+    rate = 1 / (p.smoothness() + lam)
+    algorithm = PFedMe(lam=lam, global_lr=eta, local_rounds=1, inner_steps=0, steps=300, lr=rate, batch=FULL)
+    run = least_squares(p, algorithm, rounds=3)
+    w = np.zeros(p.features)
+    for _ in range(3):  # the gradient of an envelope is lam (w - theta(w))
+        solved = [np.linalg.solve(p.hessian(i) + lam * eye, p.right(i) + lam * w) for i in range(p.clients)]
+        w = w - eta * lam * (w - np.mean(solved, axis=0))
+    np.testing.assert_allclose(run.server.w.numpy(), w, rtol=1e-9)
+
+
+def fedadmm_ends_where_equal_clients_agree(p: LeastSquares) -> None:
+    algorithm = FedADMM(rho=2 / p.clients, lr=1 / (p.smoothness() + 2), batch=FULL, steps=300)
+    run = least_squares(p, algorithm, rounds=200)
+    hessian, right = (sum(f(i) for i in range(p.clients)) for f in (p.hessian, p.right))
+    np.testing.assert_allclose(run.server.w.numpy(), np.linalg.solve(hessian, right), rtol=1e-8)
+
+
+def lp_proj_takes_gradient_steps_in_the_projection(p: LeastSquares) -> None:
+    lam, eta = 0.8, 0.2
+    rate = 1 / (p.smoothness() + lam)
+    algorithm = LpProj(
+        lam=lam, global_lr=eta, d_sub=2, local_rounds=1, inner_steps=0, steps=300, lr=rate, batch=FULL
+    )
+    run = least_squares(p, algorithm, rounds=3)
+    matrix = algorithm.seen(torch.eye(p.features).double(), 0).T.numpy()
+    w = np.zeros(2)
+    for _ in range(3):
+        solved = [_in_projection(p, i, lam, matrix, w) for i in range(p.clients)]
+        w = w - eta * lam * (w - np.mean([matrix @ theta for theta in solved], axis=0))
+    np.testing.assert_allclose(run.server.w.numpy(), w, rtol=1e-8)
+
+
+def flame_in_the_projection_agrees_on_the_projection(p: LeastSquares) -> None:
+    lam = 0.8
+    rate = 1 / (p.smoothness() + lam)
+    algorithm = FlameLpProj(lam=lam, rho=3 * lam / p.clients, d_sub=2, lr=rate, batch=FULL, steps=300)
+    run = least_squares(p, algorithm, rounds=250)
+    matrix = algorithm.seen(torch.eye(p.features).double(), 0).T.numpy()
+    w = run.server.w.numpy()
+    theta = [run.store.get(i).theta.numpy() for i in range(p.clients)]
+    for i in range(p.clients):
+        np.testing.assert_allclose(theta[i], _in_projection(p, i, lam, matrix, w), rtol=1e-7)
+    np.testing.assert_allclose(w, np.mean([matrix @ t for t in theta], axis=0), rtol=1e-7)
+
+
+def _in_projection(p: LeastSquares, i: int, lam: float, matrix: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """The smallest f_i(theta) + lam/2 ||P theta - w||^2."""
+    return np.linalg.solve(p.hessian(i) + lam * matrix.T @ matrix, p.right(i) + lam * matrix.T @ w)
+
+
 FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "local": local_reaches_each_clients_least_squares,
     "fedavg": fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss,
@@ -98,6 +176,11 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "ditto": ditto_has_the_pooled_model_and_the_pulled_ones,
     "fedper": fedper_with_nothing_but_a_head_is_local,
     "fedrep": fedrep_with_nothing_but_a_head_is_local,
+    "flame": flame_ends_where_its_envelopes_are_smallest,
+    "pfedme": pfedme_takes_gradient_steps_on_the_envelopes,
+    "fedadmm": fedadmm_ends_where_equal_clients_agree,
+    "lp-proj": lp_proj_takes_gradient_steps_in_the_projection,
+    "flame-lp-proj": flame_in_the_projection_agrees_on_the_projection,
 }
 
 
