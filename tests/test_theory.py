@@ -137,9 +137,7 @@ def fedadmm_ends_where_equal_clients_agree(p: LeastSquares) -> None:
 def lp_proj_takes_gradient_steps_in_the_projection(p: LeastSquares) -> None:
     lam, eta = 0.8, 0.2
     rate = 1 / (p.smoothness() + lam)
-    algorithm = LpProj(
-        lam=lam, global_lr=eta, d_sub=2, local_rounds=1, inner_steps=0, steps=300, lr=rate, batch=FULL
-    )
+    algorithm = LpProj(lam=lam, global_lr=eta, d_sub=2, local_rounds=1, inner_steps=0, steps=300, lr=rate, batch=FULL)
     run = least_squares(p, algorithm, rounds=3)
     matrix = algorithm.seen(torch.eye(p.features).double(), 0).T.numpy()
     w = np.zeros(2)

@@ -12,7 +12,7 @@ from equipoise.data.partitions.base import Partition
 from equipoise.data.source import Progress, Request, Source
 from equipoise.data.sources import SOURCES, data_folder
 from equipoise.errors import EquipoiseError
-from equipoise.settings import Count, Fraction, Settings, choose, nearest, read
+from equipoise.settings import Count, Fraction, Positive, Settings, choose, nearest, read
 
 
 class Dealing(Settings):
@@ -22,6 +22,8 @@ class Dealing(Settings):
     "how many clients; may be left out where the data name their owners"
     split: tuple[float, float, float] | None = None
     "train, validation and test part of every client's share: 0.7, 0.1, 0.2 where it is not given"
+    normalize: tuple[float, Positive] | None = None
+    "a mean that is taken off the inputs and a deviation that they are divided by, before any noise is added"
     unseen: Fraction = 0.0
     "which part of the clients takes no part in training; they adapt the result to their data and are scored apart"
 
@@ -66,7 +68,13 @@ class DataSection:
         clients, split = self.dealing.clients, self.dealing.split or SPLIT
         pool = self.source.load(Request(folder, clients, split, seed, progress))
         shares = self.partition(pool, clients, randomness.generator(seed, "partition"))
-        x = with_noise(pool.x, shares, self.partition.variances(len(shares)), seed)
+        x = pool.x
+        if self.dealing.normalize is not None:
+            if not x.is_floating_point():
+                raise EquipoiseError(f"data.normalize is for inputs that are numbers; those of {self.name} are symbols")
+            mean, deviation = self.dealing.normalize
+            x = (x - mean) / deviation
+        x = with_noise(x, shares, self.partition.variances(len(shares)), seed)
         federation = from_shares(x, pool.y, shares, split, seed, pool.classes, pool.part)
         # What stands in tables: a portion of the data never goes under the name of the whole.
         title = f"{self.name} ({pool.portion})" if pool.portion else self.name
