@@ -15,6 +15,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.options import Engine, Schedule
+from equipoise.engine.run import Between
 from equipoise.engine.simulate import Simulation
 from equipoise.models.base import Split
 from equipoise.runfolder import RunFolder
@@ -106,6 +107,7 @@ def simulation(
     loss: Any = "cross-entropy",
     dtype: str = "float64",
     new: bool = True,
+    between: Between | None = None,
     **schedule: Any,
 ) -> Simulation:
     """A run of a small problem, ready to go."""
@@ -121,7 +123,7 @@ def simulation(
             run_folder.write_config()
     schedule = {"rounds": 4, "participation": 0.5, **schedule}
     engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
-    return Simulation(task, federation, algorithm, Schedule(**schedule), engine, run_folder)
+    return Simulation(task, federation, algorithm, Schedule(**schedule), engine, run_folder, between=between)
 
 
 def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head", **schedule: Any) -> Simulation:

@@ -241,7 +241,7 @@ class TestInexactness:
 
     @pytest.mark.parametrize("participation", [1.0, 0.5])
     def test_the_lyapunov_function_falls(self, problem: LeastSquares, participation: float) -> None:
-        """L + sum c epsilon_i with c = nu / ((1 - nu) lam alpha): what a solution may lack is paid by epsilon's fall."""
+        """L + sum c epsilon_i, c = nu / ((1 - nu) lam alpha): what a solution lacks is paid by the fall of epsilon."""
         c = self.NU / (1 - self.NU) / (self.LAM / M)
         values = []
         for run in rounds(problem, self.algorithm(problem), 25, participation=participation):
