@@ -49,6 +49,13 @@ class Kind(StrEnum):
     reducers = "reducers"
 
 
+class Plot(StrEnum):
+    scores = "scores"
+    losses = "losses"
+    attacks = "attacks"
+    fairness = "fairness"
+
+
 @app.command()
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
@@ -130,15 +137,38 @@ def demo(out: Out = None) -> None:
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
     format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
+    fairness: Annotated[bool, typer.Option("--fairness", help="How evenly each method serves the clients.")] = False,
 ) -> None:
     """A table over runs; mean ± standard deviation where runs differ only in the seed."""
     from equipoise import report
 
     rows = report.compare(report.find_runs(folders))
     if format is Format.table:
-        out_console.print(report.as_table(rows))
+        out_console.print(report.as_table(rows, fairness))
     else:
-        print(report.as_text(rows, format.value))
+        print(report.as_text(rows, format.value, fairness))
+
+
+@app.command()
+def plot(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="The picture.")],
+    kind: Annotated[Plot, typer.Option("--kind", help="What to draw.")] = Plot.scores,
+) -> None:
+    """A picture of runs; a line or a point is the mean of runs that differ only in the seed.
+
+    \b
+    scores    test scores against rounds
+    losses    test losses against rounds
+    attacks   scores of benign clients against the part of malicious ones, a panel an attack
+    fairness  variance of test losses over clients against the mean score
+    """
+    from equipoise import plots, report
+
+    if out.suffix.lower() != ".png":
+        raise EquipoiseError(f"--out {out} is not allowed; the picture is a PNG file, so name it FILE.png")
+    plots.draw(kind.value, report.find_runs(folders), out)
+    out_console.print(f"Picture: {escape(str(out))}", highlight=False)
 
 
 @app.command("list")

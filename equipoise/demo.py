@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.config import Experiment
-from equipoise.report import Run, find_runs, plot
+from equipoise.plots import draw
+from equipoise.report import Run, find_runs
 from equipoise.runs import run
 from equipoise.watcher import Watcher
 
@@ -38,5 +39,5 @@ def demo(out: Path, watcher_of: Callable[[str], Watcher]) -> tuple[list[Run], Pa
         run(experiment(name), out / name, resume=True, watcher=watcher_of(name))
     runs = find_runs([out / name for name in METHODS])
     picture = out / "accuracy.png"
-    plot(runs, picture)
+    draw("scores", runs, picture)
     return runs, picture

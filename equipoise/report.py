@@ -1,4 +1,4 @@
-"""Runs side by side: tables and plots."""
+"""Runs side by side, as tables."""
 
 import csv
 import io
@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.board import KINDS
+from equipoise.board import HYBRIDS, KINDS
 from equipoise.errors import EquipoiseError
 from equipoise.runfolder import WRITTEN, RunFolder, flatten, read_toml
 
@@ -46,8 +46,19 @@ def _read(path: Path) -> Run:
     return Run(path, config, folder.read_summary(), folder.read_metrics())
 
 
-def compare(runs: list[Run]) -> list[dict[str, Any]]:
-    """A row for all runs that differ only in the seed, each figure with its mean and spread over them."""
+FAIRNESS = {
+    "spread": "{metric}_std",
+    "worst": "worst_decile",
+    "best": "best_decile",
+    "gini": "gini",
+    "variance": "{metric}_variance",
+    "loss_variance": "loss_variance",
+}
+"""What tells how evenly a method serves its clients, under the names of the columns."""
+
+
+def grouped(runs: list[Run]) -> list[list[Run]]:
+    """Runs that differ only in the seed, together."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
         # What was at hand of a data set is no setting: an excerpt and the whole are not seeds of one run.
@@ -55,9 +66,15 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
         group = groups.setdefault(key, [])
         if run.summary["seed"] not in [other.summary["seed"] for other in group]:  # a copy of a run is no second seed
             group.append(run)
-    shown = _differences([group[0] for group in groups.values()])
+    return list(groups.values())
+
+
+def compare(runs: list[Run]) -> list[dict[str, Any]]:
+    """A row for all runs that differ only in the seed, each figure with its mean and spread over them."""
+    groups = grouped(runs)
+    shown = _differences([group[0] for group in groups])
     rows = []
-    for group in groups.values():
+    for group in groups:
         first = group[0]
         name = first.config.get("algorithm.name", first.summary["algorithm"])
         row: dict[str, Any] = {"algorithm": name, "data": first.summary["dataset"]}
@@ -69,11 +86,8 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
         metric = first.summary["metric"]
         row["metric"] = metric
         for kind in KINDS:
-            for short, field in (
-                (kind, metric),
-                (f"{kind}_spread", f"{metric}_std"),
-                (f"{kind}_worst", "worst_decile"),
-            ):
+            fields = {kind: metric} | {f"{kind}_{short}": field for short, field in FAIRNESS.items()}
+            for short, field in ((short, field.format(metric=metric)) for short, field in fields.items()):
                 found = [run.summary.get(kind, {}).get(field) for run in group]
                 values = [value for value in found if value is not None]
                 row[short] = mean(values) if values else None
@@ -102,10 +116,14 @@ def _differences(runs: list[Run]) -> list[str]:
     return [k for k in keys if k not in skip and len({json.dumps(r.config.get(k)) for r in runs}) > 1]
 
 
-def _common(name: str, first: Run, groups: dict[str, list[Run]]) -> tuple[str, ...]:
-    """Prefixes of settings worth showing: an algorithm's own only where it stands in the table more than once."""
-    same = [group for group in groups.values() if group[0].config.get("algorithm.name") == name]
-    return ("",) if len(same) > 1 else ("data.", "model.", "rounds", "participation")
+_ALWAYS = ("data.", "model.", "attack.", "reducer.", "select", "rounds", "participation")
+
+
+def _common(name: str, first: Run, groups: list[list[Run]]) -> tuple[str, ...]:
+    """Prefixes of settings worth showing: an algorithm's own only where it stands with several values of its own."""
+    own = [{k: v for k, v in g[0].config.items() if k.startswith("algorithm.")} for g in groups]
+    same = {json.dumps(o, sort_keys=True) for o in own if o.get("algorithm.name") == name}
+    return ("",) if len(same) > 1 else _ALWAYS
 
 
 def _figure(value: float | None, spread: float | None, metric: str) -> str:
@@ -119,7 +137,9 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """What people read: the models' scores, how far clients lie apart, and what was sent."""
     unseen = any(row["unseen"] is not None for row in rows)
     unit = " %" if all(row["metric"] == "accuracy" for row in rows) and not unseen else ""  # else they would not fit
-    head = ["algorithm", f"personal{unit}", f"global{unit}", f"hybrid{unit}", "spread", "worst tenth"]
+    oracle = HYBRIDS["test"]
+    kinds = [kind for kind in KINDS if kind != oracle or any(row[oracle] is not None for row in rows)]
+    head = ["algorithm", *(f"{kind}{unit}" for kind in kinds), "spread", "worst tenth"]
     head += [*([f"unseen{unit}"] if unseen else []), "sent MB"]
     optional = {
         "data": len({row["data"] for row in rows}) > 1,
@@ -130,7 +150,7 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     for row in rows:
         kind = "personal" if row["personal"] is not None else "global"
         cells = [row["algorithm"], *(str(row[k]) for k, wanted in optional.items() if wanted)]
-        cells += [_figure(row[k], row[f"{k}_std"], row["metric"]) for k in KINDS]
+        cells += [_figure(row[k], row[f"{k}_std"], row["metric"]) for k in kinds]
         cells += [_figure(row[f"{kind}_{k}"], None, row["metric"]) for k in ("spread", "worst")]
         cells += [_figure(row["unseen"], row["unseen_std"], row["metric"])] if unseen else []
         body.append([*cells, f"{(row['bytes_up'] + row['bytes_down']) / 1e6:.1f}"])
@@ -143,6 +163,7 @@ NOTE = (
 )
 
 
+_ORACLE_NOTE = "; oracle: the better of personal and global as the test samples have it, which nobody can know"
 _UNSEEN_NOTE = "; unseen: clients that took no part in training, after adapting the result to their own data"
 
 
@@ -150,20 +171,44 @@ def _note(rows: list[dict[str, Any]]) -> str:
     names = {row["data"] for row in rows}
     data = f"Data: {names.pop()}. " if len(names) == 1 and names != {""} else ""
     percent = "Accuracies in %. " if any(row["metric"] == "accuracy" for row in rows) else ""
-    return data + percent + NOTE + (_UNSEEN_NOTE if any(row["unseen"] is not None for row in rows) else "")
+    notes = [_UNSEEN_NOTE] if any(row["unseen"] is not None for row in rows) else []
+    notes += [_ORACLE_NOTE] if any(row[HYBRIDS["test"]] is not None for row in rows) else []
+    return data + percent + NOTE + "".join(notes)
 
 
-def as_table(rows: list[dict[str, Any]]) -> Table:
-    head, body = _cells(rows)
-    table = Table(caption=escape(_note(rows)), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+_FAIRNESS_NOTE = (
+    "worst, best tenth: mean over the 10% of clients with the lowest and the highest score; variance: over clients, "
+    "of their scores and of their test losses; Gini: 0 where all clients' scores are equal"
+)
+
+
+def _fair_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """How evenly each kind of model serves the clients."""
+    settings = any(row["settings"] for row in rows)
+    head = ["algorithm", *(["settings"] if settings else []), "model", "score", "worst", "best"]
+    body = []
+    for row in rows:
+        for kind in (kind for kind in KINDS if row[kind] is not None):
+            cells = [row["algorithm"], *([row["settings"]] if settings else []), kind]
+            cells.append(_figure(row[kind], row[f"{kind}_std"], row["metric"]))
+            cells += [_figure(row[f"{kind}_{k}"], None, row["metric"]) for k in ("worst", "best")]
+            small = [row[f"{kind}_{k}"] for k in ("variance", "gini", "loss_variance")]
+            body.append([*cells, *("–" if v is None else f"{v:.4f}" for v in small)])
+    return [*head, "variance", "Gini", "loss variance"], body
+
+
+def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> Table:
+    head, body = (_fair_cells if fairness else _cells)(rows)
+    note = _FAIRNESS_NOTE if fairness else _note(rows)
+    table = Table(caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for column in head:
-        table.add_column(column, justify="left" if column in ("algorithm", "data", "settings") else "right")
+        table.add_column(column, justify="left" if column in ("algorithm", "data", "settings", "model") else "right")
     for cells in body:
         table.add_row(*cells)
     return table
 
 
-def as_text(rows: list[dict[str, Any]], format: str) -> str:
+def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False) -> str:
     if format == "json":
         return json.dumps(rows, indent=2)
     if format == "csv":
@@ -172,43 +217,7 @@ def as_text(rows: list[dict[str, Any]], format: str) -> str:
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue().rstrip()
-    head, body = _cells(rows)
+    head, body = (_fair_cells if fairness else _cells)(rows)
     lines = [head, ["---"] * len(head), *body]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"{table}\n\n{_note(rows)}"
-
-
-def plot(runs: list[Run], path: Path) -> None:
-    """Test score against rounds: personal models drawn through, global ones dashed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import MaxNLocator
-
-    curves: dict[tuple[tuple[float, float], ...], list[str]] = {}
-    styles: dict[tuple[tuple[float, float], ...], tuple[str, str]] = {}
-    for number, run in enumerate(runs):
-        metric = run.summary["metric"]
-        scale = 100 if metric == "accuracy" else 1
-        for kind, style in (("personal", "-"), ("global", "--")):
-            scores = [(line["round"], line.get(kind, {}).get(metric)) for line in run.metrics]
-            points = tuple((round, scale * score) for round, score in scores if score is not None)
-            if points:  # methods that share a global model share its curve
-                curves.setdefault(points, []).append(f"{run.summary['algorithm']} ({kind})")
-                styles.setdefault(points, (style, f"C{number}"))
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
-    for points, labels in curves.items():
-        style, colour = styles[points]
-        marker = "." if len(points) == 1 else ""
-        axes.plot(*zip(*points, strict=True), style, color=colour, label=", ".join(labels), marker=marker)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    metric = runs[0].summary["metric"]
-    axes.set(
-        xlabel="round", ylabel="test accuracy, mean over clients (%)" if metric == "accuracy" else f"test {metric}"
-    )
-    axes.set_title(f"{runs[0].summary['dataset']}, {runs[0].summary['clients']} clients")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    return f"{table}\n\n{_FAIRNESS_NOTE if fairness else _note(rows)}"

@@ -35,7 +35,7 @@ class Remember(Algorithm):
         return State(m=m), Upload(State(d=m - client.m))
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
-        s = server.s + uploads.stacked("d").sum(0)
+        s = server.s + uploads.columns("d", 0, 10**9).sum(0)
         return State(w=server.w + 0.1 * s, s=s)
 
     def shared(self, server: State) -> Tensor:

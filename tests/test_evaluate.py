@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from equipoise.algorithms import Ditto, FedAvg, FedAvgFT, FedRep, Local
+from equipoise.algorithms import Ditto, FedAvg, FedAvgFT, FedRep, Flame, Local
 from equipoise.api import Result
 from equipoise.board import summarise
 from equipoise.data.federation import Ragged, from_clients
@@ -51,6 +51,31 @@ def test_hybrid_is_the_better_on_validation_and_personal_without_one() -> None:
         np.testing.assert_array_equal(tables["hybrid"][who], expected)
     assert np.isnan(tables["hybrid"][1, 1])  # this client has no validation samples, and is scored all the same
     assert not np.isnan(tables["hybrid"][1, 3])
+
+
+def test_an_oracle_chooses_on_test_and_is_called_so() -> None:
+    run = simulation(Flame(lr=0.3, epochs=3, batch=4), rounds=6, participation=1.0, select="test")
+    run.run()
+    tables = run.scores.tables()
+    assert "hybrid" not in tables
+    best = np.maximum(tables["personal"][:, 3], tables["global"][:, 3])
+    np.testing.assert_array_equal(tables["oracle"][:, 3], best)
+    assert run.summary()["oracle"]["accuracy"] >= run.summary()["personal"]["accuracy"]
+
+
+def test_figures_of_fairness() -> None:
+    scores = np.array([0.5, 0.6, 0.9, 1.0])
+    test = np.stack([np.array([4.0, 3.0, 2.0, 1.0]), scores], axis=1)
+    figures = summarise(test, np.empty(0), METRICS["accuracy"])
+    assert figures["accuracy_variance"] == pytest.approx(scores.var())
+    assert figures["loss_variance"] == pytest.approx(1.25)
+    assert (figures["worst_decile"], figures["best_decile"]) == (0.5, 1.0)
+    differences = np.abs(scores[:, None] - scores).mean()
+    assert figures["gini"] == pytest.approx(differences / 2 / scores.mean())
+    even = summarise(np.full((5, 2), 0.7), np.empty(0), METRICS["accuracy"])
+    assert even["gini"] == pytest.approx(0)
+    errors = summarise(test, np.empty(0), METRICS["rmse"])
+    assert (errors["worst_decile"], errors["best_decile"]) == (1.0, 0.5)
 
 
 def test_no_hybrid_without_validation_samples() -> None:

@@ -60,7 +60,7 @@ def test_orders_and_answers_come_through_flower(facts: Settings) -> None:
     [
         ({}, "message.run is missing"),
         ({"run": RUN, "exchnge": 1}, "it says 'exchnge', which nobody asked for"),
-        ({"run": RUN, "samples": 1}, "it says 'samples', which"),  # that is for answers
+        ({"run": RUN, "adapted": 1}, "it says 'adapted', which"),  # that is for answers
         ({"run": RUN, "": 1}, "it says ''"),
         ({"run": RUN, "__class__": "Order"}, "it says '__class__'"),
         ({"run": RUN, "train": -1}, "message.train = -1 is not allowed"),
@@ -112,7 +112,7 @@ def test_facts_that_no_client_says_are_malformed(facts: dict[str, Any], words: s
 
 @given(
     facts=st.dictionaries(
-        st.sampled_from([*Order.model_fields, "samples"]) | st.text(max_size=4),
+        st.sampled_from([*Order.model_fields, "adapted"]) | st.text(max_size=4),
         json_values | st.integers(0, 3),
         max_size=3,
     ),

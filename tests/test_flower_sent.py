@@ -16,7 +16,7 @@ from tests.flower_memory import MemoryGrid, deployed, run
 from tests.test_flower_engines import table
 
 SOLVES = {"solves", "iterations", "unconverged", "gradient_solves", "gradient_iterations", "gradients_unconverged"}
-COUNTERS = {"trained", "samples", "evaluated", "adapted", *SOLVES}
+COUNTERS = {"trained", "samples", "evaluated", "adapted", "size", *SOLVES}
 IDENTITY = {"protocol", "run", "number", "client", "status", "unseen", "layout"}
 
 

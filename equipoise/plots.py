@@ -1,0 +1,144 @@
+"""Pictures of runs side by side."""
+
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from equipoise import files
+from equipoise.board import HYBRIDS
+from equipoise.errors import EquipoiseError
+from equipoise.report import Run, compare, grouped
+
+STYLES = {"personal": "-", "global": "--", HYBRIDS["validation"]: ":", HYBRIDS["test"]: "-."}
+MARKERS = {"personal": "o", "global": "s", HYBRIDS["validation"]: "*", HYBRIDS["test"]: "x"}
+
+
+def draw(kind: str, runs: list[Run], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    kinds: dict[str, Callable[[list[Run], Any], None]] = {
+        "scores": _rounds,
+        "losses": lambda runs, figure: _rounds(runs, figure, losses=True),
+        "attacks": _attacks,
+        "fairness": _fairness,
+    }
+    if len({run.summary["metric"] for run in runs}) > 1:
+        raise EquipoiseError("these runs have different metrics; draw them apart")
+    figure = plt.figure(figsize=(8, 5), layout="constrained")
+    try:
+        kinds[kind](runs, figure)
+        with files.beside(path) as temporary:
+            figure.savefig(temporary, dpi=130, format="png")
+    finally:
+        plt.close(figure)
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['algorithm']} {row['settings']}".strip()[:70]
+
+
+def _scaled(runs: list[Run]) -> tuple[float, str]:
+    metric = runs[0].summary["metric"]
+    return (100, "test accuracy, mean over clients (%)") if metric == "accuracy" else (1, f"test {metric}")
+
+
+def _rounds(runs: list[Run], figure: Any, losses: bool = False) -> None:
+    """Against rounds: personal models drawn through, global ones dashed."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes = figure.subplots()
+    scale, label = (1, "test loss, mean over clients") if losses else _scaled(runs)
+    field = "loss" if losses else runs[0].summary["metric"]
+    curves: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    styles: dict[tuple[tuple[float, float], ...], tuple[str, str]] = {}
+    for number, (group, row) in enumerate(zip(grouped(runs), compare(runs), strict=True)):
+        for kind in ("personal", "global"):
+            points = _curve(group, kind, field, scale)
+            if points:  # methods that share a global model share its curve
+                curves.setdefault(points, []).append(f"{_name(row)} ({kind})")
+                styles.setdefault(points, (STYLES[kind], f"C{number % 10}"))
+    for points, labels in curves.items():
+        style, colour = styles[points]
+        marker = "." if len(points) == 1 else ""
+        axes.plot(*zip(*points, strict=True), style, color=colour, label=", ".join(labels), marker=marker)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="round", ylabel=label)
+    axes.set_title(f"{runs[0].summary['dataset']}, {runs[0].summary['clients']} clients")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _curve(group: list[Run], kind: str, field: str, scale: float) -> tuple[tuple[float, float], ...]:
+    """The mean over seeds at each round that all of them scored."""
+    found: dict[int, list[float]] = {}
+    for run in group:
+        for line in run.metrics:
+            if (value := line.get(kind, {}).get(field)) is not None:
+                found.setdefault(line["round"], []).append(scale * value)
+    return tuple((round, mean(values)) for round, values in sorted(found.items()) if len(values) == len(group))
+
+
+def _attacks(runs: list[Run], figure: Any) -> None:
+    """A panel an attack; runs without malicious clients stand in all of them."""
+    under: dict[str, list[Run]] = {}
+    for run in runs:
+        if "attack.name" in run.config and run.config["attack.fraction"] > 0:
+            under.setdefault(run.config["attack.name"], []).append(run)
+    if not under:
+        raise EquipoiseError("none of these runs has malicious clients; give them a section [attack] with a fraction")
+    free = [run for run in runs if run.config.get("attack.fraction", 0) == 0]
+    scale, label = _scaled(runs)
+    names = sorted({_method(run) for run in runs})
+    panels = figure.subplots(1, len(under), squeeze=False, sharey=True)[0]
+    figure.set_size_inches(4 * len(under) + 1, 4.5)
+    for axes, (attack, some) in zip(panels, under.items(), strict=True):
+        for number, name in enumerate(names):
+            mine = [run for run in [*free, *some] if _method(run) == name]
+            for kind in ("personal", "global", "hybrid"):
+                values: dict[float, list[float]] = {}
+                for run in mine:
+                    if (value := run.summary.get(kind, {}).get(run.summary["metric"])) is not None:
+                        values.setdefault(run.config.get("attack.fraction", 0.0), []).append(scale * value)
+                if values:
+                    points = [(fraction, mean(found)) for fraction, found in sorted(values.items())]
+                    label_of = f"{name} ({kind})"
+                    axes.plot(
+                        *zip(*points, strict=True),
+                        STYLES[kind],
+                        color=f"C{number}",
+                        marker=MARKERS[kind],
+                        label=label_of,
+                    )
+        axes.set(title=attack, xlabel="part of malicious clients")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(label)
+    panels[-1].legend(fontsize="x-small")
+
+
+def _method(run: Run) -> str:
+    """The algorithm, and the defence if there is one."""
+    reducer = run.config.get("reducer.name", "weighted-mean")
+    return str(run.config["algorithm.name"]) + ("" if reducer.endswith("mean") else f" with {reducer}")
+
+
+def _fairness(runs: list[Run], figure: Any) -> None:
+    """Lower right is better: higher scores that differ less between clients."""
+    axes = figure.subplots()
+    scale, label = _scaled(runs)
+    for number, row in enumerate(compare(runs)):
+        for kind, marker in MARKERS.items():
+            if row[kind] is not None and row[f"{kind}_loss_variance"] is not None:
+                axes.scatter(
+                    scale * row[kind],
+                    row[f"{kind}_loss_variance"],
+                    marker=marker,
+                    color=f"C{number % 10}",
+                    label=f"{_name(row)} ({kind})",
+                )
+    axes.set(xlabel=label, ylabel="variance of test losses over clients")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="x-small")

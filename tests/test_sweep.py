@@ -1,0 +1,147 @@
+"""Many runs from one file: which, in what order, and that what is done stays done."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from equipoise import sweep
+from equipoise.errors import EquipoiseError
+from equipoise.runfolder import read_toml
+from equipoise.sweep import cells, execute, grid, tuned
+from tests.test_cli import equipoise_command
+
+EXPERIMENTS = sorted(Path(__file__).parent.parent.glob("experiments/*/*.toml"))
+
+
+def small(**more: Any) -> dict[str, Any]:
+    """Three clients of a straight line, two rounds."""
+    tables: dict[str, Any] = {
+        "rounds": 2,
+        "data": {"name": "linear", "clients": 3, "samples": 12},
+        "model": {"name": "linear"},
+        "algorithm": {"name": "ditto", "lr": 0.1},
+    }
+    for key, value in more.items():
+        tables[key] = {**tables[key], **value} if isinstance(value, dict) and key in tables else value
+    return tables
+
+
+def test_every_combination_once_and_lists_that_are_values_stay() -> None:
+    found = grid(
+        {
+            "seed": [0, 1],
+            "data": {
+                "split": [0.7, 0.1, 0.2],
+                "partition": [{"kind": "iid"}, {"kind": "labels", "per_client": [2, 3]}],
+            },
+            "algorithm": [{"name": "flame", "lam": [0.1, 1.0]}, {"name": "local"}],
+        }
+    )
+    assert len(found) == 2 * 3 * 3
+    assert len({json.dumps(each, sort_keys=True) for each in found}) == len(found)
+    assert all(each["data"]["split"] == [0.7, 0.1, 0.2] for each in found)
+    assert {each["algorithm"].get("lam") for each in found} == {0.1, 1.0, None}
+    several = grid({"data": {"split": [[0.7, 0.1, 0.2], [0.8, 0.0, 0.2]]}})
+    assert [each["data"]["split"][0] for each in several] == [0.7, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"seed": []}, "a list of values needs at least one"),
+        ({"algorithm": {"lam": [0.1, -1.0]}}, "algorithm.lam = -1.0 is not allowed"),
+        ({"sweep": {"tune": ["algorithm.lr"]}}, "sweep.tune names algorithm.lr, which has not several values"),
+        ({"sweep": {"tunes": ["algorithm.lr"]}}, "unknown setting sweep.tunes"),
+        ({"sweep": {"by": "best"}}, "sweep.by = 'best' is not allowed"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_runs(more: dict[str, Any], words: str) -> None:
+    with pytest.raises(EquipoiseError, match=words):
+        cells(small(**more))
+
+
+def test_a_cell_is_known_by_its_settings_not_by_its_label(tmp_path: Path) -> None:
+    some, _ = cells(small(algorithm={"lam": [0.1, 1.0]}))
+    (other,), _ = cells(small(algorithm={"lam": 1.0}))
+    assert some[1].identity == other.identity != some[0].identity
+    (tmp_path / some[1].folder(tmp_path).name).mkdir()
+    assert other.folder(tmp_path) == some[1].folder(tmp_path)
+
+
+def test_tuning_keeps_the_best_of_the_first_seed(tmp_path: Path) -> None:
+    every, settings = cells(
+        small(
+            seed=[3, 4],
+            data={"samples": 30},
+            algorithm=[{"name": "ditto", "lr": [1e-5, 0.05]}, {"name": "fedavg", "lr": 0.05}],
+            sweep={"tune": ["algorithm.lr"], "by": "global"},
+        )
+    )
+    assert len(every) == 6
+    trials, rest = tuned(every, settings, tmp_path)
+    assert [cell.seed for cell in trials] == [3, 3, 3]
+    assert rest == []
+    execute(trials, tmp_path, None, 1, lambda cell, notes: None)
+    _, rest = tuned(every, settings, tmp_path)
+    assert {(c.experiment.algorithm_name, c.experiment.algorithm.lr) for c in rest} == {
+        ("ditto", 0.05),
+        ("fedavg", 0.05),
+    }
+    assert sorted(cell.seed for cell in rest) == [3, 3, 4, 4]
+
+
+def test_what_is_done_stays_done(tmp_path: Path) -> None:
+    every, _ = cells(small(algorithm={"lam": [0.1, 1.0]}))
+    done: list[str] = []
+    for _ in range(2):
+        execute(every, tmp_path, None, 1, lambda cell, notes: done.append(cell.identity))
+    assert done == [cell.identity for cell in every]
+
+
+def test_several_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
+    every, _ = cells(small(algorithm={"lam": [0.1, 1.0]}))
+    execute(every, tmp_path / "one", None, 1, lambda cell, notes: None)
+    execute(every, tmp_path / "two", None, 2, lambda cell, notes: None)
+    for cell in every:
+        one, two = ((cell.folder(tmp_path / jobs) / "metrics.jsonl").read_text() for jobs in ("one", "two"))
+        assert one == two
+
+
+def test_a_run_that_fails_is_told(tmp_path: Path) -> None:
+    every, _ = cells(small(algorithm={"lr": [0.1, 1e30]}))
+    told: list[str] = []
+    execute(every, tmp_path, None, 1, lambda cell, notes: told.extend(notes))
+    assert any("failed: round" in note for note in told)
+    assert every[0].done(tmp_path)
+    assert not every[1].done(tmp_path)
+
+
+def test_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(small(seed=[0, 1])))
+    result = equipoise_command("sweep", file, "--out", tmp_path / "runs", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "±" in result.stdout
+    for kind in ("scores", "losses", "fairness"):
+        picture = tmp_path / f"{kind}.png"
+        drawn = equipoise_command("plot", tmp_path / "runs", "--kind", kind, "--out", picture, cwd=tmp_path)
+        assert drawn.returncode == 0, drawn.stderr
+        assert picture.read_bytes().startswith(b"\x89PNG")
+    none = equipoise_command("plot", "runs", "--kind", "attacks", "--out", "a.png", cwd=tmp_path)
+    assert none.returncode == 2
+    assert "none of these runs has malicious clients" in none.stderr
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
+def test_every_experiment_can_be_read(path: Path) -> None:
+    found, _ = cells(read_toml(path))
+    assert len({(cell.identity, cell.seed) for cell in found}) == len(found)
+
+
+def test_lists_of_settings_are_known() -> None:
+    lists = sweep._list_settings()
+    assert {("data", "split"), ("attack", "clients"), ("model", "hidden"), ("deploy", "names")} <= lists
+    assert ("algorithm", "lam") not in lists
