@@ -265,6 +265,15 @@ class TestInexactness:
                 torch.testing.assert_close(t, runs[1].store.get(i)[name], rtol=1e-8, atol=1e-10)
 
 
+def test_where_rho_is_lam_alpha_the_message_is_the_personal_model() -> None:
+    """So it is in the paper's Table III: 10 clients, lam = 1, rho = 0.1."""
+    run = simulation(Flame(lam=0.9, rho=0.9 / 6, lr=0.05, epochs=2, batch=4), rounds=5, participation=2)
+    run.run()
+    theta = torch.stack([run.store.get(i).theta for i in range(6)])
+    torch.testing.assert_close(torch.stack([run.store.get(i)["sent.u"] for i in range(6)]), theta)
+    torch.testing.assert_close(run.server.w, theta.mean(0))
+
+
 def test_a_dual_needs_a_penalty() -> None:
     from equipoise.errors import EquipoiseError
 

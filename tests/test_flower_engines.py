@@ -9,6 +9,9 @@ from torch import nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
+from equipoise.attacks import ATTACKS
+from equipoise.engine.run import Between
+from equipoise.reducers import REDUCERS
 from tests.conftest import classification, simulation, small_mlp
 from tests.flower_memory import deployed, run
 
@@ -45,6 +48,35 @@ def test_engines_agree(algorithm: Algorithm, participation: float, tmp_path: Pat
     same({k: ours[k] for k in theirs if k not in WALL}, {k: v for k, v in theirs.items() if k not in WALL})
     assert (tmp_path / "flower" / "clients.csv").exists()
     assert over_flower.post.refused == {}
+
+
+@pytest.mark.parametrize("reducer", ["weighted-mean", "multi-krum"])
+@pytest.mark.parametrize("attack", ["sign-flip", "label-poison"])
+@pytest.mark.parametrize("name", ["flame", "fedrep"])
+def test_engines_agree_under_attack(name: str, attack: str, reducer: str, tmp_path: Path) -> None:
+    federation, algorithm = classification().holding_out(0.2, 0), ALGORITHMS[name](lr=0.05, batch=4)
+    between = Between(ATTACKS[attack](fraction=0.4), REDUCERS[reducer]())
+    simulated = simulation(algorithm, federation, small_mlp(), rounds=3, participation=0.7, between=between)
+    simulated.run()
+    tables = {"attack": {"name": attack, "fraction": 0.4}, "reducer": {"name": reducer}}
+    options = {"rounds": 3, "participation": 0.7, **tables}
+    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **options)
+    over_flower = run(app, grid, tmp_path / "flower")
+    assert len(over_flower.malicious) == 2
+    ours, theirs = over_flower.summary(), simulated.summary()
+    same({k: ours[k] for k in theirs if k not in WALL}, {k: v for k, v in theirs.items() if k not in WALL})
+    for field, t in simulated.server.items():
+        np.testing.assert_allclose(over_flower.server[field], t, rtol=1e-9, atol=1e-12)
+
+
+def test_engines_agree_where_clients_count_by_their_samples(tmp_path: Path) -> None:
+    federation, algorithm = classification(), ALGORITHMS["flame"](lr=0.05, batch=4, alpha="samples")
+    simulated = simulation(algorithm, federation, small_mlp(), rounds=3, participation=0.5)
+    simulated.run()
+    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), participation=0.5)
+    over_flower = run(app, grid, tmp_path / "flower")
+    assert over_flower.start.samples == federation.train.lengths.sum()
+    np.testing.assert_allclose(over_flower.server.w, simulated.server.w, rtol=1e-9, atol=1e-12)
 
 
 WALL = ("seconds", "samples_per_second", "peak_memory_mb", "mode", "dataset")
