@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.attacks import Attack
+from equipoise.attacks import ATTACKS, Attack
 from equipoise.board import HYBRIDS
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.engine.executor import BUFFERS, Job, Model
@@ -19,9 +19,9 @@ from equipoise.engine.run import Between
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric
-from equipoise.reducers import Reducer, WeightedMean
+from equipoise.reducers import REDUCERS, Reducer
 from equipoise.runfolder import RunFolder
-from equipoise.settings import read
+from equipoise.settings import choose, read
 from equipoise.task import Task
 from equipoise.watcher import Watcher
 
@@ -127,8 +127,8 @@ def train(
     seed: int = 0,
     rounds: int = 50,
     participation: float | int = 1.0,
-    attack: Attack | None = None,
-    reducer: Reducer | None = None,
+    attack: Attack | str | None = None,
+    reducer: Reducer | str = "weighted-mean",
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
     select: str = "validation",
@@ -145,8 +145,9 @@ def train(
     `clients` is a list with a pair (x, y), a Dataset or a dictionary of train, validation and test for each.
     `loss` is "cross-entropy", "squared" or a function (output, target). `unseen` is the part of the clients that is
     kept out of training, adapts the result to its own data and is scored apart. `attack` makes some clients malicious,
-    `reducer` is how the server averages; `select` says on which samples the hybrid model is chosen. With `out` the run
-    is also written there, and with `resume` it goes on from where it was.
+    `reducer` is how the server averages (each by name, or with its settings, such as eq.SignFlip(fraction=0.5));
+    `select` says on which samples the hybrid model is chosen. With `out` the run is also written there, and with
+    `resume` it goes on from where it was.
     """
     schedule = read(
         Schedule,
@@ -160,7 +161,11 @@ def train(
         },
         "",
     )
-    between = Between(attack, reducer or WeightedMean())
+    if isinstance(attack, str):
+        attack = choose(ATTACKS, {"attack": attack}, "train", "attack")[1]
+    if isinstance(reducer, str):
+        reducer = choose(REDUCERS, {"reducer": reducer}, "train", "reducer")[1]
+    between = Between(attack, reducer)
     engine = read(Engine, {"mode": mode, "workers": workers, "dtype": dtype}, "")
     if algorithm.keeps_head and head == "head" and not hasattr(module, "head"):
         raise EquipoiseError(

@@ -5,7 +5,7 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.markup import escape
@@ -16,7 +16,10 @@ from equipoise.cli_data import data_app, show
 from equipoise.cli_deploy import deploy_app
 from equipoise.cli_sweep import sweep
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
-from equipoise.terminal import Bar, Data, Out, Sets, interrupted, out_console, progress_bar
+from equipoise.terminal import Bar, Data, Out, Sets, err_console, interrupted, out_console, progress_bar
+
+if TYPE_CHECKING:
+    from equipoise.report import Run
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -47,6 +50,16 @@ class Kind(StrEnum):
     partitions = "partitions"
     attacks = "attacks"
     reducers = "reducers"
+
+
+def _finished(folders: list[Path]) -> "list[Run]":
+    """The runs that are done; how many are not is said."""
+    from equipoise import report
+
+    found = report.find_runs(folders)
+    if left := len(report.unfinished(folders)):
+        err_console.print(f"equipoise: {left} runs are not finished and left out", highlight=False)
+    return found
 
 
 class Plot(StrEnum):
@@ -142,7 +155,7 @@ def compare(
     """A table over runs; mean ± standard deviation where runs differ only in the seed."""
     from equipoise import report
 
-    rows = report.compare(report.find_runs(folders))
+    rows = report.compare(_finished(folders))
     if format is Format.table:
         out_console.print(report.as_table(rows, fairness))
     else:
@@ -163,11 +176,11 @@ def plot(
     attacks   scores of benign clients against the part of malicious ones, a panel an attack
     fairness  variance of test losses over clients against the mean score
     """
-    from equipoise import plots, report
+    from equipoise import plots
 
     if out.suffix.lower() != ".png":
         raise EquipoiseError(f"--out {out} is not allowed; the picture is a PNG file, so name it FILE.png")
-    plots.draw(kind.value, report.find_runs(folders), out)
+    plots.draw(kind.value, _finished(folders), out)
     out_console.print(f"Picture: {escape(str(out))}", highlight=False)
 
 

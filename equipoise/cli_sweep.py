@@ -39,6 +39,7 @@ def sweep(
     With `sweep.tune`, the best value is chosen on validation samples with the first seed, and the other seeds run with
     it alone: 10 runs fewer here. What is done stays done: the same command goes on where it was stopped.
     """
+    from equipoise import jobs as processes
     from equipoise import report
     from equipoise import sweep as sweeps
     from equipoise.config import override
@@ -46,7 +47,6 @@ def sweep(
 
     every, settings = sweeps.cells(override(read_toml(file), sets or []))
     folder = out or Path("runs") / file.stem
-    failed: list[str] = []
     progress = progress_bar("runs")
     progress.disable = quiet
 
@@ -54,30 +54,28 @@ def sweep(
         progress.advance(bar)
         for note in notes:
             err_console.print(f"equipoise: {escape(note)}", highlight=False)
-            failed.extend([note] if ": failed: " in note else [])
+
+    def execute(wanted: list[sweeps.Cell], what: str = "") -> None:
+        there = sum(cell.done(folder) or cell.failed(folder) for cell in wanted)
+        progress.reset(bar, total=len(wanted), completed=there, score=what)
+        processes.execute(wanted, folder, data, jobs, told)
 
     try:
         with progress:
-            trials, rest = sweeps.tuned(every, settings, folder)
-            rounds = [trials, rest] if settings.tune else [rest]
             bar = progress.add_task(file.stem, total=None, score="")
-            for k in range(len(rounds)):
-                wanted = sweeps.tuned(every, settings, folder)[k] if settings.tune else every
-                there = sum(cell.done(folder) for cell in wanted)
-                progress.reset(
-                    bar, total=len(wanted), completed=there, score="(choosing)" if k < len(rounds) - 1 else ""
-                )
-                sweeps.execute(wanted, folder, data, jobs, told)
-                if failed:
-                    break
+            execute(sweeps.tuned(every, settings, folder)[0], "(choosing)")
+            chosen = sweeps.tuned(every, settings, folder)[1]
+            execute(chosen)
     except (Interrupted, KeyboardInterrupt):
         again = ["equipoise", "sweep", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += [*(["--data", str(data)] if data else []), "--jobs", str(jobs)]
-        interrupted("stopped, all of it saved", shlex.join(again))
-    if failed:
-        raise RunFailed(f"{len(failed)} of the runs failed; the first is {failed[0]}")
-    chosen = sweeps.tuned(every, settings, folder)[1]
-    if not quiet:
-        found = report.find_runs([cell.folder(folder) for cell in chosen])
-        out_console.print(report.as_table(report.compare(found)))
+        interrupted("stopped, all whole rounds are saved", shlex.join(again))
+    done = [cell.folder(folder) for cell in chosen if cell.done(folder)]
+    if done and not quiet:
+        out_console.print(report.as_table(report.compare(report.find_runs(done))))
         out_console.print(f"Run folders: {escape(str(folder))}", highlight=False)
+    if failed := [cell.folder(folder) for cell in chosen if cell.failed(folder)]:
+        raise RunFailed(
+            f"{len(failed)} of {len(chosen)} runs came to nothing, the first in {failed[0]}: "
+            f"its {sweeps.FAILED} says why, and while that file is there it is not tried again"
+        )

@@ -142,10 +142,13 @@ def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             value = text.strip()
         *path, last = key.strip().split(".")
-        table = tables
+        at = [tables]
         for step in path:
-            table = table.setdefault(step, {})
-            if not isinstance(table, dict):
+            found = [table.setdefault(step, {}) for table in at]
+            # Of a section that is there several times ([[algorithm]], in a sweep) every one is changed.
+            at = [table for each in found for table in (each if isinstance(each, list) else [each])]
+            if not all(isinstance(table, dict) for table in at):
                 raise EquipoiseError(f"--set {item} is not allowed; {step} is a setting, not a section")
-        table[last] = value
+        for table in at:
+            table[last] = value
     return tables

@@ -151,10 +151,15 @@ class Work(ABC):
 
     def slope(self, v: Tensor, *, only: Tensor | None = None) -> Tensor:
         v = self.open(v, "all")
+        self.calm()
         total = torch.zeros_like(v)
         for batch, _ in self.batches(1, None, None, only):
             total.addcmul_(self.gradient(v, batch, "all"), self.shares(batch))
         return total
+
+    def calm(self) -> None:
+        """No dropout, and buffers stay as they are: a gradient that is only looked at leaves no trace."""
+        return
 
     @abstractmethod
     def shares(self, batch: Batch) -> Tensor:

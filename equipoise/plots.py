@@ -86,11 +86,14 @@ def _attacks(runs: list[Run], figure: Any) -> None:
     """A panel an attack; runs without malicious clients stand in all of them."""
     under: dict[str, list[Run]] = {}
     for run in runs:
-        if "attack.name" in run.config and run.config["attack.fraction"] > 0:
-            under.setdefault(run.config["attack.name"], []).append(run)
+        if _fraction(run):
+            variance = run.config.get("attack.variance")
+            several = len({other.config.get("attack.variance") for other in runs} - {None}) > 1
+            name = run.config["attack.name"] + (f", variance {variance:g}" if several and variance is not None else "")
+            under.setdefault(name, []).append(run)
     if not under:
         raise EquipoiseError("none of these runs has malicious clients; give them a section [attack] with a fraction")
-    free = [run for run in runs if run.config.get("attack.fraction", 0) == 0]
+    free = [run for run in runs if not _fraction(run)]
     scale, label = _scaled(runs)
     names = sorted({_method(run) for run in runs})
     panels = figure.subplots(1, len(under), squeeze=False, sharey=True)[0]
@@ -102,7 +105,7 @@ def _attacks(runs: list[Run], figure: Any) -> None:
                 values: dict[float, list[float]] = {}
                 for run in mine:
                     if (value := run.summary.get(kind, {}).get(run.summary["metric"])) is not None:
-                        values.setdefault(run.config.get("attack.fraction", 0.0), []).append(scale * value)
+                        values.setdefault(_fraction(run), []).append(scale * value)
                 if values:
                     points = [(fraction, mean(found)) for fraction, found in sorted(values.items())]
                     label_of = f"{name} ({kind})"
@@ -122,7 +125,12 @@ def _attacks(runs: list[Run], figure: Any) -> None:
 def _method(run: Run) -> str:
     """The algorithm, and the defence if there is one."""
     reducer = run.config.get("reducer.name", "weighted-mean")
-    return str(run.config["algorithm.name"]) + ("" if reducer.endswith("mean") else f" with {reducer}")
+    return str(run.config["algorithm.name"]) + ("" if reducer in ("mean", "weighted-mean") else f" with {reducer}")
+
+
+def _fraction(run: Run) -> float:
+    """Which part of its clients is malicious."""
+    return len(run.summary.get("malicious", ())) / int(run.summary["clients"])
 
 
 def _fairness(runs: list[Run], figure: Any) -> None:

@@ -28,7 +28,7 @@ class Projection:
         place = (rank % d_sub) * each + rank // d_sub
         counts = torch.bincount(rank % d_sub, minlength=d_sub)
         self.order[place] = order
-        self.weights[place] = signs.double() / counts[rank % d_sub].sqrt()
+        self.weights[place] = signs.double() / counts[rank % d_sub].double().sqrt()
         self.row = torch.empty(d, dtype=torch.int64)
         self.row[order] = rank % d_sub
         self.weight = torch.empty(d, dtype=torch.float64)

@@ -36,8 +36,19 @@ def find_runs(paths: list[Path]) -> list[Run]:
         inside = [path] if (path / "run.toml").exists() else sorted(p.parent for p in path.glob("*/run.toml"))
         if not inside:
             raise EquipoiseError(f"{path} holds no run: neither it nor a folder in it has a run.toml")
+        if len(inside) > 1:  # of many, those that are done; one alone must be
+            inside = [run for run in inside if _finished(run)] or inside[:1]
         found |= dict.fromkeys(inside)
     return [_read(path) for path in found]
+
+
+def unfinished(paths: list[Path]) -> list[Path]:
+    """Runs right below these folders that have no summary yet; they are left out."""
+    return [p.parent for path in paths for p in sorted(path.glob("*/run.toml")) if not _finished(p.parent)]
+
+
+def _finished(path: Path) -> bool:
+    return RunFolder(path).summary.exists()
 
 
 def _read(path: Path) -> Run:

@@ -5,12 +5,10 @@ Settings named in `sweep.tune` are chosen on validation samples with the first s
 
 import itertools
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from multiprocessing import get_context
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,16 +19,16 @@ from equipoise.data.partitions import PARTITIONS
 from equipoise.data.section import Dealing
 from equipoise.data.sources import SOURCES
 from equipoise.engine.deploy import Deploy
-from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+from equipoise.errors import EquipoiseError
 from equipoise.losses import METRICS
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
 from equipoise.runfolder import RunFolder, flatten
-from equipoise.runs import run
 from equipoise.settings import Settings, read
-from equipoise.watcher import Watcher
 
 SECTION = "sweep"
+FAILED = "failed.json"
+"""In the folder of a run that came to nothing, with the reason; it is not tried again while the file is there."""
 _NOT_THE_RUN = ("seed", "checkpoint_every", "engine.workers", "engine.memory_mb")  # no result depends on them
 
 
@@ -74,7 +72,8 @@ def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
                 yield dict(zip(value, choice, strict=True))
         elif isinstance(value, list) and not ((section, key) in lists and not (value and isinstance(value[0], list))):
             if not value:
-                raise EquipoiseError(f"{section}.{key} = [] is not allowed; a list of values needs at least one")
+                name = f"{section}.{key}" if section else key
+                raise EquipoiseError(f"{name} = [] is not allowed; a list of values needs at least one")
             for item in value:
                 yield from values(section, key, item) if isinstance(item, Mapping) else iter((item,))
         else:
@@ -105,6 +104,9 @@ class Cell:
     def done(self, out: Path) -> bool:
         return RunFolder(self.folder(out)).summary.exists()
 
+    def failed(self, out: Path) -> bool:
+        return not self.done(out) and (self.folder(out) / FAILED).exists()
+
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
     return {k: v for k, v in flatten(experiment.tables()).items() if not k.startswith(_NOT_THE_RUN)}
@@ -113,6 +115,8 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 def cells(tables: Mapping[str, Any]) -> tuple[list[Cell], Sweep]:
     """All runs that a file asks for, checked before any of them begins."""
     tables = dict(tables)
+    if not isinstance(tables.get(SECTION, {}), dict):
+        raise EquipoiseError(f"{SECTION} = {tables[SECTION]!r} is not allowed; it must be a section, [{SECTION}]")
     sweep = read(Sweep, tables.pop(SECTION, {}), SECTION)
     experiments = [Experiment.parse(each) for each in grid(tables)]
     settings = [_settings(experiment) for experiment in experiments]
@@ -120,16 +124,17 @@ def cells(tables: Mapping[str, Any]) -> tuple[list[Cell], Sweep]:
     for key in sweep.tune:
         if key not in varied:
             raise EquipoiseError(f"sweep.tune names {key}, which has not several values; it must be a setting that has")
-    found = []
+    found: dict[tuple[str, int], Cell] = {}  # what is listed twice is run once
     for experiment, own in zip(experiments, settings, strict=True):
         words = [experiment.algorithm_name, *(str(own[k]) for k in varied if k in own and k != "algorithm.name")]
         label = "-".join("".join(c for c in word if c.isalnum() or c in ".+") for word in words)[:60]
-        found.append(Cell(experiment, _digest(own), label))
-    return found, sweep
+        cell = Cell(experiment, _digest(own), label)
+        found.setdefault((cell.identity, cell.seed), cell)
+    return list(found.values()), sweep
 
 
 def _digest(settings: Mapping[str, Any]) -> str:
-    return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=4).hexdigest()
+    return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 def _group(cell: Cell, tune: Sequence[str]) -> str:
@@ -146,60 +151,29 @@ def tuned(every: Sequence[Cell], sweep: Sweep, out: Path) -> tuple[list[Cell], l
     trials = [cell for cell in every if cell.seed == first]
     if not sweep.tune:
         return [], list(every)
-    if not all(cell.done(out) for cell in trials):
+    if not all(cell.done(out) or cell.failed(out) for cell in trials):
         return trials, []
     best: dict[str, tuple[float, str]] = {}
     for cell in trials:
-        summary = RunFolder(cell.folder(out)).read_summary()
-        metric = summary["metric"]
-        value = summary.get(sweep.by, {}).get(f"validation_{metric}")
-        if value is None:  # the method has no such model: there is nothing to tune by
-            value = summary.get("personal", summary.get("global", {})).get(f"validation_{metric}")
-        if value is None:
-            raise EquipoiseError(f"{cell.folder(out)} has no score on validation samples to choose by; set data.split")
-        value = value if METRICS[metric].higher_is_better else -value
-        group = _group(cell, sweep.tune)
+        value, group = _worth(cell, sweep.by, out), _group(cell, sweep.tune)
         if group not in best or value > best[group][0]:
             best[group] = value, cell.identity
     chosen = {identity for _, identity in best.values()}
     return trials, [cell for cell in every if cell.identity in chosen]
 
 
-class _Notes(Watcher):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def tell(self, text: str) -> None:
-        self.texts.append(text)
-
-
-def work(experiment: Experiment, folder: Path, data: Path | None, workers: int) -> list[str]:
-    """One run, from its start or from where it was; what a person should know of it."""
-    engine = experiment.engine.model_copy(update={"workers": workers}) if workers else experiment.engine
-    notes = _Notes()
-    try:
-        changed = Experiment(**{**experiment.__dict__, "engine": engine})
-        run(changed, folder, data, resume=(folder / "run.toml").exists(), watcher=notes)
-    except RunFailed as error:
-        notes.tell(f"failed: {error}")
-    return [f"{folder.name}: {text}" for text in notes.texts]
-
-
-def execute(
-    wanted: Sequence[Cell], out: Path, data: Path | None, jobs: int, told: Callable[[Cell, list[str]], None]
-) -> None:
-    """Run those that are not done yet, several at a time; `told` hears of each that ends."""
-    left = [cell for cell in wanted if not cell.done(out)]
-    if jobs == 1:
-        for cell in left:
-            told(cell, work(cell.experiment, cell.folder(out), data, 0))
-        return
-    workers = max(1, len(os.sched_getaffinity(0)) // jobs)
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        waiting = {pool.submit(work, cell.experiment, cell.folder(out), data, workers): cell for cell in left}
-        try:
-            for future in as_completed(waiting):
-                told(waiting[future], future.result())
-        except (KeyboardInterrupt, Interrupted):
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise Interrupted from None
+def _worth(cell: Cell, by: str, out: Path) -> float:
+    """Its score on validation samples, higher being better; nothing is worse than a run that failed or diverged."""
+    if cell.failed(out):
+        return -inf
+    summary = RunFolder(cell.folder(out)).read_summary()
+    # A method without such a model is judged by the one that it has.
+    scores: dict[str, float | None] = next(
+        (summary[kind] for kind in (by, "personal", "global") if kind in summary), {}
+    )
+    name = f"validation_{summary['metric']}"
+    if name not in scores:
+        raise EquipoiseError(f"{cell.folder(out)} has no score on validation samples to choose by; set data.split")
+    if scores[name] is None:
+        return -inf
+    return float(scores[name]) if METRICS[summary["metric"]].higher_is_better else -float(scores[name])

@@ -13,9 +13,30 @@ from equipoise.data.federation import from_clients, from_shares, split_client
 from equipoise.data.noise import with_noise
 from equipoise.data.partitions.quality import Quality
 from equipoise.data.pool import Pool
+from equipoise.data.section import load_data
 from equipoise.data.sources.digits import load_excerpt
 from equipoise.errors import EquipoiseError
 from equipoise.randomness import generator
+from tests.datafiles import roles
+
+
+def test_inputs_are_normalised_before_noise_is_added() -> None:
+    common = {"clients": 4, "extent": "excerpt"}
+    plain = load_data("digits-by-writer", **common)
+    normal = load_data("digits-by-writer", normalize=[0.1307, 0.3081], **common)
+    torch.testing.assert_close(normal.x, (plain.x - 0.1307) / 0.3081)
+    noise = {"partition": {"kind": "quality", "sigma": 0.5}, **common}
+    noisy, both = load_data("digits-by-writer", **noise), load_data("digits-by-writer", normalize=[0.5, 0.1], **noise)
+    own, same = (torch.from_numpy(np.concatenate([f.train[3], f.test[3]])) for f in (noisy, both))
+    assert torch.equal(own, same)
+    clean = load_data("digits-by-writer", partition={"kind": "iid"}, **common)
+    torch.testing.assert_close(both.x[own] - (clean.x[own] - 0.5) / 0.1, noisy.x[own] - clean.x[own], rtol=0, atol=1e-4)
+
+
+def test_symbols_are_not_normalised(tmp_path: Path) -> None:
+    roles(tmp_path / "shakespeare-roles.json.xz")
+    with pytest.raises(EquipoiseError, match="those of shakespeare are symbols"):
+        load_data("shakespeare", normalize=[0.5, 0.1], data=tmp_path)
 
 
 def test_the_noise_of_quality_is_drawn_once_with_the_stated_variance() -> None:

@@ -35,7 +35,7 @@ class Setting:
     b: float = 1.5
     sigma: float = 2.0
     lam: float = 0.9
-    rho: float = 0.05
+    rho: float = 0.5
     tau: float = 2.0
     fraction: float = 1 / 3
 
@@ -63,7 +63,7 @@ PFEDME = PFedMe(  # with steps of rate 1 / lam, w_i goes to theta(w_i) again and
 
 
 def trials(
-    algorithm: Algorithm, attack: Attack | None, count: int = TRIALS
+    algorithm: Algorithm, attack: Attack | None, count: int = TRIALS, sigma: float = S.sigma
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
     """Test losses of the global and of every client's personal model, (trials, clients) each, and who is benign."""
     designs, theta = S.designs(), S.theta
@@ -86,7 +86,7 @@ def trials(
         run.store, run.server = ClientStore(S.m, initial), server  # all states zero again
         if heard is not None:
             run.last = type(heard)(heard.first, heard.clients)
-        run.federation.y.copy_(clean + S.sigma * torch.randn(clean.shape, generator=rng, dtype=torch.float64))
+        run.federation.y.copy_(clean + sigma * torch.randn(clean.shape, generator=rng, dtype=torch.float64))
         run.advance()
         w = run.algorithm.shared(run.server)
         jobs = [Job(i, initial, algorithm.down(run.server, i)) for i in range(S.m)]
@@ -150,12 +150,9 @@ def test_proposition_2_for_pfedme() -> None:
 def test_proposition_3() -> None:
     """The variance over clients of the expected losses."""
     for algorithm, q in ((FLAME, S.q), (DITTO, 1.0)):
-        shared, personal, _ = trials(algorithm, None)
+        shared, personal, _ = trials(algorithm, None, sigma=0.1)  # on which these variances do not depend
         gaps = np.square(q * S.theta.mean(0) - S.theta).sum(1)
         expected = S.b**2 / 4 * gaps.var()
         shrunk = expected * S.lam**4 / (S.b + S.lam) ** 4
         for measured, truth in ((shared, expected), (personal, shrunk)):
-            folds = [fold.mean(0).var() for fold in np.array_split(measured, 10)]
-            noise = np.mean([fold.var(0).mean() / len(fold) for fold in np.array_split(measured, 10)])
-            # The variance of means over trials holds a share of noise; what is left is that of the expected losses.
-            assert np.mean(folds) - noise == pytest.approx(truth, abs=4 * np.std(folds) / math.sqrt(10))
+            assert measured.mean(0).var() == pytest.approx(truth, rel=0.02)

@@ -203,11 +203,11 @@ def test_blocks_of_coordinates_make_no_difference(name: str, monkeypatch: pytest
 @pytest.mark.parametrize("name", list(EVERY))
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_the_last_messages_of_all_clients(name: str, on_disk: bool, tmp_path: Path) -> None:
-    """Whoever takes part: the rule sees every client's last message, and the first one of those never heard of."""
+    """Whoever takes part, the rule sees every client's last message; in a mean those never heard of count as well."""
     clients, first = 6, State(u=torch.tensor([1.0, 2.0, 3.0]))
     last = LastMessages(first, clients)
     store = ClientStore(0, last.initial, tmp_path if on_disk else None, 1)
-    truth = dict.fromkeys(range(clients), first.u)
+    truth: dict[int, Tensor] = {}
     rng = np.random.default_rng(0)
     for _ in range(12):
         who = sorted(rng.choice(clients, 2, replace=False).tolist())
@@ -215,8 +215,9 @@ def test_the_last_messages_of_all_clients(name: str, on_disk: bool, tmp_path: Pa
         sent = Uploads(tuple(who), tuple(Upload(State(u=new[k])) for k in who))
         everyone = last.with_round(sent, store)
         truth |= new
-        rows = torch.stack(list(truth.values()))
-        expected = EVERY[name](Uploads(tuple(truth), tuple(Upload(State(u=row)) for row in rows)))
+        unheard = clients - len(truth) if name in ("mean", "weighted-mean") else 0
+        rows = [*truth.values(), *[first.u] * unheard]
+        expected = EVERY[name](Uploads(tuple(range(len(rows))), tuple(Upload(State(u=row)) for row in rows)))
         torch.testing.assert_close(EVERY[name](everyone).u, expected.u, rtol=1e-5, atol=1e-6)
         for k, kept in last.take(everyone).items():
             store.put(k, kept)
@@ -240,7 +241,18 @@ def test_more_clients_than_were_announced_all_count() -> None:
         for who, kept in last.take(everyone).items():
             store.put(who, kept)
     assert everyone.mean().u.tolist() == [5.0, 5.0]
-    assert len(everyone) == 3
+    assert everyone.clients == 3
+
+
+@pytest.mark.parametrize("huge", [1e9, 1e25, 3e38])
+def test_a_huge_message_that_is_taken_back_leaves_nothing_behind(huge: float) -> None:
+    last = LastMessages(State(u=torch.zeros(2)), 3)
+    store = ClientStore(0, last.initial)
+    for who, value in ((0, huge), (1, 1.5), (0, 2.5), (1, 1.25)):
+        everyone = last.with_round(Uploads((who,), (Upload(State(u=torch.full((2,), value))),)), store)
+        for client, kept in last.take(everyone).items():
+            store.put(client, kept)
+    assert everyone.mean().u.tolist() == pytest.approx([3.75 / 3] * 2)
 
 
 def test_the_sum_does_not_drift() -> None:

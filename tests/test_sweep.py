@@ -1,6 +1,10 @@
 """Many runs from one file: which, in what order, and that what is done stays done."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +12,11 @@ import pytest
 import tomli_w
 
 from equipoise import sweep
+from equipoise.config import override
 from equipoise.errors import EquipoiseError
+from equipoise.jobs import execute
 from equipoise.runfolder import read_toml
-from equipoise.sweep import cells, execute, grid, tuned
+from equipoise.sweep import cells, grid, tuned
 from tests.test_cli import equipoise_command
 
 EXPERIMENTS = sorted(Path(__file__).parent.parent.glob("experiments/*/*.toml"))
@@ -55,12 +61,22 @@ def test_every_combination_once_and_lists_that_are_values_stay() -> None:
         ({"algorithm": {"lam": [0.1, -1.0]}}, "algorithm.lam = -1.0 is not allowed"),
         ({"sweep": {"tune": ["algorithm.lr"]}}, "sweep.tune names algorithm.lr, which has not several values"),
         ({"sweep": {"tunes": ["algorithm.lr"]}}, "unknown setting sweep.tunes"),
+        ({"sweep": 3}, "sweep = 3 is not allowed; it must be a section"),
         ({"sweep": {"by": "best"}}, "sweep.by = 'best' is not allowed"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(more: dict[str, Any], words: str) -> None:
     with pytest.raises(EquipoiseError, match=words):
         cells(small(**more))
+
+
+def test_what_is_listed_twice_is_run_once() -> None:
+    assert len(cells(small(seed=[0, 0, 1], algorithm={"lr": [0.1, 0.1]}))[0]) == 2
+
+
+def test_a_setting_on_top_changes_every_section_of_its_name() -> None:
+    tables = override(small(algorithm=[{"name": "ditto"}, {"name": "local"}]), ["algorithm.lr=[0.1, 0.2]"])
+    assert sorted(cell.experiment.algorithm.lr for cell in cells(tables)[0]) == [0.1, 0.1, 0.2, 0.2]
 
 
 def test_a_cell_is_known_by_its_settings_not_by_its_label(tmp_path: Path) -> None:
@@ -116,7 +132,48 @@ def test_a_run_that_fails_is_told(tmp_path: Path) -> None:
     execute(every, tmp_path, None, 1, lambda cell, notes: told.extend(notes))
     assert any("failed: round" in note for note in told)
     assert every[0].done(tmp_path)
-    assert not every[1].done(tmp_path)
+    assert every[1].failed(tmp_path)
+    told.clear()
+    execute(every, tmp_path, None, 1, lambda cell, notes: told.append(cell.label))
+    assert told == []
+
+
+def test_a_candidate_that_diverges_loses(tmp_path: Path) -> None:
+    every, settings = cells(small(algorithm={"lr": [1e30, 0.05, 1e-6]}, sweep={"tune": ["algorithm.lr"]}))
+    execute(every, tmp_path, None, 1, lambda cell, notes: None)
+    _, chosen = tuned(every, settings, tmp_path)
+    assert [cell.experiment.algorithm.lr for cell in chosen] == [0.05]
+
+
+def test_ctrl_c_with_several_at_a_time_saves_every_run(tmp_path: Path) -> None:
+    """Ctrl-C reaches the parent; each run at work saves its whole rounds, and the same command goes on."""
+    file = tmp_path / "long.toml"
+    long = {"rounds": 100_000, "evaluate_every": 100_000, "checkpoint_every": 100_000}
+    file.write_text(tomli_w.dumps(small(**long, algorithm={"lam": [0.1, 1.0, 2.0]})))
+    command = [sys.executable, "-m", "equipoise.cli", "sweep", str(file), "--jobs", "2", "--out", "runs"]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hears_ctrl_c
+    )
+    try:
+        deadline = time.monotonic() + 90
+        while len([p for p in tmp_path.glob("runs/*/metrics.jsonl") if p.stat().st_size > 500]) < 2:
+            assert time.monotonic() < deadline, process.communicate()
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert "equipoise sweep" in errors
+    saved = [list(run.glob("checkpoint/round-*.json")) for run in tmp_path.glob("runs/*")]
+    assert len(saved) == 2
+    assert all(saved)
+
+
+def _hears_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_the_command(tmp_path: Path) -> None:

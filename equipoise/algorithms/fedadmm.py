@@ -12,7 +12,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedADMM(Algorithm):
-    """One model for all on which clients agree by ADMM; without duals and with rho = 0 it is FedAvg of equal clients.
+    """One model for all on which clients agree by ADMM; without duals and rho, if all take part, it is FedAvg.
 
     theta: the client's model; w: the global one; pi: the dual of theta = w; u: what is sent; alpha = 1 / clients.
     """

@@ -2,10 +2,11 @@
 
 Messages lie with the clients' states in the store, on disk when they are many. In memory is their sum: a round changes
 it by what its own messages differ from those before them, so that a mean over all clients costs no more than one over
-the round. Who has not been heard of yet counts with the message that all begin with.
+the round. In a mean, who has not been heard of yet counts with the message that all begin with; other rules look at
+those who have been heard of.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -14,6 +15,8 @@ from torch import Tensor
 from equipoise.engine.executor import SENT
 from equipoise.engine.store import ClientStore
 from equipoise.state import State, Upload, Uploads
+
+_HUGE = 1e4  # times what is left in the sum: the error of float64 is then below 1e-12 of it
 
 
 class LastMessages:
@@ -31,15 +34,20 @@ class LastMessages:
     def with_round(self, uploads: Uploads, store: ClientStore) -> "Everyone":
         """All last messages, those of the round in the place of the ones before."""
         total = State({name: t.clone() for name, t in self.total.items()})
-        heard = set(self.heard)
+        heard, largest = set(self.heard), 0.0
         for who, upload in zip(uploads.who, uploads.uploads, strict=True):
             newcomer = who not in heard and len(heard) >= self.clients  # more than were announced: all count
             heard.add(who)
             for name, t in upload.message.items():
                 total[name] += t
                 if not newcomer:
-                    total[name] -= store.get(who)[SENT + name]
-        return Everyone(uploads.who, uploads.uploads, self, store, tuple(sorted(heard)), total)
+                    before = store.get(who)[SENT + name]
+                    total[name] -= before
+                    largest = max(largest, float(before.abs().max()) if before.numel() else 0.0)
+        everyone = Everyone(uploads.who, uploads.uploads, self, store, tuple(sorted(heard)), total)
+        left = max((float(t.abs().max()) for t in total.values() if t.numel()), default=0.0)
+        # Beside a huge number the others were rounded away; when it leaves, the sum is made anew.
+        return everyone.summed() if largest > _HUGE * left else everyone
 
     def take(self, everyone: "Everyone") -> dict[int, State]:
         """The round is done: its messages are now the last ones. What the store is to keep of each who sent one."""
@@ -62,7 +70,7 @@ class LastMessages:
 
 @dataclass(frozen=True)
 class Everyone(Uploads):
-    """The last message of every client. Rows are in the order of the clients' numbers, the unheard at the end."""
+    """The last message of every client. Rows are those of the clients that have been heard of, by their numbers."""
 
     last: LastMessages
     store: ClientStore
@@ -74,20 +82,31 @@ class Everyone(Uploads):
         return dict(zip(self.who, self.uploads, strict=True))
 
     def __len__(self) -> int:
+        return len(self.heard)
+
+    @property
+    def clients(self) -> int:
+        """How many count in the mean."""
         return max(self.last.clients, len(self.heard))
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
-        rows = [
-            self.fresh[who].message[name].flatten()[low:high]
-            if who in self.fresh
-            else self.store.part(who, SENT + name, low, high)
-            for who in self.heard
-        ]
-        unheard = self.last.first[name].flatten()[low:high]
-        return torch.stack(rows + [unheard] * (len(self) - len(rows)))
+        return torch.stack(
+            [
+                self.fresh[who].message[name].flatten()[low:high]
+                if who in self.fresh
+                else self.store.part(who, SENT + name, low, high)
+                for who in self.heard
+            ]
+        )
 
     def mean(self) -> State:
-        return State({name: (t / len(self)).to(self.like[name].dtype) for name, t in self.total.items()})
+        return State({name: (t / self.clients).to(self.like[name].dtype) for name, t in self.total.items()})
+
+    def summed(self) -> "Everyone":
+        """With the sum made anew, from all messages."""
+        total = self.each(lambda rows: rows.double().sum(0))
+        unheard = self.clients - len(self)
+        return replace(self, total=State({name: t + unheard * self.last.first[name] for name, t in total.items()}))
 
     def weights(self) -> Tensor:
         return torch.full((len(self),), 1 / len(self), dtype=torch.float64)

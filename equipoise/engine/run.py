@@ -193,9 +193,9 @@ class Run(ABC):
         counted = dict(saved.facts["counters"])
         solves = counted.pop("solves", {})
         self.counters = Counters(**counted, solves=Solves(**{way: Tally(**t) for way, t in solves.items()}))
+        self.restored(saved)
         if self.last is not None:
             self.last.restore(saved.kept)
-        self.restored(saved)
         logs: dict[str, int] = saved.facts["logs"]
         return logs
 

@@ -90,6 +90,9 @@ class OneClient(Work):
             for xb, yb, rb in zip(x.split(sizes), y.split(sizes), which, strict=False):
                 yield Batch(xb, yb, rows=rb), None
 
+    def calm(self) -> None:
+        self.replica.module.eval()
+
     def shares(self, batch: Batch) -> Tensor:
         return len(batch.y) / self.size
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import randomness
+from equipoise.attacks import LabelPoison
 from equipoise.config import Experiment
 from equipoise.data.federation import SPLIT
 from equipoise.engine.options import DTYPES
@@ -38,6 +39,8 @@ class Plan:
                 f"deploy.minimum = {deploy.minimum} is more than the {cohort} clients of a round "
                 f"(deploy.clients = {deploy.clients}, participation = {wanted})"
             )
+        if isinstance(self.experiment.attack, LabelPoison) and deploy.targets != "classes":
+            raise EquipoiseError("attack.name = 'label-poison' needs labels, and deploy.targets = 'numbers'")
         if deploy.names and len(deploy.names) < deploy.clients:
             raise EquipoiseError(
                 f"deploy.names has {len(deploy.names)} names, and deploy.clients = {deploy.clients} are waited for"

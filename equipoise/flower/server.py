@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from equipoise import files, randomness
 from equipoise.algorithm import Start
 from equipoise.engine.checkpoint import Saved
+from equipoise.engine.last import LastMessages
 from equipoise.engine.run import Run
 from equipoise.engine.store import ClientStore
 from equipoise.equilibrium import Solves
@@ -112,10 +113,19 @@ class Deployment(Run):
     def _settle(self) -> None:
         """Before the first round: what follows from who is here."""
         training = [member for member in self.roster.members.values() if not member.unseen]
-        self.start = replace(self.start, samples=sum(member.samples for member in training))
+        samples = sum(member.samples for member in training)
+        self._begin(replace(self.start, clients=len(training), samples=samples))
         if (attack := self.between.attack) is not None:
-            self.malicious = attack.malicious([member.name for member in training], self.schedule.seed)
-            self.tally.malicious = self.malicious
+            unseen = {member.name for member in self.roster.members.values() if member.unseen}
+            names = {member.name for member in training} | set(self.settings.names) | set(attack.clients)
+            self.malicious = self.tally.malicious = attack.malicious(sorted(names - unseen), self.schedule.seed)
+
+    def _begin(self, start: Start) -> None:
+        """What all clients begin with, and how many there are."""
+        self.start = start
+        if (first := self.algorithm.first(start)) is not None:
+            self.last = LastMessages(first, start.clients)
+            self.store.initial = self.last.initial
 
     def _gather(self, wanted: int, seconds: float) -> None:
         """Wait until this many clients are here, and go on with fewer if they are enough for a round."""
@@ -308,7 +318,7 @@ class Deployment(Run):
         self.post.bytes_sent, self.post.bytes_received = facts["bytes"]
         self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
         self.malicious = self.tally.malicious = frozenset(facts["malicious"])
-        self.start = replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"])
+        self._begin(replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"]))
         self.buffers = saved.kept["buffers"]
 
     def _save(self) -> None:

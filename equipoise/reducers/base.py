@@ -12,9 +12,8 @@ Part = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Reducer(Settings, ABC):
-    """How the server makes one message of many. Only those that came count: who is absent is not among them.
-
-    The order in which messages come makes no difference.
+    """How the server makes one message of many: of those that came in the round or, where the algorithm's server
+    remembers, of every client's last one. The order in which they come makes no difference.
     """
 
     @abstractmethod

@@ -45,7 +45,8 @@ class MultiKrum(Reducer):
 class Krum(MultiKrum):
     """The one message that lies closest to its neighbours; holds while 2 f + 2 < n.
 
-    f: how many may be malicious; n: how many messages there are.
+    f: how many may be malicious; n: how many messages there are. Messages that tie (two that are each other's only
+    neighbour always do) are averaged.
     """
 
     def __call__(self, uploads: Uploads) -> State:
