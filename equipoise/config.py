@@ -54,6 +54,8 @@ class Experiment:
         """Checked settings; a deployment needs less than a simulation, which must have everything here."""
         tables = {k: v for k, v in tables.items() if k != WRITTEN}
         for key, value in tables.items():
+            if key == "sweep" or (key in _SECTIONS and isinstance(value, list)):
+                raise EquipoiseError(f"the file asks for many runs ([{key}]); start them with `equipoise sweep`")
             known = [*_SECTIONS, *Schedule.model_fields]
             if key not in known:
                 raise EquipoiseError(

@@ -168,9 +168,7 @@ def _worth(cell: Cell, by: str, out: Path) -> float:
         return -inf
     summary = RunFolder(cell.folder(out)).read_summary()
     # A method without such a model is judged by the one that it has.
-    scores: dict[str, float | None] = next(
-        (summary[kind] for kind in (by, "personal", "global") if kind in summary), {}
-    )
+    scores: dict[str, Any] = next((summary[kind] for kind in (by, "personal", "global") if kind in summary), {})
     name = f"validation_{summary['metric']}"
     if name not in scores:
         raise EquipoiseError(f"{cell.folder(out)} has no score on validation samples to choose by; set data.split")

@@ -12,13 +12,18 @@ import torch
 
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
+from equipoise.attacks import ATTACKS
 from equipoise.config import Experiment
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
 from equipoise.engine.deploy import Deploy
 from equipoise.equilibrium import SOLVERS
+from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
+from equipoise.reducers import REDUCERS
+from equipoise.runfolder import read_toml
 from equipoise.settings import read
+from equipoise.sweep import cells
 from tests.conftest import simulation
 from tests.test_cli import equipoise_command
 
@@ -136,7 +141,18 @@ def test_the_example_of_an_equilibrium_learns(capsys: pytest.CaptureFixture) -> 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
 def test_the_examples_are_experiments(path: Path) -> None:
-    Experiment.load(path)
+    assert cells(read_toml(path))[0]
+
+
+def test_a_file_for_many_runs_says_how_to_run_it() -> None:
+    with pytest.raises(EquipoiseError, match="start them with `equipoise sweep`"):
+        Experiment.load(ROOT / "examples" / "sweep.toml")
+
+
+def test_every_attack_and_reducer_is_in_the_documentation() -> None:
+    text = (ROOT / "docs" / "robustness.md").read_text()
+    for name in (*ATTACKS, *REDUCERS):
+        assert f"| `{name}` |" in text
 
 
 def test_the_published_seconds_and_megabytes_of_data_are_those_of_the_benchmark() -> None:
