@@ -97,7 +97,7 @@ def _attacks(runs: list[Run], figure: Any) -> None:
     scale, label = _scaled(runs)
     names = sorted({_method(run) for run in runs})
     panels = figure.subplots(1, len(under), squeeze=False, sharey=True)[0]
-    figure.set_size_inches(4 * len(under) + 1, 4.5)
+    figure.set_size_inches(3.5 * len(under) + 3.5, 4.5)
     for axes, (attack, some) in zip(panels, under.items(), strict=True):
         for number, name in enumerate(names):
             mine = [run for run in [*free, *some] if _method(run) == name]
@@ -119,7 +119,7 @@ def _attacks(runs: list[Run], figure: Any) -> None:
         axes.set(title=attack, xlabel="part of malicious clients")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(label)
-    panels[-1].legend(fontsize="x-small")
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize="x-small", loc="outside right upper")
 
 
 def _method(run: Run) -> str:
@@ -149,4 +149,5 @@ def _fairness(runs: list[Run], figure: Any) -> None:
                 )
     axes.set(xlabel=label, ylabel="variance of test losses over clients")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small")
+    figure.legend(fontsize="x-small", loc="outside right upper")
+    figure.set_size_inches(9, 5)

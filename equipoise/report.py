@@ -92,7 +92,7 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
         settings = {
             k: first.config[k] for k in shown if k in first.config and k.startswith(_common(name, first, groups))
         }
-        row["settings"] = " ".join(f"{k.removeprefix('algorithm.')}={v}" for k, v in settings.items())
+        row["settings"] = " ".join(f"{_short(k)}={v}" for k, v in settings.items())
         row["seeds"] = len(group)
         metric = first.summary["metric"]
         row["metric"] = metric
@@ -113,6 +113,11 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
     return rows
 
 
+def _short(key: str) -> str:
+    """A setting's name in tables: `lam`, `partition`, `partition.beta`, `attack`, `attack.fraction`."""
+    return key.removeprefix("algorithm.").removeprefix("data.").removesuffix(".name").removesuffix(".kind")
+
+
 def _unseen(summary: dict[str, Any], metric: str) -> float | None:
     """The score of clients that took no part: of the adapted model, else of the global one."""
     scores = summary.get("unseen", {})
@@ -124,7 +129,18 @@ def _differences(runs: list[Run]) -> list[str]:
     """Settings that are not the same in all runs, apart from the names, which have columns."""
     keys = sorted({key for run in runs for key in run.config})
     skip = ("seed", "algorithm.name", "data.name")
-    return [k for k in keys if k not in skip and len({json.dumps(r.config.get(k)) for r in runs}) > 1]
+    return [k for k in keys if k not in skip and _differs(k, runs)]
+
+
+def _differs(key: str, runs: list[Run]) -> bool:
+    """Does it tell runs apart? A setting that only one reducer has, say, does not: the reducer's name does."""
+    section = key.rpartition(".")[0]
+    named = "data.partition.kind" if section.startswith("data.partition") else f"{section}.name"
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        own = "" if key == named else json.dumps(run.config.get(named))
+        values.setdefault(own, set()).add(json.dumps(run.config.get(key)))
+    return any(len(found) > 1 for found in values.values())
 
 
 _ALWAYS = ("data.", "model.", "attack.", "reducer.", "select", "rounds", "participation")
@@ -211,9 +227,12 @@ def _fair_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
 def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> Table:
     head, body = (_fair_cells if fairness else _cells)(rows)
     note = _FAIRNESS_NOTE if fairness else _note(rows)
-    table = Table(caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    words = ("algorithm", "data", "settings", "model")
     for column in head:
-        table.add_column(column, justify="left" if column in ("algorithm", "data", "settings", "model") else "right")
+        # What tells runs apart is wrapped where it must be, never cut off.
+        left, least = column in words, 12 if column == "settings" else len(column) if column in words else None
+        table.add_column(column, justify="left" if left else "right", overflow="fold", min_width=least)
     for cells in body:
         table.add_row(*cells)
     return table

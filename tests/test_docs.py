@@ -44,7 +44,7 @@ def test_the_readmes_commands_run(tmp_path: Path) -> None:
         arguments = shlex.split(command, comments=True)[1:]
         if arguments[0] == "deploy":  # tests/test_flower_deployment.py starts one
             continue
-        if arguments[0] == "run":
+        if arguments[0] in ("run", "sweep"):
             arguments += ["--set", "rounds=2"]
         done = equipoise_command(*arguments, cwd=tmp_path)
         assert done.returncode == 0, (command, done.stderr)
