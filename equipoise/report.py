@@ -231,8 +231,7 @@ def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> Table:
     words = ("algorithm", "data", "settings", "model")
     for column in head:
         # What tells runs apart is wrapped where it must be, never cut off.
-        left, least = column in words, 12 if column == "settings" else len(column) if column in words else None
-        table.add_column(column, justify="left" if left else "right", overflow="fold", min_width=least)
+        table.add_column(column, justify="left" if column in words else "right", overflow="fold")
     for cells in body:
         table.add_row(*cells)
     return table

@@ -185,7 +185,7 @@ def main(folder: Path) -> None:
     if runs := finished(folder / "tune"):
         print("\n## Rates, validation accuracy of the global model")
         tune(runs)
-    if runs := finished(folder / "attacks"):
+    if runs := [*finished(folder / "attacks"), *finished(folder / "attacks-multi-krum")]:
         print("\n## Attacks (Figs. 4 to 7)")
         attacks(runs)
     for key in ("lam", "epochs", "rho", "clients"):
