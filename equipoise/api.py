@@ -13,9 +13,9 @@ from equipoise.algorithm import Algorithm
 from equipoise.attacks import ATTACKS, Attack
 from equipoise.board import HYBRIDS
 from equipoise.data.federation import SPLIT, Federation, from_clients
+from equipoise.engine.between import Between
 from equipoise.engine.executor import BUFFERS, Job, Model
 from equipoise.engine.options import DTYPES, Engine, Schedule
-from equipoise.engine.run import Between
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric

@@ -16,9 +16,9 @@ from equipoise.attacks import ATTACKS, Attack
 from equipoise.data.federation import Federation
 from equipoise.data.section import DataSection
 from equipoise.data.source import Progress
+from equipoise.engine.between import Between
 from equipoise.engine.deploy import Deploy
 from equipoise.engine.options import DTYPES, Engine, Schedule
-from equipoise.engine.run import Between
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings

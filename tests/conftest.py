@@ -14,8 +14,8 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.federation import Federation, from_clients
+from equipoise.engine.between import Between
 from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.run import Between
 from equipoise.engine.simulate import Simulation
 from equipoise.models.base import Split
 from equipoise.runfolder import RunFolder

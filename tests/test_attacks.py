@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import FedAvg, Flame, Local
 from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip, poisoned
-from equipoise.engine.run import Between
+from equipoise.engine.between import Between
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.reducers import Median

@@ -10,7 +10,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS
-from equipoise.engine.run import Between
+from equipoise.engine.between import Between
 from equipoise.reducers import REDUCERS
 from tests.conftest import classification, simulation, small_mlp
 from tests.flower_memory import deployed, run
@@ -67,6 +67,18 @@ def test_engines_agree_under_attack(name: str, attack: str, reducer: str, tmp_pa
     same({k: ours[k] for k in theirs if k not in WALL}, {k: v for k, v in theirs.items() if k not in WALL})
     for field, t in simulated.server.items():
         np.testing.assert_allclose(over_flower.server[field], t, rtol=1e-9, atol=1e-12)
+
+
+def test_clients_that_never_come_do_not_count(tmp_path: Path) -> None:
+    """FLAME's mean is over the clients that were there when it began, not over those that were waited for."""
+    federation, algorithm = classification(4), ALGORITHMS["flame"](lr=0.05, batch=4)
+    simulated = simulation(algorithm, federation, small_mlp(), rounds=3, participation=1.0)
+    simulated.run()
+    options = {"deploy": {"clients": 7, "wait": 0.5}}
+    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **options)
+    over_flower = run(app, grid, tmp_path / "flower")
+    assert over_flower.start.clients == 4
+    np.testing.assert_allclose(over_flower.server.w, simulated.server.w, rtol=1e-9, atol=1e-12)
 
 
 def test_engines_agree_where_clients_count_by_their_samples(tmp_path: Path) -> None:

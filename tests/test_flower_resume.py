@@ -14,15 +14,17 @@ from equipoise.errors import EquipoiseError
 from tests.conftest import classification, small_mlp
 from tests.flower_memory import deployed, run
 
-PROBLEM = (classification(4), small_mlp(), {"name": "ditto", "batch": 4})
+PROBLEM = (classification(4), small_mlp(), {"name": "flame", "batch": 4})
+OPTIONS = {"rounds": 4, "attack": {"name": "sign-flip", "fraction": 0.25}, "reducer": {"name": "median"}}
+"""The server has last messages and malicious clients to remember, too."""
 SERVE = """
 import os, signal, sys
 from pathlib import Path
 from tests.flower_memory import deployed, run
-from tests.test_flower_resume import PROBLEM
+from tests.test_flower_resume import OPTIONS, PROBLEM
 
 folder, at = Path(sys.argv[1]), int(sys.argv[2])
-app, grid = deployed(folder / "app", *PROBLEM, rounds=4)
+app, grid = deployed(folder / "app", *PROBLEM, **OPTIONS)
 pushes = 0
 
 def on_push(message):
@@ -39,15 +41,14 @@ run(app, grid, folder / "out")
 @pytest.mark.parametrize("at", [2, 5, 11, 14, 22])
 def test_killed_and_resumed(at: int, tmp_path: Path) -> None:
     """4 greetings, then 4 orders an exchange: killed before, in the first, in the middle and in the last one."""
-    app, grid = deployed(
-        tmp_path / "whole" / "app", classification(4), small_mlp(), {"name": "ditto", "batch": 4}, rounds=4
-    )
+    app, grid = deployed(tmp_path / "whole" / "app", *PROBLEM, **OPTIONS)
     whole = run(app, grid, tmp_path / "whole" / "out")
     root = Path(__file__).parent.parent
     killed = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path), str(at)], cwd=root, capture_output=True)
     assert killed.returncode == -signal.SIGKILL
-    app, grid = deployed(tmp_path / "app", *PROBLEM, rounds=4)
+    app, grid = deployed(tmp_path / "app", *PROBLEM, **OPTIONS)
     resumed = run(app, grid, tmp_path / "out", resume=True)
+    assert len(whole.malicious) == 1
     assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == (
         tmp_path / "whole" / "out" / "metrics.jsonl"
     ).read_bytes()

@@ -15,9 +15,9 @@ from equipoise.algorithm import Algorithm
 from equipoise.algorithms import Ditto, Flame, PFedMe
 from equipoise.attacks import Attack, Gaussian, SameValue, SignFlip
 from equipoise.data.federation import from_clients
+from equipoise.engine.between import Between
 from equipoise.engine.executor import Job
 from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.run import Between
 from equipoise.engine.simulate import Simulation
 from equipoise.engine.store import ClientStore
 from equipoise.task import Task

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from equipoise.algorithm import Algorithm, Start, announce
-from equipoise.attacks import Attack, Scene
+from equipoise.engine.between import Between
 from equipoise.engine.checkpoint import Checkpoints, Saved
 from equipoise.engine.last import LastMessages
 from equipoise.engine.options import Schedule
@@ -15,9 +15,8 @@ from equipoise.engine.store import ClientStore
 from equipoise.equilibrium import Solves, Tally
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.memory import peak_memory_mb
-from equipoise.reducers import Reducer, WeightedMean
 from equipoise.runfolder import RunFolder
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import State, Uploads
 from equipoise.task import Task
 from equipoise.watcher import Watcher
 
@@ -51,14 +50,6 @@ def _solver_figures(solves: Solves) -> dict[str, float]:
     if solves.backward.solves:
         figures |= {"gradient_iterations": solves.backward.mean, "gradients_unconverged": solves.backward.failed}
     return figures
-
-
-@dataclass(frozen=True)
-class Between:
-    """What happens between clients and the server's average: an attack, perhaps, and how the average is taken."""
-
-    attack: Attack | None = None
-    reducer: Reducer = field(default_factory=WeightedMean)
 
 
 class Run(ABC):
@@ -114,36 +105,14 @@ class Run(ABC):
 
     def aggregate(self, round: int, uploads: Uploads, names: Sequence[str]) -> dict[int, State]:
         """The server's next state, from what came of these clients; what is to be kept of each of their messages."""
-        uploads = self._attacked(round, uploads, names)
+        uploads = self.between.attacked(uploads, names, self.malicious, self.server, round, self.schedule.seed)
         everyone = None if self.last is None else self.last.with_round(uploads, self.store)
-        server = self.algorithm.aggregate(self.server, everyone or uploads, self.between.reducer)
+        seen = uploads if everyone is None else everyone
+        server = self.algorithm.aggregate(self.server, seen, self.between.reducer)
         if not server.finite():
             raise RunFailed(self.hopeless(round, "the server's new state has NaN or infinite numbers"))
         self.server = server
         return {} if self.last is None or everyone is None else self.last.take(everyone)
-
-    def _attacked(self, round: int, uploads: Uploads, names: Sequence[str]) -> Uploads:
-        """With the messages that malicious clients send in place of their own."""
-        attack = self.between.attack
-        bad = [k for k, name in enumerate(names) if name in self.malicious]
-        if attack is None or not bad:
-            return uploads
-        own = [upload.message for upload in uploads.uploads]
-        scene = Scene(
-            round,
-            tuple(names[k] for k in bad),
-            tuple(own[k] for k in bad),
-            tuple(message for k, message in enumerate(own) if k not in bad),
-            self.server,
-            self.schedule.seed,
-        )
-        sent = list(uploads.uploads)
-        for k, forged in zip(bad, attack.messages(scene), strict=True):
-            if forged.shapes() != own[k].shapes():
-                raise TypeError(f"{type(attack).__name__} sends {forged.shapes()} for {own[k].shapes()}")
-            if forged.finite():  # else nobody would take it: it sends the truth
-                sent[k] = Upload(forged, sent[k].reference, sent[k].weight)
-        return Uploads(uploads.who, tuple(sent))
 
     def hopeless(self, round: int, what: str, advice: str = _ADVICE) -> str:
         saved = self.checkpoints is not None and self.checkpoints.manifests()

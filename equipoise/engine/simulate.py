@@ -12,11 +12,12 @@ from equipoise import files, randomness
 from equipoise.algorithm import Algorithm, Start
 from equipoise.attacks import poisoned
 from equipoise.data.federation import Federation
+from equipoise.engine.between import Between
 from equipoise.engine.checkpoint import Saved
 from equipoise.engine.executor import Done, Job, with_kept
 from equipoise.engine.interrupt import listening
 from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.run import Between, Run
+from equipoise.engine.run import Run
 from equipoise.engine.store import ClientStore
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import LOSSES
