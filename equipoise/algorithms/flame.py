@@ -7,12 +7,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithm import LocalData, Reduce, Start
+from equipoise.algorithms.envelope import Envelope
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 
 
-class Flame(Algorithm):
+class Flame(Envelope):
     """Personal models near copies of a global one, on which all clients agree by ADMM (FLAME).
 
     theta: the personal model; w_i: the client's copy of the global model w; pi: the dual of w_i = w; u: what is sent;
@@ -21,8 +22,6 @@ class Flame(Algorithm):
 
     paper: ClassVar[str] = "FLAME: Moreau envelopes solved by ADMM, Algorithm 1"
 
-    lam: Positive = 1.0
-    "strength of the pull of the personal model towards the client's copy of the global one"
     rho: Positive = 0.1
     "strength of the pull of the copies towards each other"
     alpha: Literal["equal", "samples"] = "equal"
@@ -52,11 +51,11 @@ class Flame(Algorithm):
 
     def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         lam, rho = self.lam, self.rho
-        w, w_i, pi = down.w, client.w_i, client.pi
+        w, pi = down.w, client.pi
         alpha = (1 if self.alpha == "equal" else data.size) / client.of_all
 
-        def pull(theta: Tensor) -> Tensor:  # the gradient of lam/2 ||theta - w_i||^2, the client's own copy
-            return self.back(lam * (self.seen(theta, data.seed) - w_i), data)
+        def pull(theta: Tensor) -> Tensor:  # towards the client's own copy, not w
+            return self.pull(theta, client.w_i, data)
 
         kept = State(client)
         if self.epsilon:
@@ -86,28 +85,3 @@ class Flame(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return State(w=reduce(uploads).u)  # Eq. 14: the mean of all clients' last u, not only of those in the round
-
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
-        return client.theta
-
-    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
-        return data.descend(
-            self.begins(client, down),
-            epochs=self.adapt_epochs,
-            pull=lambda theta: self.back(self.lam * (self.seen(theta, data.seed) - down.w), data),
-        )
-
-    def shared(self, server: State) -> Tensor | None:
-        return server.w
-
-    # What of a model takes part in the agreement: all of it here, a projection in `flame-lp-proj`.
-
-    def seen(self, theta: Tensor, seed: int) -> Tensor:
-        return theta
-
-    def back(self, pull: Tensor, data: LocalData) -> Tensor:
-        return pull
-
-    def begins(self, client: State, down: State) -> Tensor:
-        """Where the model of a client that took no part begins."""
-        return down.w

@@ -5,12 +5,13 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithm import LocalData, Reduce, Start
+from equipoise.algorithms.envelope import Envelope
 from equipoise.settings import Count, Positive
 from equipoise.state import State, Upload, Uploads
 
 
-class PFedMe(Algorithm):
+class PFedMe(Envelope):
     """Personal models near a global one, which takes gradient steps towards them (pFedMe).
 
     theta: the personal model; w_i: the client's copy of the global model w; eta: the rate of its steps (`global_lr`);
@@ -20,7 +21,7 @@ class PFedMe(Algorithm):
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Alg. 1"
 
     lam: Positive = 15.0
-    "strength of the pull of the personal model towards the global one"
+    "strength of the pull of the personal model towards the client's copy of the global one"
     global_lr: Positive = 0.005
     "rate of the steps of the client's copy of the global model"
     local_rounds: Count = 20
@@ -47,7 +48,7 @@ class PFedMe(Algorithm):
         """Towards the smallest f(theta) + lam/2 ||theta - w_i||^2, from the last solution (Eq. 7)."""
 
         def pull(theta: Tensor) -> Tensor:
-            return self.back(self.lam * (self.seen(theta, data.seed) - w_i), data)
+            return self.pull(theta, w_i, data)
 
         if self.inner_steps:
             return data.descend(theta, pull=pull, steps=1, repeat=self.inner_steps, stream=r)
@@ -55,28 +56,3 @@ class PFedMe(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return State(w=(1 - self.beta) * server.w + self.beta * reduce(uploads).w)
-
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
-        return client.theta
-
-    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
-        return data.descend(
-            self.begins(client, down),
-            epochs=self.adapt_epochs,
-            pull=lambda theta: self.back(self.lam * (self.seen(theta, data.seed) - down.w), data),
-        )
-
-    def shared(self, server: State) -> Tensor | None:
-        return server.w
-
-    # What of a model takes part in the agreement: all of it here, a projection in `lp-proj`.
-
-    def seen(self, theta: Tensor, seed: int) -> Tensor:
-        return theta
-
-    def back(self, pull: Tensor, data: LocalData) -> Tensor:
-        return pull
-
-    def begins(self, client: State, down: State) -> Tensor:
-        """Where the model of a client that took no part begins."""
-        return down.w
