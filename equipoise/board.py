@@ -89,8 +89,8 @@ def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[
     figures = {
         name: score.mean(),
         f"{name}_std": score.std(),
-        f"{name}_variance": score.var(),
         **({"mse": (score**2).mean()} if name == "rmse" else {}),
+        f"{name}_variance": score.var(),
         "loss": loss.mean(),
         "loss_variance": loss.var(),
         "worst_decile": worst_first[:tenth].mean() if finite else np.nan,
