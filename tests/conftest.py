@@ -135,13 +135,18 @@ def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head
     return run
 
 
-@pytest.fixture(params=list(ALGORITHMS))
-def algorithm(request: pytest.FixtureRequest) -> Algorithm:
-    """Every registered algorithm; one that joins the registry joins the tests."""
-    cls = ALGORITHMS[request.param]
+def registered(name: str) -> Algorithm:
+    """An algorithm as the registry-wide tests use it."""
+    cls = ALGORITHMS[name]
     # Methods with a loop of their own inside a round need not show all of it everywhere.
     quick = {"local_rounds": 2, "inner_steps": 2} if "local_rounds" in cls.model_fields else {}
     return cls(lr=0.05, epochs=2, batch=4, **quick)
+
+
+@pytest.fixture(params=list(ALGORITHMS))
+def algorithm(request: pytest.FixtureRequest) -> Algorithm:
+    """Every registered algorithm; one that joins the registry joins the tests."""
+    return registered(request.param)
 
 
 @pytest.fixture

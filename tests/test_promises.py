@@ -68,12 +68,10 @@ def test_stacked_equals_threaded(algorithm: Algorithm, how: dict[str, object]) -
 _KILLED = """
     import os, signal, sys, time
     from pathlib import Path
-    from equipoise.algorithms import ALGORITHMS
-    from tests.conftest import simulation
+    from tests.conftest import registered, simulation
 
     name, folder, mode, after = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
-    algorithm = ALGORITHMS[name](lr=0.05, epochs=2, batch=4)
-    run = simulation(algorithm, folder=folder, mode=mode, rounds=9, checkpoint_every=2)
+    run = simulation(registered(name), folder=folder, mode=mode, rounds=9, checkpoint_every=2)
     log = run.log
     def slow(line, timing):
         log(line, timing)
