@@ -5,10 +5,12 @@ from pathlib import Path
 
 from equipoise.api import Result
 from equipoise.config import Experiment
+from equipoise.data.federation import Federation
 from equipoise.data.sources import data_folder
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.runfolder import WRITTEN, RunFolder, read_toml
+from equipoise.task import Task
 from equipoise.watcher import Watcher
 
 
@@ -49,16 +51,7 @@ def run(
     task = experiment.task(federation)
     mode = experiment.engine.mode_for(task)
     with RunFolder.at_work(out, experiment.tables(), resume, data=str(source), mode=mode) as folder:
-        simulation = Simulation(
-            task,
-            federation,
-            experiment.algorithm,
-            experiment.schedule,
-            experiment.engine,
-            folder,
-            watcher,
-            experiment.between,
-        )
+        simulation = _simulation(experiment, federation, task, folder, watcher)
         if resume:
             simulation.resume()
         simulation.run()
@@ -77,16 +70,15 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
         )
     federation = experiment.federation(data_folder(folder_of_data(folder.config, data)))
     task = experiment.task(federation)
-    simulation = Simulation(
-        task,
-        federation,
-        experiment.algorithm,
-        experiment.schedule,
-        experiment.engine,
-        folder,
-        between=experiment.between,
-    )
+    simulation = _simulation(experiment, federation, task, folder)
     simulation.close()
     if not simulation.restore():
         raise EquipoiseError(f"{path} has no checkpoint yet; let the run go on with --resume")
     return Result(simulation), experiment
+
+
+def _simulation(
+    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, watcher: Watcher | None = None
+) -> Simulation:
+    settings = (experiment.algorithm, experiment.schedule, experiment.engine)
+    return Simulation(task, federation, *settings, folder, watcher, experiment.between)

@@ -11,6 +11,10 @@ from equipoise.state import State
 _FLAME = "FLAME, Section V-D"
 
 
+def _normal(variance: float, rng: torch.Generator) -> float:
+    return float(variance**0.5 * torch.randn((), generator=rng, dtype=torch.float64).item())
+
+
 class SameValue(Attack):
     """The message is p in every coordinate, p ~ N(0, variance), drawn anew for every client and round."""
 
@@ -19,7 +23,7 @@ class SameValue(Attack):
     "of p"
 
     def message(self, own: State, rng: torch.Generator) -> State:
-        p = self.variance**0.5 * torch.randn((), generator=rng, dtype=torch.float64).item()
+        p = _normal(self.variance, rng)
         return State({name: torch.full_like(t, p) for name, t in own.items()})
 
 
@@ -31,7 +35,7 @@ class SignFlip(Attack):
     "of p"
 
     def message(self, own: State, rng: torch.Generator) -> State:
-        p = self.variance**0.5 * torch.randn((), generator=rng, dtype=torch.float64).item()
+        p = _normal(self.variance, rng)
         return State({name: -abs(p) * t for name, t in own.items()})
 
 
