@@ -3,12 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
+from equipoise.losses import Metric
 from equipoise.settings import Count, Fraction, Positive, Settings
 from equipoise.space import Part, Space
 from equipoise.state import State, Upload, Uploads
@@ -45,6 +46,13 @@ class LocalData(Protocol):
     def size(self) -> Tensor:
         """The number of training samples, of shape (1,), or (cohort, 1)."""
 
+    @property
+    def iterations(self) -> Tensor:
+        """Most iterations of an equilibrium layer's solve that the client affords, of the shape of `size`.
+
+        1 where the model has no such layer.
+        """
+
     def descend(
         self,
         start: Tensor,
@@ -70,6 +78,17 @@ class LocalData(Protocol):
         """The gradient of the mean loss over all training samples at v; zero for others than `only`."""
 
 
+@dataclass(frozen=True)
+class Own:
+    """What a client may look into when it predicts: its own samples, as pairs (x, y)."""
+
+    train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor]
+    head: str
+    "the name of the submodule that is the model's head"
+    metric: Metric
+
+
 class Algorithm(Settings, ABC):
     """Hyper-parameters are the fields; there is no state, no data, no model and no logger in here."""
 
@@ -92,6 +111,16 @@ class Algorithm(Settings, ABC):
     "largest norm of a step's gradient, pull included"
     adapt_epochs: Count = 5
     "passes over the training data of a client that took no part in training, to adapt the result to it"
+
+    def training(self) -> dict[str, Any]:
+        """All that training depends on: who else says the same trains the same, and differs in what it makes of it."""
+        own = type(self)
+        trainer = next(cls for cls in own.__mro__ if "local" in vars(cls))  # who wrote the client's part
+        rest = ("server", "client", "first", "down", "aggregate")
+        if not issubclass(trainer, Algorithm) or any(getattr(trainer, f) is not getattr(own, f) for f in rest):
+            trainer = own
+        fields = trainer.model_fields.keys() - {"adapt_epochs"}
+        return {"by": trainer.__name__, **{name: value for name, value in self.table().items() if name in fields}}
 
     @property
     def counts_samples(self) -> bool:
@@ -127,6 +156,13 @@ class Algorithm(Settings, ABC):
         """The model that the client predicts with, or None where the method has no personal models."""
         return None
 
+    def consensus(self, client: State, down: State, data: LocalData) -> Tensor | None:
+        """The personal model with what all agree on in the place of the client's own copy of it.
+
+        None where clients keep no such copy.
+        """
+        return None
+
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor | None:
         """The model of a client that took no part in training, from its initial state and what the server would send.
 
@@ -138,13 +174,22 @@ class Algorithm(Settings, ABC):
         """The global model, or None where the method has none."""
         return None
 
+    def predictor(self, module: nn.Module, own: Own) -> nn.Module:
+        """What a client predicts with: its personal model, or one that looks into the client's samples as well."""
+        return module
+
+    @property
+    def looks_up(self) -> bool:
+        """Does it predict with more than a vector of parameters?"""
+        return type(self).predictor is not Algorithm.predictor
+
 
 class Rehearsal:
     """Data that trains nothing: with it an algorithm's functions show the shapes of what they send."""
 
     def __init__(self, start: Start):
         self.space, self.seed = start.space, start.seed
-        self.size = torch.ones(1, dtype=start.w0.dtype)
+        self.size = self.iterations = torch.ones(1, dtype=start.w0.dtype)
 
     def descend(self, start: Tensor, **_: object) -> Tensor:
         return start.clone()

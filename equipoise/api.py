@@ -13,8 +13,9 @@ from equipoise.algorithm import Algorithm
 from equipoise.attacks import ATTACKS, Attack
 from equipoise.board import HYBRIDS
 from equipoise.data.federation import SPLIT, Federation, from_clients
+from equipoise.devices import Devices
 from equipoise.engine.between import Between
-from equipoise.engine.executor import BUFFERS, Job, Model
+from equipoise.engine.executor import BUFFERS, Kind, Model
 from equipoise.engine.options import DTYPES, Engine, Schedule
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
@@ -49,6 +50,11 @@ class Result:
     def summary(self) -> dict[str, Any]:
         return self._run.summary()
 
+    @property
+    def looks_up(self) -> bool:
+        """Do personal models look into the clients' samples when they predict?"""
+        return self._run.algorithm.looks_up
+
     def scores(self) -> dict[str, np.ndarray]:
         """For each kind of model a row a client: loss and metric on validation, loss and metric on test."""
         return {kind: table.copy() for kind, table in self._run.scores.tables().items()}
@@ -71,8 +77,8 @@ class Result:
         who = self._who(client)
         executor = run.engine.executor(run.task, run.federation, run.algorithm, run.schedule.seed)
         try:
-            job = Job(who, run.store.get(who), run.algorithm.down(run.server, who))
-            model, _ = next(iter(executor.personal(run.done, [job], self._is_unseen(who))))
+            kind: Kind = "unseen" if self._is_unseen(who) else "personal"
+            model, _ = next(iter(executor.models(run.done, [run.job(who)], kind)))
         finally:
             executor.close()
         if model is None:
@@ -82,7 +88,8 @@ class Result:
     def personal(self, client: int | str) -> nn.Module:
         """The client's own model (by number or name)."""
         model = self.personal_vector(client)
-        return self._run.task.to_module(model.vector, model.buffers)
+        module = self._run.task.to_module(model.vector, model.buffers)
+        return self._run.executor.predictor(module, model.who) if model.looks_up else module
 
     def global_vector(self) -> Tensor:
         vector = self._run.algorithm.shared(self._run.server)
@@ -129,9 +136,11 @@ def train(
     participation: float | int = 1.0,
     attack: Attack | str | None = None,
     reducer: Reducer | str = "weighted-mean",
+    devices: Devices | None = None,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
     select: str = "validation",
+    targets: Sequence[float] = (),
     mode: str = "auto",
     workers: int = 0,
     dtype: str = "float32",
@@ -146,7 +155,9 @@ def train(
     `loss` is "cross-entropy", "squared" or a function (output, target). `unseen` is the part of the clients that is
     kept out of training, adapts the result to its own data and is scored apart. `attack` makes some clients malicious,
     `reducer` is how the server averages (each by name, or with its settings, such as eq.SignFlip(fraction=0.5));
-    `select` says on which samples the hybrid model is chosen. With `out` the run is also written there, and with
+    `devices` are classes of clients by the iterations of equilibrium layers that they afford;
+    `select` says on which samples the hybrid model is chosen; `targets` are scores whose first round the summary tells.
+    With `out` the run is also written there, and with
     `resume` it goes on from where it was.
     """
     schedule = read(
@@ -158,6 +169,7 @@ def train(
             "evaluate_every": evaluate_every,
             "checkpoint_every": checkpoint_every,
             "select": select,
+            "targets": tuple(targets),
         },
         "",
     )
@@ -181,7 +193,7 @@ def train(
     number = DTYPES[dtype]
     task = Task(module, federation.prepared(number, False).sample(), head=head, loss=loss, metric=metric, dtype=number)
     if out is None:
-        simulation = Simulation(task, federation, algorithm, schedule, engine, None, watcher, between)
+        simulation = Simulation(task, federation, algorithm, schedule, engine, None, watcher, between, devices)
         _run(simulation)
         return Result(simulation)
     named = {"name": type(algorithm).__name__, **algorithm.table()}
@@ -190,12 +202,13 @@ def train(
         "algorithm": named,
         **({"attack": {"name": type(attack).__name__, **attack.table()}} if attack else {}),
         "reducer": {"name": type(between.reducer).__name__, **between.reducer.table()},
+        **({"devices": devices.table()} if devices else {}),
         "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
         "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
         "engine": engine.table(),
     }
     with RunFolder.at_work(Path(out), settings, resume, mode=engine.mode_for(task)) as folder:
-        simulation = Simulation(task, federation, algorithm, schedule, engine, folder, watcher, between)
+        simulation = Simulation(task, federation, algorithm, schedule, engine, folder, watcher, between, devices)
         if resume:
             simulation.resume()
         _run(simulation)

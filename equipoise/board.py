@@ -1,5 +1,6 @@
 """Scores of many clients' models, and the figures that are made of them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,9 @@ from equipoise.losses import Metric
 COLUMNS = ("validation_loss", "validation_metric", "test_loss", "test_metric")
 HYBRIDS = {"validation": "hybrid", "test": "oracle"}
 """What the better of personal and global is called, by the samples on which it was chosen."""
-KINDS = ("personal", "global", *HYBRIDS.values())
+SCORED = ("personal", "consensus", "global")
+"""The kinds of models: a client's own; the same with what all agree on in the place of its copy; one for all."""
+KINDS = (*SCORED, *HYBRIDS.values())
 
 
 def row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
@@ -35,19 +38,16 @@ class Board:
     "which clients have validation samples and count"
     tests: np.ndarray
     "which have test samples and count"
-    personal: np.ndarray | None
-    shared: np.ndarray | None
+    scored: Mapping[str, np.ndarray]
+    "the table of each of the kinds in SCORED that there are"
     select: str = "validation"
     "on which samples the hybrid model is chosen"
 
     def tables(self) -> dict[str, np.ndarray]:
-        tables = {}
-        if self.personal is not None:
-            tables["personal"] = self.personal
-        if self.shared is not None:
-            tables["global"] = self.shared
-        if self.personal is not None and self.shared is not None and self._chooses.any():
-            tables[HYBRIDS[self.select]] = np.where(self.takes_global()[:, None], self.shared, self.personal)
+        tables = {kind: self.scored[kind] for kind in SCORED if kind in self.scored}
+        if {"personal", "global"} <= tables.keys() and self._chooses.any():
+            better = np.where(self.takes_global()[:, None], tables["global"], tables["personal"])
+            tables[HYBRIDS[self.select]] = better
         return tables
 
     @property
@@ -56,10 +56,8 @@ class Board:
 
     def takes_global(self) -> np.ndarray:
         """Whose hybrid model is the global one: better on the client's samples to choose by, where it has any."""
-        assert self.personal is not None
-        assert self.shared is not None
         column = COLUMNS.index(f"{self.select}_metric")
-        return np.asarray(self.metric.better(self.shared[:, column], self.personal[:, column]))
+        return np.asarray(self.metric.better(self.scored["global"][:, column], self.scored["personal"][:, column]))
 
     def summary(self) -> dict[str, Any]:
         return {

@@ -16,6 +16,10 @@ def sweep(
     sets: Sets = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder of all its runs.")] = None,
     data: Data = None,
+    scale: Annotated[
+        str | None,
+        typer.Option("--scale", metavar="NAME", help="Which [scale.NAME] of the file to run; small if it has several."),
+    ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Runs at a time.")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
 ) -> None:
@@ -36,6 +40,17 @@ def sweep(
         [sweep]
         tune = ["algorithm.lam"]
 
+    \b
+    What belongs together stands in a variant; methods that train alike (fedavg, fedavg-ft, knn-per) train once.
+        [[variant]]
+        algorithm = { name = "fedeq" }
+        model = { name = "deq-mlp" }
+        [[variant]]
+        algorithm = [{ name = "fedavg-ft" }, { name = "knn-per" }]
+        model = { name = "mlp" }
+        [scale.smoke]
+        rounds = 2
+
     With `sweep.tune`, the best value is chosen on validation samples with the first seed, and the other seeds run with
     it alone: 10 runs fewer here. What is done stays done: the same command goes on where it was stopped.
     """
@@ -45,7 +60,7 @@ def sweep(
     from equipoise.config import override
     from equipoise.runfolder import read_toml
 
-    every, settings = sweeps.cells(override(read_toml(file), sets or []))
+    every, settings = sweeps.cells(override(read_toml(file), sets or []), scale)
     folder = out or Path("runs") / file.stem
     progress = progress_bar("runs")
     progress.disable = quiet
@@ -68,6 +83,7 @@ def sweep(
             execute(chosen)
     except (Interrupted, KeyboardInterrupt):
         again = ["equipoise", "sweep", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
+        again += ["--scale", scale] if scale else []
         again += [*(["--data", str(data)] if data else []), "--jobs", str(jobs)]
         interrupted("stopped, all whole rounds are saved", shlex.join(again))
     done = [cell.folder(folder) for cell in chosen if cell.done(folder)]

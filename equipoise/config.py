@@ -16,6 +16,7 @@ from equipoise.attacks import ATTACKS, Attack
 from equipoise.data.federation import Federation
 from equipoise.data.section import DataSection
 from equipoise.data.source import Progress
+from equipoise.devices import Devices
 from equipoise.engine.between import Between
 from equipoise.engine.deploy import Deploy
 from equipoise.engine.options import DTYPES, Engine, Schedule
@@ -27,7 +28,7 @@ from equipoise.runfolder import WRITTEN, read_toml
 from equipoise.settings import choose, nearest, read
 from equipoise.task import Task
 
-_SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "engine", "deploy")
+_SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "devices", "engine", "deploy")
 _NEEDED = ("data", "model", "algorithm")
 _REDUCER = "weighted-mean"
 
@@ -48,13 +49,14 @@ class Experiment:
     attack: Attack | None = None
     reducer_name: str = _REDUCER
     reducer: Reducer = field(default_factory=REDUCERS[_REDUCER])
+    devices: Devices | None = None
 
     @staticmethod
     def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED) -> "Experiment":
         """Checked settings; a deployment needs less than a simulation, which must have everything here."""
         tables = {k: v for k, v in tables.items() if k != WRITTEN}
         for key, value in tables.items():
-            if key == "sweep" or (key in _SECTIONS and isinstance(value, list)):
+            if key in ("sweep", "variant", "scale") or (key in _SECTIONS and isinstance(value, list)):
                 raise EquipoiseError(f"the file asks for many runs ([{key}]); start them with `equipoise sweep`")
             known = [*_SECTIONS, *Schedule.model_fields]
             if key not in known:
@@ -70,6 +72,7 @@ class Experiment:
         data = DataSection.parse(tables["data"]) if "data" in tables else None
         model_name, model = choose(MODELS, dict(tables["model"]), "model") if "model" in tables else ("", None)
         algorithm_name, algorithm = choose(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
+        devices = read(Devices, tables["devices"], "devices") if "devices" in tables else None
         engine = read(Engine, tables.get("engine", {}), "engine")
         deploy = read(Deploy, tables.get("deploy", {}), "deploy")
         attack_name, attack = choose(ATTACKS, dict(tables["attack"]), "attack") if "attack" in tables else ("", None)
@@ -85,6 +88,7 @@ class Experiment:
             attack=attack,
             reducer_name=reducer_name,
             reducer=reducer,
+            devices=devices,
             engine=engine,
             deploy=deploy,
         )
@@ -94,8 +98,9 @@ class Experiment:
         return Experiment.parse(override(read_toml(path), sets), needs)
 
     @property
-    def between(self) -> Between:
-        return Between(self.attack, self.reducer)
+    def around(self) -> tuple[Between, Devices | None]:
+        """What happens to the clients' messages, and what the clients are like."""
+        return Between(self.attack, self.reducer), self.devices
 
     def deployed(self) -> "Experiment":
         """As it is run over real machines."""
@@ -110,6 +115,7 @@ class Experiment:
             "algorithm": {"name": self.algorithm_name, **self.algorithm.table()},
             **({"attack": {"name": self.attack_name, **self.attack.table()}} if self.attack else {}),
             "reducer": {"name": self.reducer_name, **self.reducer.table()},
+            **({"devices": self.devices.table()} if self.devices else {}),
             "engine": self.engine.table(),
             **({"deploy": self.deploy.table()} if self.engine.kind == "flower" else {}),
         }

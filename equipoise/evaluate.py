@@ -1,5 +1,6 @@
 """Scores of the personal, the global and the hybrid model of every client."""
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
@@ -8,9 +9,9 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithm import Algorithm
-from equipoise.board import COLUMNS, Board, row
+from equipoise.board import COLUMNS, SCORED, Board, row
 from equipoise.data.federation import Federation
-from equipoise.engine.executor import BUFFERS, Executor, Job, Model
+from equipoise.engine.executor import BUFFERS, Executor, Job, Kind, Model
 from equipoise.engine.store import ClientStore
 from equipoise.losses import Metric
 from equipoise.state import State
@@ -52,20 +53,25 @@ class Evaluator:
         unseen: bool = False,
         malicious: frozenset[str] = frozenset(),
         select: str = "validation",
+        budgets: Mapping[str, int] | None = None,
     ):
         """`malicious` clients are scored with the others and count in no figure."""
         self.federation, self.algorithm, self.executor = federation, algorithm, executor
         self.order, self.unseen, self.malicious, self.select = who, unseen, malicious, select
+        self.budgets = budgets or {}
         self.metric: Metric = executor.task.metric
-        self.personal, self.shared = Table(len(federation)), Table(len(federation))
-        self.has = {"personal": False, "global": False}
+        self.tables = {kind: Table(len(federation)) for kind in SCORED}
+        self.has = dict.fromkeys(SCORED, False)
         self.adaptation_samples = 0
         "samples through a backward pass to make the personal models of the last evaluation"
         self.scored = 0
         "models scored so far, for those who want to see that nothing is scored twice"
 
     def __call__(self, round: int, server: State, store: ClientStore) -> None:
-        self._personal(round, server, store)
+        self.adaptation_samples = 0
+        self._own_models("personal", "unseen" if self.unseen else "personal", round, server, store)
+        if not self.unseen:
+            self._own_models("consensus", "consensus", round, server, store)
         vector = self.algorithm.shared(server)
         if self.unseen and len(self.executor.task.buffers):
             vector = None  # a client that never trained has no statistics of its own to run the global model with
@@ -75,7 +81,7 @@ class Evaluator:
 
     def forget(self) -> None:
         """The models have moved on; what was scored before says nothing of them."""
-        self.has = {"personal": False, "global": False}
+        self.has = dict.fromkeys(SCORED, False)
         self.adaptation_samples = 0
 
     def _own(self, who: int) -> np.ndarray:
@@ -96,36 +102,36 @@ class Evaluator:
         for model, scores in zip(changed, self.executor.score(changed, own), strict=True):
             self._write(table, model.who, scores)
 
-    def _personal(self, round: int, server: State, store: ClientStore) -> None:
-        self.adaptation_samples = 0
+    def _own_models(self, kind: str, made: Kind, round: int, server: State, store: ClientStore) -> None:
+        """The models of a kind that every client has one of."""
         for first in range(0, len(self.order), _AT_ONCE):
             jobs = [
-                Job(who, store.get(who), self.algorithm.down(server, who))
+                Job(who, store.get(who), self.algorithm.down(server, who), self.budgets.get(self.federation.names[who]))
                 for who in self.order[first : first + _AT_ONCE]
             ]
             models = []
-            for model, samples in self.executor.personal(round, jobs, self.unseen):
+            for model, samples in self.executor.models(round, jobs, made):
                 self.adaptation_samples += samples
                 if model is None:
                     return
                 models.append(model)
-            self.has["personal"] = True
-            self._score(self.personal, models)
+            self.has[kind] = True
+            self._score(self.tables[kind], models)
 
     def _global(self, vector: Tensor, store: ClientStore) -> None:
         if len(self.executor.task.buffers):  # each client scores the global model with buffers of its own
-            self._score(self.shared, [Model(who, vector, store.get(who).get(BUFFERS)) for who in self.order])
+            self._score(self.tables["global"], [Model(who, vector, store.get(who).get(BUFFERS)) for who in self.order])
             return
-        digest = _digest(vector)
-        if np.array_equal(self.shared.digest[self.order[0]], digest):
+        digest, table = _digest(vector), self.tables["global"]
+        if np.array_equal(table.digest[self.order[0]], digest):
             return
-        self.shared.digest[:] = digest
+        table.digest[:] = digest
         self.scored += 1
         own = [self._own(who) for who in self.order]
         scores = self.executor.score_one(vector, np.concatenate(own))
         ends = np.cumsum([len(indices) for indices in own])
         for who, indices, end in zip(self.order, own, ends, strict=True):
-            self._write(self.shared, who, scores[:, end - len(indices) : end])
+            self._write(table, who, scores[:, end - len(indices) : end])
 
     def board(self) -> Board:
         mine = np.zeros(len(self.federation), dtype=bool)
@@ -134,8 +140,7 @@ class Evaluator:
             self.metric,
             mine & (self.federation.validation.lengths > 0),
             mine & (self.federation.test.lengths > 0),
-            self.personal.scores if self.has["personal"] else None,
-            self.shared.scores if self.has["global"] else None,
+            {kind: table.scores for kind, table in self.tables.items() if self.has[kind]},
             self.select,
         )
 
@@ -144,10 +149,9 @@ class Evaluator:
         return {"has": self.has, "adaptation_samples": self.adaptation_samples}
 
     def tensors(self) -> dict[str, Tensor]:
-        personal = {f"personal.{k}": t for k, t in self.personal.tensors().items()}
-        return personal | {f"global.{k}": t for k, t in self.shared.tensors().items()}
+        return {f"{kind}.{k}": t for kind, table in self.tables.items() for k, t in table.tensors().items()}
 
     def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         self.has, self.adaptation_samples = facts["has"], facts["adaptation_samples"]
-        for name, table in (("personal", self.personal), ("global", self.shared)):
-            table.restore({k: tensors[f"{name}.{k}"] for k in ("scores", "digest")})
+        for kind, table in self.tables.items():
+            table.restore({k: tensors[f"{kind}.{k}"] for k in ("scores", "digest")})

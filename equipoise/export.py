@@ -22,6 +22,11 @@ def export_model(result: Result, experiment: Experiment, client: str | None, pat
     # Where names are numbers themselves (households), a number can only be a name.
     by_number = client is not None and client.isdecimal() and not any(name.isdecimal() for name in result.clients)
     who: str | int | None = int(client) if client is not None and by_number else client
+    if who is not None and result.looks_up:
+        raise EquipoiseError(
+            f"a personal model of {experiment.algorithm_name} is the global model together with the client's samples, "
+            "which no file of parameters holds; leave --client out to export the global model"
+        )
     module = result.global_model() if who is None else result.personal(who)
     name = "global" if who is None else result.clients[who] if isinstance(who, int) else who
     federation = result.federation

@@ -14,8 +14,8 @@ from typing import Any
 from equipoise import files
 from equipoise.config import Experiment
 from equipoise.errors import Interrupted, RunFailed
-from equipoise.runs import run
-from equipoise.sweep import FAILED, Cell
+from equipoise.runs import has_models, rescore, run
+from equipoise.sweep import FAILED, Cell, chains
 from equipoise.watcher import Watcher
 
 Notes = list[str]
@@ -33,11 +33,15 @@ class _Listener(Watcher):
         self.texts.append(text)
 
 
-def work(experiment: Experiment, folder: Path, data: Path | None) -> Notes:
-    """One run, from its start or from where it was; one that comes to nothing leaves a file that says why."""
+def work(experiment: Experiment, folder: Path, data: Path | None, trained: Path | None = None) -> Notes:
+    """One run, from its start, from where it was, or from what another trained; one that comes to nothing leaves a file
+    that says why."""
     listener = _Listener()
     try:
-        run(experiment, folder, data, resume=(folder / "run.toml").exists(), watcher=listener)
+        if trained is not None:
+            rescore(experiment, folder, data, trained, listener)
+        else:
+            run(experiment, folder, data, resume=(folder / "run.toml").exists(), watcher=listener)
     except RunFailed as error:
         listener.tell(f"failed: {error}")
         files.write_json(folder / FAILED, {"why": str(error)})
@@ -46,35 +50,49 @@ def work(experiment: Experiment, folder: Path, data: Path | None) -> Notes:
 
 def execute(wanted: Sequence[Cell], out: Path, data: Path | None, jobs: int, told: Told) -> None:
     """Run those that are not done yet; `told` hears of each that ends."""
-    left = [cell for cell in wanted if not cell.done(out) and not cell.failed(out)]
+    left = []
+    for chain in chains(wanted):
+        todo = [cell for cell in chain if not cell.done(out) and not cell.failed(out)]
+        trained = next((cell.folder(out) for cell in chain if cell.done(out) and has_models(cell.folder(out))), None)
+        if todo:
+            left.append((todo, trained))
     if jobs == 1:
-        for cell in left:
-            told(cell, work(cell.experiment, cell.folder(out), data))
+        for todo, trained in left:
+            for cell in todo:
+                told(cell, work(cell.experiment, cell.folder(out), data, trained))
+                trained = trained or (cell.folder(out) if cell.done(out) else None)
     elif left:
         _in_processes(left, out, data, jobs, told)
 
 
-def _in_processes(left: Sequence[Cell], out: Path, data: Path | None, jobs: int, told: Told) -> None:
+Chain = tuple[list[Cell], Path | None]
+"""Runs with the same training that are left to do, and the folder of one that is done, if there is one."""
+
+
+def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int, told: Told) -> None:
     context = get_context("spawn")
     pids = context.SimpleQueue()
     cores = max(1, len(os.sched_getaffinity(0)) // jobs)
-    waiting: dict[Future[Notes | None], Cell] = {}
-    todo = iter(left)
+    waiting: dict[Future[Notes | None], Chain] = {}
+    todo = list(left)[::-1]
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(pids,))
     try:
         while True:
-            while len(waiting) < jobs and (cell := next(todo, None)) is not None:
+            while len(waiting) < jobs and todo:
+                (cell, *_), trained = chain = todo.pop()
                 engine = cell.experiment.engine
                 workers = min(cores, engine.workers or cores)  # together they have what one run would have
                 experiment = replace(cell.experiment, engine=engine.model_copy(update={"workers": workers}))
-                waiting[pool.submit(_work, experiment, cell.folder(out), data)] = cell
+                waiting[pool.submit(_work, experiment, cell.folder(out), data, trained)] = chain
             if not waiting:
                 break
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                cell, notes = waiting.pop(future), future.result()
+                ((cell, *rest), trained), notes = waiting.pop(future), future.result()
                 if notes is None:
                     raise Interrupted
                 told(cell, notes)
+                if rest:
+                    todo.append((rest, trained or (cell.folder(out) if cell.done(out) else None)))
     except KeyboardInterrupt:
         while not pids.empty():  # workers do not hear Ctrl-C themselves: each is asked once, and saves what it has
             os.kill(pids.get(), signal.SIGINT)
@@ -98,12 +116,12 @@ def _leave_with(parent: int) -> None:
     os._exit(1)
 
 
-def _work(experiment: Experiment, folder: Path, data: Path | None) -> Notes | None:
+def _work(experiment: Experiment, folder: Path, data: Path | None, trained: Path | None) -> Notes | None:
     """None if it was broken off."""
     if _stopping.is_set():
         return None
     try:
-        return work(experiment, folder, data)
+        return work(experiment, folder, data, trained)
     except Interrupted:
         _stopping.set()
         return None

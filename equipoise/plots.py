@@ -6,12 +6,18 @@ from statistics import mean
 from typing import Any
 
 from equipoise import files
-from equipoise.board import HYBRIDS
+from equipoise.board import HYBRIDS, SCORED
 from equipoise.errors import EquipoiseError
 from equipoise.report import Run, compare, grouped
 
-STYLES = {"personal": "-", "global": "--", HYBRIDS["validation"]: ":", HYBRIDS["test"]: "-."}
-MARKERS = {"personal": "o", "global": "s", HYBRIDS["validation"]: "*", HYBRIDS["test"]: "x"}
+STYLES: dict[str, Any] = {
+    "personal": "-",
+    "consensus": (0, (3, 1, 1, 1)),
+    "global": "--",
+    HYBRIDS["validation"]: ":",
+    HYBRIDS["test"]: "-.",
+}
+MARKERS = {"personal": "o", "consensus": "^", "global": "s", HYBRIDS["validation"]: "*", HYBRIDS["test"]: "x"}
 
 
 def draw(kind: str, runs: list[Run], path: Path) -> None:
@@ -54,9 +60,9 @@ def _rounds(runs: list[Run], figure: Any, losses: bool = False) -> None:
     scale, label = (1, "test loss, mean over clients") if losses else _scaled(runs)
     field = "loss" if losses else runs[0].summary["metric"]
     curves: dict[tuple[tuple[float, float], ...], list[str]] = {}
-    styles: dict[tuple[tuple[float, float], ...], tuple[str, str]] = {}
+    styles: dict[tuple[tuple[float, float], ...], tuple[Any, str]] = {}
     for number, (group, row) in enumerate(zip(grouped(runs), compare(runs), strict=True)):
-        for kind in ("personal", "global"):
+        for kind in SCORED:
             points = _curve(group, kind, field, scale)
             if points:  # methods that share a global model share its curve
                 curves.setdefault(points, []).append(f"{_name(row)} ({kind})")
@@ -64,7 +70,7 @@ def _rounds(runs: list[Run], figure: Any, losses: bool = False) -> None:
     for points, labels in curves.items():
         style, colour = styles[points]
         marker = "." if len(points) == 1 else ""
-        axes.plot(*zip(*points, strict=True), style, color=colour, label=", ".join(labels), marker=marker)
+        axes.plot(*zip(*points, strict=True), linestyle=style, color=colour, label=", ".join(labels), marker=marker)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="round", ylabel=label)
     axes.set_title(f"{runs[0].summary['dataset']}, {runs[0].summary['clients']} clients")
@@ -111,7 +117,7 @@ def _attacks(runs: list[Run], figure: Any) -> None:
                     label_of = f"{name} ({kind})"
                     axes.plot(
                         *zip(*points, strict=True),
-                        STYLES[kind],
+                        linestyle=STYLES[kind],
                         color=f"C{number}",
                         marker=MARKERS[kind],
                         label=label_of,

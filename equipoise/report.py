@@ -164,8 +164,8 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """What people read: the models' scores, how far clients lie apart, and what was sent."""
     unseen = any(row["unseen"] is not None for row in rows)
     unit = " %" if all(row["metric"] == "accuracy" for row in rows) and not unseen else ""  # else they would not fit
-    oracle = HYBRIDS["test"]
-    kinds = [kind for kind in KINDS if kind != oracle or any(row[oracle] is not None for row in rows)]
+    rare = (HYBRIDS["test"], "consensus")  # few have them
+    kinds = [kind for kind in KINDS if kind not in rare or any(row[kind] is not None for row in rows)]
     head = ["algorithm", *(f"{kind}{unit}" for kind in kinds), "spread", "worst tenth"]
     head += [*([f"unseen{unit}"] if unseen else []), "sent MB"]
     optional = {
@@ -191,6 +191,7 @@ NOTE = (
 
 
 _ORACLE_NOTE = "; oracle: the better of personal and global as the test samples have it, which nobody can know"
+_CONSENSUS_NOTE = "; consensus: personal models with what all agree on in the place of the client's own copy"
 _UNSEEN_NOTE = "; unseen: clients that took no part in training, after adapting the result to their own data"
 
 
@@ -200,6 +201,7 @@ def _note(rows: list[dict[str, Any]]) -> str:
     percent = "Accuracies in %. " if any(row["metric"] == "accuracy" for row in rows) else ""
     notes = [_UNSEEN_NOTE] if any(row["unseen"] is not None for row in rows) else []
     notes += [_ORACLE_NOTE] if any(row[HYBRIDS["test"]] is not None for row in rows) else []
+    notes += [_CONSENSUS_NOTE] if any(row["consensus"] is not None for row in rows) else []
     return data + percent + NOTE + "".join(notes)
 
 

@@ -1,8 +1,10 @@
 """Starting, resuming and reopening runs of an experiment."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from equipoise import files
 from equipoise.api import Result
 from equipoise.config import Experiment
 from equipoise.data.federation import Federation
@@ -12,6 +14,9 @@ from equipoise.errors import EquipoiseError
 from equipoise.runfolder import WRITTEN, RunFolder, read_toml
 from equipoise.task import Task
 from equipoise.watcher import Watcher
+
+_TRAINED = "trained"
+"""What run.toml tells of a run that took its training over: the name of the other's folder."""
 
 
 def default_folder(path: Path, experiment: Experiment, how: str = "") -> Path:
@@ -50,12 +55,43 @@ def run(
         watcher.tell(note)
     task = experiment.task(federation)
     mode = experiment.engine.mode_for(task)
-    with RunFolder.at_work(out, experiment.tables(), resume, data=str(source), mode=mode) as folder:
+    written = {"data": str(source), "mode": mode} | _trained(out)
+    with RunFolder.at_work(out, experiment.tables(), resume, **written) as folder:
         simulation = _simulation(experiment, federation, task, folder, watcher)
         if resume:
             simulation.resume()
-        simulation.run()
+        if _TRAINED in written and simulation.done == experiment.schedule.rounds:
+            simulation.rescore()
+        else:
+            simulation.run()
     return Result(simulation)
+
+
+def _trained(out: Path) -> dict[str, str]:
+    """Which run's training this one took over, if it did."""
+    config = RunFolder(out).config
+    written = read_toml(config).get(WRITTEN, {}) if config.exists() else {}
+    return {_TRAINED: written[_TRAINED]} if _TRAINED in written else {}
+
+
+def has_models(path: Path) -> bool:
+    """Has a finished run its last checkpoint still?"""
+    return any(RunFolder(path).checkpoint.glob("round-*.json"))
+
+
+def rescore(
+    experiment: Experiment, out: Path, data: Path | None, trained: Path, watcher: Watcher | None = None
+) -> Result:
+    """A run whose training is that of another, which is done: its models are scored as this method makes them."""
+    with RunFolder.at_work(out, experiment.tables(), resume=True, **{_TRAINED: trained.name}) as folder:
+        if not has_models(out):
+            for log in RunFolder(trained).logs:
+                files.write_text(folder.path / log.name, log.read_text())
+            copy = out / "checkpoint.part"
+            shutil.rmtree(copy, ignore_errors=True)
+            shutil.copytree(RunFolder(trained).checkpoint, copy)
+            copy.rename(folder.checkpoint)
+    return run(experiment, out, data, resume=True, watcher=watcher)
 
 
 def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
@@ -81,4 +117,4 @@ def _simulation(
     experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, watcher: Watcher | None = None
 ) -> Simulation:
     settings = (experiment.algorithm, experiment.schedule, experiment.engine)
-    return Simulation(task, federation, *settings, folder, watcher, experiment.between)
+    return Simulation(task, federation, *settings, folder, watcher, *experiment.around)

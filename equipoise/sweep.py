@@ -1,6 +1,8 @@
 """Many runs from one file: wherever a setting is a list of values, every value is run with every other.
 
-Settings named in `sweep.tune` are chosen on validation samples with the first seed, and kept for the other seeds.
+What belongs together (an algorithm with its model) stands in a `[[variant]]`, which is laid over the rest of the file;
+`[scale.small]` and the like are laid over both when that scale is asked for. Settings named in `sweep.tune` are chosen
+on validation samples with the first seed, and kept for the other seeds.
 """
 
 import itertools
@@ -18,7 +20,9 @@ from equipoise.config import Experiment
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.section import Dealing
 from equipoise.data.sources import SOURCES
+from equipoise.devices import Devices
 from equipoise.engine.deploy import Deploy
+from equipoise.engine.options import Schedule
 from equipoise.errors import EquipoiseError
 from equipoise.losses import METRICS
 from equipoise.models import MODELS
@@ -26,7 +30,7 @@ from equipoise.reducers import REDUCERS
 from equipoise.runfolder import RunFolder, flatten
 from equipoise.settings import Settings, read
 
-SECTION = "sweep"
+SECTION, VARIANT, SCALE = "sweep", "variant", "scale"
 FAILED = "failed.json"
 """In the folder of a run that came to nothing, with the reason; it is not tried again while the file is there."""
 _NOT_THE_RUN = ("seed", "checkpoint_every", "engine.workers", "engine.memory_mb")  # no result depends on them
@@ -50,7 +54,9 @@ def _list_settings() -> set[tuple[str, str]]:
         "algorithm": list(ALGORITHMS.values()),
         "attack": list(ATTACKS.values()),
         "reducer": list(REDUCERS.values()),
+        "devices": [Devices],
         "deploy": [Deploy],
+        "": [Schedule],
     }
     return {
         (section, row["name"])
@@ -108,17 +114,54 @@ class Cell:
         return not self.done(out) and (self.folder(out) / FAILED).exists()
 
 
+def laid_over(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables with other values on top; what has another name or kind takes the place of what was there."""
+    merged = dict(tables)
+    for key, value in over.items():
+        below = merged.get(key)
+        if not isinstance(value, Mapping) or "name" in value or "kind" in value:
+            merged[key] = value
+        elif isinstance(below, list) and all(isinstance(each, Mapping) for each in below):
+            merged[key] = [laid_over(each, value) for each in below]
+        else:
+            merged[key] = laid_over(below, value) if isinstance(below, Mapping) else dict(value)
+    return merged
+
+
+def variants(tables: Mapping[str, Any], scale: str | None = None) -> list[dict[str, Any]]:
+    """The file as many files, one a variant, at the scale that is asked for."""
+    each = tables.get(VARIANT, [{}])
+    if not isinstance(each, list) or not all(isinstance(variant, Mapping) for variant in each):
+        raise EquipoiseError(f"{VARIANT} is not allowed so; it must be a list of sections, [[{VARIANT}]]")
+    base = {k: v for k, v in tables.items() if k != VARIANT}
+    return [_scaled(laid_over(base, variant), scale) for variant in each]
+
+
+def _scaled(tables: dict[str, Any], scale: str | None) -> dict[str, Any]:
+    scales = tables.pop(SCALE, {})
+    if not isinstance(scales, Mapping) or not all(isinstance(over, Mapping) for over in scales.values()):
+        raise EquipoiseError(f"{SCALE} is not allowed so; it must be sections, such as [{SCALE}.small]")
+    if scale is None:
+        if not scales:
+            return tables
+        scale = "small"
+    if scale not in scales:
+        known = f"it has {', '.join(scales)}" if scales else "it has none"
+        raise EquipoiseError(f"the file has no scale {scale!r}; {known}")
+    return laid_over(tables, scales[scale])
+
+
 def _settings(experiment: Experiment) -> dict[str, Any]:
     return {k: v for k, v in flatten(experiment.tables()).items() if not k.startswith(_NOT_THE_RUN)}
 
 
-def cells(tables: Mapping[str, Any]) -> tuple[list[Cell], Sweep]:
+def cells(tables: Mapping[str, Any], scale: str | None = None) -> tuple[list[Cell], Sweep]:
     """All runs that a file asks for, checked before any of them begins."""
     tables = dict(tables)
     if not isinstance(tables.get(SECTION, {}), dict):
         raise EquipoiseError(f"{SECTION} = {tables[SECTION]!r} is not allowed; it must be a section, [{SECTION}]")
     sweep = read(Sweep, tables.pop(SECTION, {}), SECTION)
-    experiments = [Experiment.parse(each) for each in grid(tables)]
+    experiments = [Experiment.parse(each) for variant in variants(tables, scale) for each in grid(variant)]
     settings = [_settings(experiment) for experiment in experiments]
     varied = [k for k in sorted({k for s in settings for k in s}) if len({json.dumps(s.get(k)) for s in settings}) > 1]
     for key in sweep.tune:
@@ -140,6 +183,21 @@ def _digest(settings: Mapping[str, Any]) -> str:
 def _group(cell: Cell, tune: Sequence[str]) -> str:
     """Stands for all its settings but those that are tuned: the runs that it is measured with."""
     return _digest({k: v for k, v in _settings(cell.experiment).items() if k not in tune})
+
+
+def _training(cell: Cell) -> str:
+    """Stands for all that the training depends on: the same for methods that differ only in what they make of it."""
+    settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training()}
+    flat = {k: v for k, v in flatten(settings).items() if k not in ("evaluate_every", "select", "targets")}
+    return _digest({k: v for k, v in flat.items() if k == "seed" or not k.startswith(_NOT_THE_RUN)})
+
+
+def chains(every: Sequence[Cell]) -> list[list[Cell]]:
+    """Runs with the same training, together: the first trains, and the others score what it came to."""
+    found: dict[str, list[Cell]] = {}
+    for cell in every:
+        found.setdefault(_training(cell), []).append(cell)
+    return list(found.values())
 
 
 def tuned(every: Sequence[Cell], sweep: Sweep, out: Path) -> tuple[list[Cell], list[Cell]]:

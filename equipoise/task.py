@@ -13,6 +13,7 @@ from equipoise.data.federation import Memory
 from equipoise.equilibrium import Solves, WarmStart, layers, projected
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric, fitting_loss, fitting_metric
+from equipoise.memory import peak_tensor_bytes
 from equipoise.space import Space
 
 # Layers whose operators are small enough that many clients are better worked on in one batched call, as long as
@@ -45,6 +46,8 @@ class Task:
             layer.quiet = True  # in a run, the engine reads what its solves came to, and says so
         self.dtype = dtype
         self.space = Space(module, head)
+        self.head = head if isinstance(head, str) and head in dict(module.named_modules()) else None
+        "the name of the submodule that is the head, where it is one"
         if self.space.size == 0:
             raise EquipoiseError("the model has no parameters to train")
         self.w0 = self.space.vector(module, dtype)
@@ -162,6 +165,24 @@ class Task:
                 complaints += layer.complaints(by_layer[name])
         return total, max(complaints, key=lambda found: found[0])[1] if complaints else None
 
+    @cached_property
+    def _step_bytes(self) -> dict[int, int]:
+        return {}
+
+    def step_bytes(self, batch: int) -> int:
+        """The most bytes of tensors in a step of one client: parameters, gradients and what backward needs."""
+        if batch not in self._step_bytes:
+            x, y = (t[:1].expand(batch, *t.shape[1:]).contiguous() for t in self.sample)
+
+            def step() -> object:
+                module = copy.deepcopy(self.module).train()
+                self.loss.mean(module(x), y).backward()
+                return module
+
+            with torch.random.fork_rng(devices=[]):
+                self._step_bytes[batch] = peak_tensor_bytes(step)
+        return self._step_bytes[batch]
+
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
         module = self.space.module(self.module, vector)
         for _, layer in layers(module):
@@ -222,6 +243,16 @@ class Replica:
         self.random.manual_seed(key % 2**63)
         if self.unseeded:
             torch.manual_seed(key % 2**63)
+
+    def set_budget(self, iterations: int | None) -> None:
+        """Most iterations of a solve from now on; None: as the layers say."""
+        for layer in self.equilibria.values():
+            layer.budget = iterations
+
+    @property
+    def iterations(self) -> int:
+        """Most iterations of a solve, as things stand; 1 where there are no equilibrium layers."""
+        return max((layer.limit for layer in self.equilibria.values()), default=1)
 
     def forget_solves(self) -> None:
         for layer in self.equilibria.values():

@@ -5,11 +5,14 @@ from equipoise.algorithms.ditto import Ditto
 from equipoise.algorithms.fedadmm import FedADMM
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.algorithms.fedavg_ft import FedAvgFT
+from equipoise.algorithms.fedeq import FeDEQ
 from equipoise.algorithms.fedper import FedPer
 from equipoise.algorithms.fedprox import FedProx
 from equipoise.algorithms.fedprox_ft import FedProxFT
 from equipoise.algorithms.fedrep import FedRep
+from equipoise.algorithms.fl_deq import FlDEQ
 from equipoise.algorithms.flame import Flame
+from equipoise.algorithms.knn_per import KnnPer
 from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.pfedme import PFedMe
@@ -17,6 +20,7 @@ from equipoise.algorithms.pfedme import PFedMe
 __all__ = [
     "ALGORITHMS",
     "Ditto",
+    "FeDEQ",
     "FedADMM",
     "FedAvg",
     "FedAvgFT",
@@ -24,8 +28,10 @@ __all__ = [
     "FedProx",
     "FedProxFT",
     "FedRep",
+    "FlDEQ",
     "Flame",
     "FlameLpProj",
+    "KnnPer",
     "Local",
     "LpProj",
     "PFedMe",
@@ -45,4 +51,7 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedadmm": FedADMM,
     "lp-proj": LpProj,
     "flame-lp-proj": FlameLpProj,
+    "fedeq": FeDEQ,
+    "fl-deq": FlDEQ,
+    "knn-per": KnnPer,
 }

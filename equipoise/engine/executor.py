@@ -3,11 +3,13 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from equipoise.algorithm import Algorithm
+from equipoise.algorithm import Algorithm, Own
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import Solves
 from equipoise.state import State, Upload
@@ -42,6 +44,8 @@ class Job:
     who: int
     client: State
     down: State
+    budget: int | None = None
+    "most iterations of an equilibrium layer's solve that the client affords in training"
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,12 @@ class Model:
     who: int
     vector: Tensor
     buffers: Tensor | None = None
+    looks_up: bool = False
+    "the client's own samples are part of it (see `Algorithm.predictor`)"
+
+
+Kind = Literal["personal", "consensus", "unseen"]
+"""Which model of a client: its own; that with what all agree on; or what one that took no part makes of the result."""
 
 
 Scores = np.ndarray
@@ -79,11 +89,28 @@ class Executor(ABC):
         """Every job's `local`, in the order of the jobs; ends early when `stopped`."""
 
     @abstractmethod
-    def personal(self, round: int, jobs: Sequence[Job], unseen: bool = False) -> Iterator[tuple[Model | None, int]]:
-        """Every job's personal model (None where the method has none), and the samples trained on for it.
+    def models(self, round: int, jobs: Sequence[Job], kind: Kind) -> Iterator[tuple[Model | None, int]]:
+        """Every job's model of a kind (None where the method has none), and the samples trained on for it."""
 
-        `unseen` clients took no part in training: their model is what `adapt` makes of the result.
-        """
+    def maker(self, kind: Kind) -> Callable[..., Tensor | None]:
+        """What makes models of a kind."""
+        made_by = {"personal": self.algorithm.personal, "unseen": self.algorithm.adapt}
+        return made_by.get(kind, self.algorithm.consensus)
+
+    def looks_up(self, kind: Kind) -> bool:
+        return kind != "consensus" and self.algorithm.looks_up
+
+    def predictor(self, module: nn.Module, who: int) -> nn.Module:
+        """What a client predicts with whose samples are part of its model."""
+        return self.algorithm.predictor(module, self.own(who))
+
+    def own(self, who: int) -> Own:
+        pairs = [
+            self.federation.gather(torch.from_numpy(s[who]))
+            for s in (self.federation.train, self.federation.validation)
+        ]
+        assert self.task.head is not None
+        return Own(pairs[0], pairs[1], self.task.head, self.task.metric)
 
     @abstractmethod
     def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:

@@ -35,6 +35,9 @@ class Schedule(Settings):
     select: Literal["validation", "test"] = "validation"
     "on which samples the better of personal and global is chosen; test flatters: it is then called an oracle"
 
+    targets: tuple[float, ...] = ()
+    "scores; the summary tells in which round each kind of model first reached them"
+
     def cohort(self, clients: int) -> int:
         if isinstance(self.participation, int):
             if self.participation > clients:

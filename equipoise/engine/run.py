@@ -1,18 +1,21 @@
 """What a run is in every engine: the server's state, what was counted and written down, and where it can go on from."""
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from equipoise.algorithm import Algorithm, Start, announce
+from equipoise.board import KINDS
+from equipoise.devices import Devices
 from equipoise.engine.between import Between
 from equipoise.engine.checkpoint import Checkpoints, Saved
 from equipoise.engine.last import LastMessages
 from equipoise.engine.options import Schedule
 from equipoise.engine.store import ClientStore
-from equipoise.equilibrium import Solves, Tally
+from equipoise.equilibrium import Solves, Tally, layers
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.memory import peak_memory_mb
 from equipoise.runfolder import RunFolder
@@ -52,6 +55,11 @@ def _solver_figures(solves: Solves) -> dict[str, float]:
     return figures
 
 
+def _counted(budgets: dict[str, int]) -> dict[str, int]:
+    """How many clients afford each number of iterations, the most first."""
+    return {str(k): n for k, n in sorted(Counter(budgets.values()).items(), reverse=True)}
+
+
 class Run(ABC):
     """The base of the two engines."""
 
@@ -64,6 +72,7 @@ class Run(ABC):
         folder: RunFolder | None,
         watcher: Watcher | None,
         between: Between | None = None,
+        devices: Devices | None = None,
     ):
         self.task, self.algorithm, self.schedule = task, algorithm, schedule
         self.folder, self.watcher = folder, watcher or Watcher()
@@ -72,6 +81,18 @@ class Run(ABC):
         self.server = algorithm.server(start)
         self.checkpoints = None if folder is None else Checkpoints(folder.checkpoint)
         self.between = between or Between()
+        self.devices = devices or Devices()
+        if self.devices.iterations and not any(layers(task.module)):
+            raise EquipoiseError(
+                "[devices] sets the iterations of equilibrium layers, and the model has none; leave the section out"
+            )
+        if algorithm.looks_up and task.head is None:
+            raise EquipoiseError(
+                f"{type(algorithm).__name__} looks samples up by what the model's head reads; name the submodule that "
+                "is the head"
+            )
+        self.budgets: dict[str, int] = {}
+        "the iterations that clients afford, by their names, where devices are of several classes"
         first = algorithm.first(start)
         self.last = None if first is None else LastMessages(first, start.clients)
         self.malicious: frozenset[str] = frozenset()
@@ -183,6 +204,30 @@ class Run(ABC):
             self.folder.unfinished()
         self.folder.write_config()
 
+    def _efficiency(self) -> dict[str, Any]:
+        """What the method costs: parameters, traffic, and the memory of a client at work."""
+        sent = self.counters.bytes_up + self.counters.bytes_down
+        return {
+            "bytes_a_round": round(sent / max(self.done, 1)),
+            "parameters_shared": self.announced.parameters_shared,
+            "parameters_personal": self.announced.parameters_personal,
+            "parameters_sent": sent // self.task.w0.element_size(),
+            "step_memory_mb": round(self.task.step_bytes(self.algorithm.batch) / 1e6, 3),
+        }
+
+    def _rounds_to(self) -> dict[str, dict[str, int | None]]:
+        """For each kind of model and each score that was asked for, the first evaluated round that reached it."""
+        name, better = self.task.metric.name, self.task.metric.better
+        found: dict[str, dict[str, int | None]] = {}
+        for kind in KINDS:
+            scores = [(line["round"], line[kind].get(name)) for line in self.lines if kind in line]
+            if scores:
+                found[kind] = {
+                    f"{target:g}": next((r for r, s in scores if s is not None and not better(target, s)), None)
+                    for target in self.schedule.targets
+                }
+        return found
+
     def described(self, title: str, clients: int, scores: dict[str, Any], adaptation_samples: int) -> dict[str, Any]:
         """The summary that every engine gives of a run."""
         # What was trained to make the models of the last evaluation (fine-tuning) is part of their price.
@@ -197,12 +242,13 @@ class Run(ABC):
             **scores,
             "bytes_up": self.counters.bytes_up,
             "bytes_down": self.counters.bytes_down,
-            "parameters_shared": self.announced.parameters_shared,
-            "parameters_personal": self.announced.parameters_personal,
+            **self._efficiency(),
             "gradient_samples": samples,
             "left_out": self.counters.left_out,
             **_solver_figures(self.counters.solves),
             **({"malicious": sorted(self.malicious)} if self.between.attack is not None else {}),
+            **({"devices": _counted(self.budgets)} if self.budgets else {}),
+            **({"rounds_to": self._rounds_to()} if self.schedule.targets else {}),
             "mode": self.mode,
             "seconds": round(self.counters.seconds, 3),
             "samples_per_second": round(samples / max(self.counters.seconds, 1e-9), 1),

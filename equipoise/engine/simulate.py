@@ -1,5 +1,6 @@
 """The simulator: every round of a federation, in this process."""
 
+import json
 import threading
 import time
 from functools import cached_property
@@ -11,7 +12,9 @@ import numpy as np
 from equipoise import files, randomness
 from equipoise.algorithm import Algorithm, Start
 from equipoise.attacks import poisoned
+from equipoise.board import KINDS
 from equipoise.data.federation import Federation
+from equipoise.devices import Devices
 from equipoise.engine.between import Between
 from equipoise.engine.checkpoint import Saved
 from equipoise.engine.executor import Done, Job, with_kept
@@ -41,6 +44,7 @@ class Simulation(Run):
         folder: RunFolder | None = None,
         watcher: Watcher | None = None,
         between: Between | None = None,
+        devices: Devices | None = None,
     ):
         self.federation = federation.prepared(task.dtype, task.channels_last)
         classes = federation.classes or 0
@@ -53,7 +57,8 @@ class Simulation(Run):
         self.training, _ = federation.by_name
         samples = int(federation.train.lengths[self.training].sum())
         start = Start(task.space, task.w0, len(self.training), samples, schedule.seed)
-        super().__init__(task, algorithm, schedule, start, folder, watcher, between)
+        super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
+        self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
         if (attack := self.between.attack) is not None:
             self.malicious = attack.malicious([federation.names[who] for who in self.training], schedule.seed)
             self.federation = poisoned(self.federation, attack, self.malicious, schedule.seed)
@@ -66,7 +71,7 @@ class Simulation(Run):
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
         self.interrupted = threading.Event()
         self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
-        self.scores = Scores(self.federation, algorithm, self.executor, self.malicious, schedule.select)
+        self.scores = Scores(self.federation, algorithm, self.executor, self.malicious, schedule.select, self.budgets)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -101,11 +106,16 @@ class Simulation(Run):
             raise Interrupted
         self._finish()
 
+    def job(self, who: int) -> Job:
+        """A client as it stands, with what the server would send it now."""
+        down = self.algorithm.down(self.server, who)
+        return Job(who, self.store.get(who), down, self.budgets.get(self.federation.names[who]))
+
     def advance(self) -> bool:
         """One more round, or False if it was broken off; then nothing has changed."""
         round = self.done + 1
         began = time.perf_counter()
-        jobs = [Job(who, self.store.get(who), self.algorithm.down(self.server, who)) for who in self.sample(round)]
+        jobs = [self.job(who) for who in self.sample(round)]
         results = list(self.executor.train(round, jobs, self.interrupted.is_set))
         if self.interrupted.is_set():
             return False
@@ -128,6 +138,28 @@ class Simulation(Run):
         if round % self.schedule.checkpoint_every == 0 or round == self.schedule.rounds:
             self._save()
         return True
+
+    def rescore(self) -> None:
+        """Score what another run's training came to, from which this one goes on.
+
+        What was scored on the way is the other's, but for the global model, which is the same.
+        """
+        assert self.folder is not None
+        self.scores = self.scores.anew()
+        began = time.perf_counter()
+        try:
+            self.scores.training(self.done, self.server, self.store)
+            self.scores.adapt(self.done, self.server, self.store, last=True)
+        finally:
+            self.close()
+        self.counters.seconds += time.perf_counter() - began
+        own = [kind for kind in KINDS if kind != "global"]
+        lines = [{k: v for k, v in line.items() if k not in own} for line in self.lines]
+        lines[-1] |= self.scores.training.board().summary()
+        files.write_text(self.folder.metrics, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+        self.lines = lines
+        self._save()
+        self._finish()
 
     def _accept(self, round: int, jobs: list[Job], results: list[Done]) -> list[Done]:
         """The results that can be used. A client whose update is left out keeps its old state."""

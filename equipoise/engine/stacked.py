@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation, Memory
 from equipoise.descend import Batch, Work, order_of, plan
-from equipoise.engine.executor import Done, Executor, Job, Model, Scores, without_kept
+from equipoise.engine.executor import Done, Executor, Job, Kind, Model, Scores, without_kept
 from equipoise.errors import EquipoiseError
 from equipoise.space import Entry, Part
 from equipoise.state import stack
@@ -123,6 +123,7 @@ class Cohort(Work):
         self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
         self.samples = np.zeros(len(who), dtype=np.int64)
         self.size = torch.tensor([[len(federation.train[i])] for i in who], dtype=self.dtype)
+        self.iterations = torch.ones_like(self.size)
 
     def open(self, start: Tensor, part: Part) -> Tensor:
         return start.clone(memory_format=torch.contiguous_format)
@@ -241,22 +242,27 @@ class Stacked(Executor):
         yield from (done[job.who] for job in jobs if job.who in done)
 
     @torch.no_grad()
-    def personal(self, round: int, jobs: Sequence[Job], unseen: bool = False) -> Iterator[tuple[Model | None, int]]:
-        make = self.algorithm.adapt if unseen else self.algorithm.personal
+    def models(self, round: int, jobs: Sequence[Job], kind: Kind) -> Iterator[tuple[Model | None, int]]:
+        make, looks_up = self.maker(kind), self.looks_up(kind)
         found: dict[int, tuple[Model | None, int]] = {}
         for group in self._groups(jobs):
-            work = self._cohort(round, group, "unseen" if unseen else "adapt")
+            work = self._cohort(round, group, "unseen" if kind == "unseen" else "adapt")
             clients, downs = stack([without_kept(job.client) for job in group]), stack([job.down for job in group])
             vectors = make(clients, downs, work)
             for k, job in enumerate(group):
-                model = None if vectors is None else Model(job.who, vectors[k])
+                model = None if vectors is None else Model(job.who, vectors[k], looks_up=looks_up)
                 found[job.who] = model, int(work.samples[k])
         yield from (found[job.who] for job in jobs)
 
     @torch.no_grad()
     def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:
         scores: list[Scores] = [np.empty((2, len(own))) for own in indices]
-        order = sorted(range(len(models)), key=lambda k: (-len(indices[k]), self.federation.names[models[k].who]))
+        for k, model in enumerate(models):
+            if model.looks_up:  # its samples are its own, so that it is asked by itself
+                module = self.predictor(self.task.to_module(model.vector), model.who)
+                scores[k] = self._pieces(module, indices[k])
+        stacks = [k for k, model in enumerate(models) if not model.looks_up]
+        order = sorted(stacks, key=lambda k: (-len(indices[k]), self.federation.names[models[k].who]))
         for group in groups(order) if order else []:
             views = self.task.space.views(torch.stack([models[k].vector for k in group]))
             for first in range(0, max(len(indices[k]) for k in group), _SCORE_BATCH):
@@ -279,11 +285,13 @@ class Stacked(Executor):
         if not len(indices):
             return np.empty((2, 0))
         views = self.task.space.views(vector)
-        pieces = np.array_split(indices, max(1, -(-len(indices) // 4096)))
+        return self._pieces(lambda x: functional_call(self.module.scoring, views, (x,)), indices)
+
+    def _pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray) -> Scores:
         scored = []
-        for piece in pieces:
+        for piece in np.array_split(indices, max(1, -(-len(indices) // 4096))):
             x, y = self.federation.gather(torch.from_numpy(piece))
-            scored.append(self._each(functional_call(self.module.scoring, views, (x,)), y))
+            scored.append(self._each(predict(x), y))
         return np.concatenate(scored, axis=1)
 
     def _each(self, output: Tensor, y: Tensor) -> Scores:

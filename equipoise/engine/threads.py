@@ -14,7 +14,7 @@ from equipoise import randomness
 from equipoise.algorithm import Algorithm
 from equipoise.data.federation import Federation
 from equipoise.descend import Batch, Work, order_of, plan
-from equipoise.engine.executor import BUFFERS, FIXED_POINTS, Done, Executor, Job, Model, Scores, without_kept
+from equipoise.engine.executor import BUFFERS, FIXED_POINTS, Done, Executor, Job, Kind, Model, Scores, without_kept
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
 from equipoise.space import Part
@@ -46,6 +46,7 @@ class OneClient(Work):
         self.key = (seed, round, federation.names[who], purpose)
         self.indices = federation.train[who]
         self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
+        self.iterations = torch.full((1,), replica.iterations, dtype=task.dtype)
         self.samples = np.zeros(1, dtype=np.int64)
         bytes_a_sample = max(1, federation.x[0].numel() * federation.x.element_size())
         self.chunk = max(1, _CHUNK_BYTES // (bytes_a_sample * algorithm.batch))
@@ -147,12 +148,12 @@ class Threads(Executor):
         self.threads_before = torch.get_num_threads()
         self.inner = inner
         torch.set_num_threads(inner)
-        self.own = threading.local()
+        self.local = threading.local()
         self.pool = ThreadPoolExecutor(self.workers, initializer=self._begin)
 
     def _begin(self) -> None:
         torch.set_num_threads(self.inner)
-        self.own.replica = Replica(self.task)
+        self.local.replica = Replica(self.task)
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
@@ -175,7 +176,8 @@ class Threads(Executor):
             yield result
 
     def _work(self, round: int, job: Job, purpose: str) -> OneClient:
-        replica: Replica = self.own.replica
+        replica: Replica = self.local.replica
+        replica.set_budget(job.budget)
         if len(self.task.buffers):
             replica.load_buffers(job.client.get(BUFFERS, self.task.buffers))
         work = OneClient(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
@@ -194,18 +196,19 @@ class Threads(Executor):
 
         return self._each(local, jobs, stopped)
 
-    def personal(self, round: int, jobs: Sequence[Job], unseen: bool = False) -> Iterator[tuple[Model | None, int]]:
-        make = self.algorithm.adapt if unseen else self.algorithm.personal
+    def models(self, round: int, jobs: Sequence[Job], kind: Kind) -> Iterator[tuple[Model | None, int]]:
+        make, looks_up = self.maker(kind), self.looks_up(kind)
 
-        def personal(job: Job) -> tuple[Model | None, int]:
-            work = self._work(round, job, "unseen" if unseen else "adapt")
+        def model(job: Job) -> tuple[Model | None, int]:
+            work = self._work(round, job, "unseen" if kind == "unseen" else "adapt")
             vector = make(without_kept(job.client), job.down, work)
             buffers = job.client.get(BUFFERS)
             if len(self.task.buffers) and work.samples[0]:
                 buffers = work.replica.read_buffers()
-            return (None if vector is None else Model(job.who, vector, buffers)), int(work.samples[0])
+            found = None if vector is None else Model(job.who, vector, buffers, looks_up)
+            return found, int(work.samples[0])
 
-        return self._each(personal, jobs)
+        return self._each(model, jobs)
 
     def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:
         return self._each(lambda pair: self._score(*pair), list(zip(models, indices, strict=True)))
@@ -218,11 +221,14 @@ class Threads(Executor):
 
     @torch.no_grad()
     def _score(self, model: Model, indices: np.ndarray) -> Scores:
-        replica: Replica = self.own.replica
+        replica: Replica = self.local.replica
+        replica.set_budget(None)  # a budget is for training
         replica.vector.copy_(model.vector)
         if len(self.task.buffers):
             replica.load_buffers(self.task.buffers if model.buffers is None else model.buffers)
         module = replica.module.eval()
+        if model.looks_up:
+            module = self.predictor(module, model.who)
         scores = np.empty((2, len(indices)))
         for first in range(0, len(indices), _SCORE_BATCH):
             rows = slice(first, first + _SCORE_BATCH)

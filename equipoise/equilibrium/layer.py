@@ -96,6 +96,11 @@ class Equilibrium(nn.Module):
         remembered, keep = self.memory(default.detach())
         return (remembered if z is None else z.detach()), keep
 
+    @property
+    def limit(self) -> int:
+        """Most iterations of a forward solve: the budget, if it is less than what the options say."""
+        return self._limit(self.options.limit)
+
     def _limit(self, limit: int) -> int:
         return limit if self.budget is None else min(limit, self.budget)
 

@@ -18,7 +18,7 @@ from equipoise.algorithm import Start, announce
 from equipoise.attacks import poisoned
 from equipoise.board import row
 from equipoise.data.federation import Federation
-from equipoise.engine.executor import BUFFERS, Job, Model, with_kept
+from equipoise.engine.executor import BUFFERS, Job, Kind, Model, with_kept
 from equipoise.engine.threads import Threads
 from equipoise.errors import EquipoiseError
 from equipoise.export import write_model
@@ -37,7 +37,7 @@ from equipoise.flower.messages import (
 )
 from equipoise.flower.plan import Plan
 from equipoise.flower.wire import Refused, group, named
-from equipoise.settings import Settings, read
+from equipoise.settings import MOST, Settings, read
 from equipoise.state import State
 
 log = logging.getLogger("equipoise")
@@ -54,6 +54,8 @@ class ClientSettings(Settings):
     "folder in which it keeps its state"
     unseen: bool = False
     "take no part in training, only adapt the result to its own data"
+    iterations: Annotated[int, Field(ge=0, le=MOST)] = 0
+    "most iterations of an equilibrium layer's solve that this machine affords in training; 0: as the experiment says"
     evaluate: bool = True
     "may the scores of its models leave, where the experiment asks for them?"
 
@@ -144,7 +146,7 @@ class Client:
             state = kept.state
             if state is None:
                 state = self._initial(order, tensors, len(federation.train[0]))
-            job = Job(0, state, down)
+            job = Job(0, state, down, self._budget(order))
             facts: dict[str, Any] = {}
             sent: dict[str, Tensor] = {}
             if order.evaluate:
@@ -176,6 +178,11 @@ class Client:
         finally:
             executor.close()
 
+    def _budget(self, order: Order) -> int | None:
+        """The iterations that it affords: what it says itself, and what the experiment's classes of devices give it."""
+        given = [k for k in (order.iterations, self.settings.iterations) if k]
+        return min(given) if given else None
+
     def _initial(self, order: Order, tensors: State, samples: int) -> State:
         """The state of a client that has not taken part yet, from the model that all began with."""
         if not self.announced.client and not len(self.task.buffers):
@@ -192,15 +199,19 @@ class Client:
     def _evaluate(
         self, executor: Threads, job: Job, round: int, shared: Tensor | None
     ) -> tuple[dict[str, Tensor], int, dict[str, Model]]:
-        """Scores of the personal and of the global model on the client's own samples."""
+        """Scores of all models that the client has on its own samples."""
         federation = executor.federation
         splits = (federation.train[0], federation.validation[0], federation.test[0])
         scores = {"sizes": torch.tensor([len(split) for split in splits])}
         own, cut = np.concatenate(splits[1:]), len(splits[1])
 
-        unseen = self.settings.unseen
-        model, samples = next(iter(executor.personal(round, [job], unseen)))
-        models = {} if model is None else {"personal": model}
+        unseen, samples = self.settings.unseen, 0
+        models: dict[str, Model] = {}
+        made: dict[str, Kind] = {"personal": "unseen"} if unseen else {"personal": "personal", "consensus": "consensus"}
+        for kind, how in made.items():
+            model, trained = next(iter(executor.models(round, [job], how)))
+            models |= {} if model is None else {kind: model}
+            samples += trained
         if shared is not None and not (unseen and len(self.task.buffers)):
             # Who never trained has no statistics of its own to run the global model with.
             models["global"] = Model(0, shared, job.client.get(BUFFERS))
@@ -211,7 +222,10 @@ class Client:
     def _keep(self, home: Home, order: Order, models: Mapping[str, Model]) -> None:
         """The models that there are, as files that need neither the server nor this state."""
         for kind, model in models.items():
+            if model.looks_up:
+                log.info("%s: its own model is the global one together with its samples, and no file", order.client)
+                continue
             module = self.task.to_module(model.vector, model.buffers)
             path = home.path / f"{kind}.safetensors"
-            write_model(path, module, *self.plan.described(), order.client if kind == "personal" else kind)
+            write_model(path, module, *self.plan.described(), order.client if kind != "global" else kind)
             log.info("%s: the %s model is in %s", self.settings.name, kind, path)

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.algorithm import Announcement, Shapes, Start
-from equipoise.board import COLUMNS
+from equipoise.board import COLUMNS, SCORED
 from equipoise.equilibrium import Solves, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.flower.wire import Refused, named, pack, unpack
@@ -48,6 +48,8 @@ class Order(Settings):
     "how many training samples they have together, where the algorithm asks for it"
     malicious: bool = False
     "play the part of a malicious client in the experiment's own attack"
+    iterations: Round = 0
+    "most iterations of a solve, by the experiment's classes of devices; 0: as the model says"
     accepted: Round = 0
     "the number of the last order to this client whose update the server took; 0: none yet"
     train: Round = 0
@@ -124,7 +126,7 @@ def order_shapes(announced: Announcement, start: Start, buffers: int) -> Shapes:
 
 def answer_shapes(announced: Announcement) -> Shapes:
     """All that an answer may carry: the algorithm's message, and scores."""
-    scores = {kind: ((len(COLUMNS),), torch.float64) for kind in ("personal", "global")}
+    scores = {kind: ((len(COLUMNS),), torch.float64) for kind in SCORED}
     return {**named(announced.up, "up"), **named({"sizes": ((3,), torch.int64), **scores}, "scores")}
 
 

@@ -49,7 +49,7 @@ class Deployment(Run):
         self.plan, self.settings = plan, plan.experiment.deploy
         task, experiment = plan.task(), plan.experiment
         start = Start(task.space, task.w0, self.settings.clients, seed=experiment.schedule.seed)
-        super().__init__(task, experiment.algorithm, experiment.schedule, start, folder, watcher, experiment.between)
+        super().__init__(task, experiment.algorithm, experiment.schedule, start, folder, watcher, *experiment.around)
         self.buffers = task.buffers
         # Clients keep their states themselves; the server may have to keep their last messages.
         kept = State() if self.last is None else self.last.initial
@@ -115,10 +115,12 @@ class Deployment(Run):
         training = [member for member in self.roster.members.values() if not member.unseen]
         samples = sum(member.samples for member in training)
         self._begin(replace(self.start, clients=len(training), samples=samples))
+        unseen = {member.name for member in self.roster.members.values() if member.unseen}
+        names = ({member.name for member in training} | set(self.settings.names)) - unseen
+        self.budgets = self.devices.budgets(sorted(names), self.schedule.seed)
         if (attack := self.between.attack) is not None:
-            unseen = {member.name for member in self.roster.members.values() if member.unseen}
-            names = {member.name for member in training} | set(self.settings.names) | set(attack.clients)
-            self.malicious = self.tally.malicious = attack.malicious(sorted(names - unseen), self.schedule.seed)
+            names |= set(attack.clients) - unseen
+            self.malicious = self.tally.malicious = attack.malicious(sorted(names), self.schedule.seed)
 
     def _begin(self, start: Start) -> None:
         """What all clients begin with, and how many there are."""
@@ -232,6 +234,7 @@ class Deployment(Run):
             clients=self.start.clients,
             samples=self.start.samples,
             malicious=member.name in self.malicious,
+            iterations=self.budgets.get(member.name, 0),
             accepted=member.accepted,
             train=train,
             evaluate=evaluate,
@@ -305,6 +308,7 @@ class Deployment(Run):
             "clients": self.start.clients,
             "samples": self.start.samples,
             "malicious": sorted(self.malicious),
+            "budgets": self.budgets,
             "unlogged": self.unlogged,
             "tally": self.tally.facts(),
         }
@@ -317,6 +321,7 @@ class Deployment(Run):
         self.post.refused.update(facts["refused"])
         self.post.bytes_sent, self.post.bytes_received = facts["bytes"]
         self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
+        self.budgets = facts["budgets"]
         self.malicious = self.tally.malicious = frozenset(facts["malicious"])
         self._begin(replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"]))
         self.buffers = saved.kept["buffers"]

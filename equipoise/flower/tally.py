@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from equipoise.board import COLUMNS, Board
+from equipoise.board import COLUMNS, SCORED, Board
 from equipoise.flower.wire import Refused
 from equipoise.losses import Metric
 
@@ -61,10 +61,11 @@ class Tally:
     def board(self, unseen: bool = False) -> Board:
         names = self.names(unseen)
         sizes = np.array([self.rows[name]["sizes"] for name in names]).reshape(-1, len(_SIZES))
-        personal, shared = (self._table(kind, names) for kind in ("personal", "global"))
+        found = {kind: self._table(kind, names) for kind in SCORED}
+        scored = {kind: table for kind, table in found.items() if table is not None}
         benign = np.array([name not in self.malicious for name in names], dtype=bool)
         validates, tests = benign & (sizes[:, 1] > 0), benign & (sizes[:, 2] > 0)
-        return Board(self.metric, validates, tests, personal, shared, self.select)
+        return Board(self.metric, validates, tests, scored, self.select)
 
     def _table(self, kind: str, names: list[str]) -> np.ndarray | None:
         if not any(kind in self.rows[name] for name in names):

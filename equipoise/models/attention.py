@@ -1,8 +1,9 @@
 """Causal transformers for text: blocks on top of each other, or one block in equilibrium."""
 
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
@@ -96,9 +97,12 @@ class Transformer8(_TransformerSettings):
 
     paper: ClassVar[str] = "FeDEQ's Transformer-8, the explicit peer of its DEQ-Transformer"
 
+    layers: Annotated[int, Field(ge=2, le=1000)] = 8
+    "blocks, with the one that belongs to the head"
+
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         embedding = self.embedding("transformer-8", shape, outputs)
-        blocks = [_Block(self.width, self.heads) for _ in range(7)]
+        blocks = [_Block(self.width, self.heads) for _ in range(self.layers - 1)]
         return Split(nn.Sequential(embedding, *blocks), self.personal_block(outputs))
 
 

@@ -1,13 +1,15 @@
 """Blocks that several networks are made of."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.equilibrium import ContractiveConv2d, project
+from equipoise.settings import Count, Settings
 
 
 class _Softplus(torch.autograd.Function):
@@ -95,7 +97,15 @@ class BasicBlock(nn.Module):
         return self.activation(out + self.shortcut(x))
 
 
-def fully_connected(width: int, activation: Activation) -> list[nn.Module]:
+Channels = Annotated[int, Field(ge=GROUPS, le=4096, multiple_of=GROUPS)]
+
+
+class FullyConnected(Settings):
     """FeDEQ's shared fully connected part, which the personal layer follows."""
-    act = MODULES[activation]
-    return [nn.Linear(width, 256), act(), nn.Linear(256, 128), act(), nn.LayerNorm(128)]
+
+    hidden: tuple[Count, Count] = (256, 128)
+    "widths of the two hidden layers before the head"
+
+    def fully_connected(self, width: int, activation: Activation) -> list[nn.Module]:
+        act, (first, second) = MODULES[activation], self.hidden
+        return [nn.Linear(width, first), act(), nn.Linear(first, second), act(), nn.LayerNorm(second)]

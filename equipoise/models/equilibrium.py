@@ -16,9 +16,10 @@ from equipoise.models.blocks import (
     ACTIVATIONS,
     MODULES,
     Activation,
+    Channels,
     EquilibriumBlock,
+    FullyConnected,
     conv3x3,
-    fully_connected,
     norm,
 )
 from equipoise.settings import Count, Settings
@@ -92,38 +93,47 @@ class DeqMLP(FedeqModel, Bounded):
         return Split(body, nn.Linear(self.hidden, outputs))
 
 
-class _DeqResNet(FedeqModel, Bounded, ABC):
-    channels: ClassVar[tuple[int, int]]
+class _DeqResNet(FedeqModel, Bounded, FullyConnected, ABC):
     name: ClassVar[str]
 
+    channels: Channels
+    inner: Channels
     activation: Activation = "softplus"
     "softplus is smooth, as the theory wants it"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, height, width = image_shape(shape, 4, self.name)
-        channels, inner = self.channels
+        channels = self.channels
         body = nn.Sequential(
             *(conv3x3(inputs, channels), MODULES[self.activation](), norm(channels)),
             nn.MaxPool2d(3, 2, padding=1),
-            self.equilibrium(EquilibriumBlock(channels, inner, self.activation, self.bound)),
+            self.equilibrium(EquilibriumBlock(channels, self.inner, self.activation, self.bound)),
             nn.MaxPool2d(3, 2, padding=1),
             nn.Flatten(),
-            *fully_connected(channels * -(-height // 4) * -(-width // 4), self.activation),
+            *self.fully_connected(channels * -(-height // 4) * -(-width // 4), self.activation),
         )
-        return Split(body, nn.Linear(128, outputs))
+        return Split(body, nn.Linear(self.hidden[-1], outputs))
 
 
 class DeqResNetS(_DeqResNet):
     """A convolution, an equilibrium residual block of 64 and 128 channels, two hidden layers, and the head."""
 
     paper: ClassVar[str] = "FeDEQ's DEQ-ResNet-S: 984,896 shared parameters on 28x28 grey images"
-    channels: ClassVar[tuple[int, int]] = (64, 128)
     name: ClassVar[str] = "deq-resnet-s"
+
+    channels: Channels = 64
+    "of the images in the equilibrium"
+    inner: Channels = 128
+    "channels within the residual block"
 
 
 class DeqResNetM(_DeqResNet):
     """A convolution, an equilibrium residual block of 128 and 256 channels, two hidden layers, and the head."""
 
     paper: ClassVar[str] = "FeDEQ's DEQ-ResNet-M: 2,725,120 shared parameters on 32x32 colour images"
-    channels: ClassVar[tuple[int, int]] = (128, 256)
     name: ClassVar[str] = "deq-resnet-m"
+
+    channels: Channels = 128
+    "of the images in the equilibrium"
+    inner: Channels = 256
+    "channels within the residual block"

@@ -9,19 +9,25 @@ from torch import Tensor, nn
 from equipoise.equilibrium import project
 from equipoise.equilibrium.options import WarmStartKind
 from equipoise.models.base import ModelSettings, Split, image_shape
-from equipoise.models.blocks import MODULES, Activation, BasicBlock, EquilibriumBlock, conv3x3, norm
+from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, EquilibriumBlock, conv3x3, norm
 from equipoise.models.equilibrium import Bounded, EquilibriumModel
 from equipoise.settings import Count, NonNegative
 
-Channels = Annotated[int, Field(ge=8, le=4096, multiple_of=8)]
 Layers = Annotated[int, Field(ge=2, le=10)]
+
+
+class _Stem(ModelSettings):
+    """The first convolution, which brings an image to the channels of the rest."""
+
+    stride: Annotated[int, Field(ge=1, le=4)] = 1
+    "of the first convolution: 1 keeps the resolution, as in the paper; with 2 the rest costs a quarter"
 
 
 def _pooled(outputs: int, channels: int) -> tuple[list[nn.Module], nn.Linear]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten()], nn.Linear(channels, outputs)
 
 
-class _FlDeq(EquilibriumModel, Bounded):
+class _FlDeq(EquilibriumModel, Bounded, _Stem):
     """What the two equilibrium networks of FL-DEQ have in common."""
 
     tol: NonNegative = 1e-2
@@ -37,7 +43,7 @@ class _FlDeq(EquilibriumModel, Bounded):
         inputs, *_ = image_shape(shape, 1, name)
         pool, head = _pooled(outputs, self.channels)
         # The unit is fed with as many channels as it has, so one convolution brings the image to them.
-        stem = [conv3x3(inputs, self.channels), norm(self.channels)]
+        stem = [conv3x3(inputs, self.channels, self.stride), norm(self.channels)]
         return Split(nn.Sequential(*stem, self.equilibrium(f), *pool), head)
 
 
@@ -99,7 +105,7 @@ class DeqCNN(_FlDeq):
         return self.network("deq-cnn", _Convolutions(self.channels, self.layers, self.bound), shape, outputs)
 
 
-class ResNet5Blocks(ModelSettings):
+class ResNet5Blocks(_Stem):
     """A convolution, five residual blocks at full resolution, and the head."""
 
     paper: ClassVar[str] = "the explicit peer of FL-DEQ's residual blocks in equilibrium"
@@ -113,11 +119,11 @@ class ResNet5Blocks(ModelSettings):
         inputs, *_ = image_shape(shape, 1, "resnet-5-blocks")
         pool, head = _pooled(outputs, self.channels)
         blocks = [BasicBlock(self.channels, self.channels, 1, self.activation) for _ in range(5)]
-        stem = [conv3x3(inputs, self.channels), norm(self.channels), MODULES[self.activation]()]
+        stem = [conv3x3(inputs, self.channels, self.stride), norm(self.channels), MODULES[self.activation]()]
         return Split(nn.Sequential(*stem, *blocks, *pool), head)
 
 
-class CnnL(ModelSettings):
+class CnnL(_Stem):
     """Two to ten convolutions at full resolution, and the head."""
 
     paper: ClassVar[str] = "the explicit peers of FL-DEQ's convolutions in equilibrium"
@@ -130,8 +136,8 @@ class CnnL(ModelSettings):
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, *_ = image_shape(shape, 1, "cnn-L")
         layers: list[nn.Module] = []
-        for _ in range(self.layers):
-            layers += [conv3x3(inputs, self.channels), norm(self.channels), nn.ReLU()]
+        for k in range(self.layers):
+            layers += [conv3x3(inputs, self.channels, 1 if k else self.stride), norm(self.channels), nn.ReLU()]
             inputs = self.channels
         pool, head = _pooled(outputs, self.channels)
         return Split(nn.Sequential(*layers, *pool), head)

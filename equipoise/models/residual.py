@@ -7,19 +7,22 @@ from torch import nn
 
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import ModelSettings, Split, image_shape
-from equipoise.models.blocks import MODULES, Activation, BasicBlock, conv3x3, fully_connected, norm
+from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, FullyConnected, conv3x3, norm
 from equipoise.settings import Count
 
-_CHANNELS = {3: (64, 128, 256), 4: (32, 64, 128, 256)}
+_WIDTH = {3: 64, 4: 32}
+"""Channels of the first group, by how many groups there are; every further group has twice as many."""
 
 
-class _ResNet(ModelSettings, ABC):
+class _ResNet(ModelSettings, FullyConnected, ABC):
     name: ClassVar[str]
     published: ClassVar[dict[str, tuple[int, ...]]]
     "blocks a group for grey images (FEMNIST), colour ones with up to 10 classes (CIFAR-10), and with more (CIFAR-100)"
 
     blocks: tuple[Count, ...] | None = None
     "blocks in each of 3 or 4 groups; where it is not given, as published for this kind of images"
+    width: Channels | None = None
+    "channels in the first group, doubled in each further one; where it is not given, 64 for 3 groups and 32 for 4"
     activation: Activation = "relu"
     "after every normalisation"
 
@@ -27,17 +30,17 @@ class _ResNet(ModelSettings, ABC):
         inputs, *_ = image_shape(shape, 8, self.name)
         kind = "grey" if inputs == 1 else "colour" if outputs <= 10 else "many"
         blocks = self.blocks or self.published[kind]
-        if len(blocks) not in _CHANNELS:
+        if len(blocks) not in _WIDTH:
             raise EquipoiseError(f"model.blocks = {list(blocks)} is not allowed; it must be a list of 3 or 4 numbers")
-        widths = _CHANNELS[len(blocks)]
+        widths = [(self.width or _WIDTH[len(blocks)]) << group for group in range(len(blocks))]
         layers: list[nn.Module] = [conv3x3(inputs, widths[0]), norm(widths[0]), MODULES[self.activation]()]
         before = widths[0]
         for group, (count, channels) in enumerate(zip(blocks, widths, strict=True)):
             for k in range(count):
                 layers.append(BasicBlock(before, channels, 2 if group and k == 0 else 1, self.activation))
                 before = channels
-        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *fully_connected(before, self.activation)]
-        return Split(nn.Sequential(*layers), nn.Linear(128, outputs))
+        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *self.fully_connected(before, self.activation)]
+        return Split(nn.Sequential(*layers), nn.Linear(self.hidden[-1], outputs))
 
 
 class ResNet14(_ResNet):

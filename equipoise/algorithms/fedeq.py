@@ -1,0 +1,73 @@
+"""FeDEQ: a shared representation, agreed upon by ADMM, and heads of one's own."""
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.settings import Count, Positive
+from equipoise.state import State, Upload, Uploads
+
+
+class FeDEQ(Algorithm):
+    """Clients agree by ADMM on the body, an equilibrium or any other, and keep their heads (FeDEQ).
+
+    theta: the consensus on the body; theta_i: the client's copy of it; lam_i: the dual of theta_i = theta; w_i: its
+    head; rho: strength of the agreement. Personal models have theta_i, consensus models theta in its place.
+    """
+
+    paper: ClassVar[str] = "FeDEQ: a shared equilibrium representation learned by ADMM consensus, Algorithm 1"
+    keeps_head: ClassVar[bool] = True
+
+    rho: Positive = 0.01
+    "strength of the pull of the copies towards each other"
+    average: Literal["plain", "dual"] = "plain"
+    "plain: the mean of the round's theta_i, as printed; dual: of all clients' last theta_i + lam_i / rho, exact ADMM"
+    head_epochs: Count = 3
+    "passes that fit the head to the consensus, before the body's"
+    head_lr: Positive | None = None
+    "learning rate of the head; lr where it is not given"
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
+    "passes over the client's training data in a round that train the body"
+
+    def server(self, start: Start) -> State:
+        return State(theta=start.space.body(start.w0))
+
+    def client(self, start: Start) -> State:
+        theta = start.space.body(start.w0)
+        return State(theta_i=theta, lam_i=torch.zeros_like(theta), w_i=start.space.head(start.w0))
+
+    def first(self, start: Start) -> State | None:
+        return State(theta=start.space.body(start.w0)) if self.average == "dual" else None
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        theta, rho = down.theta, self.rho
+        v = data.descend(  # line 8: w_i on L_i(theta, .), the received theta standing still
+            data.space.join(theta, client.w_i), part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1
+        )
+        w_i = data.space.head(v)
+        v = data.descend(  # line 9: theta_i on the augmented Lagrangian, from the client's own theta_i
+            data.space.join(client.theta_i, w_i),
+            part="body",
+            pull=lambda v: client.lam_i + rho * (data.space.body(v) - theta),
+        )
+        theta_i = data.space.body(v)
+        lam_i = client.lam_i + rho * (theta_i - theta)  # line 10
+        sent = theta_i if self.average == "plain" else theta_i + lam_i / rho
+        held = client.theta_i if self.average == "plain" else client.theta_i + client.lam_i / rho
+        return State(theta_i=theta_i, lam_i=lam_i, w_i=w_i), Upload(State(theta=sent), reference=State(theta=held))
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return reduce(uploads)  # line 4
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.space.join(client.theta_i, client.w_i)
+
+    def consensus(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.space.join(down.theta, client.w_i)
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        w = data.space.join(down.theta, client.w_i)
+        return data.descend(w, part="head", epochs=self.adapt_epochs, lr=self.head_lr)

@@ -1,0 +1,42 @@
+"""kNN-Per: a global model whose answers every client mixes with those of its own nearest samples."""
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from equipoise.algorithm import LocalData, Own
+from equipoise.algorithms.fedavg import FedAvg
+from equipoise.neighbours import Mixed, Neighbours
+from equipoise.settings import Count, Positive
+from equipoise.state import State
+
+Weight = Annotated[float, Field(ge=0, le=1)]
+
+
+class KnnPer(FedAvg):
+    """FedAvg; a client predicts with the global model and its nearest own samples, seen as the model's body sees them.
+
+    k: how many neighbours; mix: their weight in the answer, 0 being the global model alone. With several values, each
+    client takes those that are best on its validation samples; without such samples, the first ones.
+    """
+
+    paper: ClassVar[str] = "Marfoq et al., Personalized FL through Local Memorization, ICML 2022, Eqs. 7 to 9"
+    keeps_head: ClassVar[bool] = True
+
+    k: Annotated[tuple[Count, ...], Field(min_length=1)] = (10, 5, 20)
+    "numbers of neighbours to choose from"
+    mix: Annotated[tuple[Weight, ...], Field(min_length=1)] = (0.5, 0.0, 0.25, 0.75, 1.0)
+    "weights of the neighbours' answer to choose from; the global model's is 1 - mix"
+    scale: Positive = 1.0
+    "a neighbour at distance d counts by exp(-d / scale)"
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return down.w
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return down.w  # it has samples to look up, which is all that is personal here
+
+    def predictor(self, module: nn.Module, own: Own) -> nn.Module:
+        neighbours = Neighbours(module, own.head, *own.train, scale=self.scale)
+        return Mixed(neighbours, *neighbours.best(own, self.k, self.mix))
