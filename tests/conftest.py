@@ -14,6 +14,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
 from equipoise.data.federation import Federation, from_clients
+from equipoise.devices import Devices
 from equipoise.engine.between import Between
 from equipoise.engine.options import Engine, Schedule
 from equipoise.engine.simulate import Simulation
@@ -108,6 +109,7 @@ def simulation(
     dtype: str = "float64",
     new: bool = True,
     between: Between | None = None,
+    devices: Devices | None = None,
     **schedule: Any,
 ) -> Simulation:
     """A run of a small problem, ready to go."""
@@ -123,7 +125,8 @@ def simulation(
             run_folder.write_config()
     schedule = {"rounds": 4, "participation": 0.5, **schedule}
     engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
-    return Simulation(task, federation, algorithm, Schedule(**schedule), engine, run_folder, between=between)
+    settings = (algorithm, Schedule(**schedule), engine)
+    return Simulation(task, federation, *settings, run_folder, between=between, devices=devices)
 
 
 def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head", **schedule: Any) -> Simulation:

@@ -90,7 +90,7 @@ def trials(
         run.advance()
         w = run.algorithm.shared(run.server)
         jobs = [Job(i, initial, algorithm.down(run.server, i)) for i in range(S.m)]
-        personal = torch.stack([model.vector for model, _ in run.executor.personal(1, jobs, unseen=True)])
+        personal = torch.stack([model.vector for model, _ in run.executor.models(1, jobs, "unseen")])
         for k, v in enumerate((w, personal)):
             gaps = (v - torch.from_numpy(theta)).square().sum(1).numpy()
             losses[k, trial] = S.sigma**2 / 2 + S.b / 2 * gaps

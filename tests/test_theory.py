@@ -12,12 +12,15 @@ from equipoise.algorithms import (
     FedADMM,
     FedAvg,
     FedAvgFT,
+    FeDEQ,
     FedPer,
     FedProx,
     FedProxFT,
     FedRep,
     Flame,
     FlameLpProj,
+    FlDEQ,
+    KnnPer,
     Local,
     LpProj,
     PFedMe,
@@ -165,6 +168,30 @@ def _in_projection(p: LeastSquares, i: int, lam: float, matrix: np.ndarray, w: n
     return np.linalg.solve(p.hessian(i) + lam * matrix.T @ matrix, p.right(i) + lam * matrix.T @ w)
 
 
+def fedeq_by_dual_averages_ends_where_equal_clients_agree(p: LeastSquares) -> None:
+    rho = 1.0
+    algorithm = FeDEQ(rho=rho, average="dual", lr=1 / (p.smoothness() + rho), head_epochs=1, epochs=8, batch=FULL)
+    run = least_squares(p, algorithm, head=None, rounds=300)
+    hessian, right = (sum(f(i) for i in range(p.clients)) for f in (p.hessian, p.right))
+    np.testing.assert_allclose(run.server.theta.numpy(), np.linalg.solve(hessian, right), rtol=1e-7)
+
+
+def fl_deq_of_equal_devices_is_gradient_descent_on_the_mean_of_losses(p: LeastSquares) -> None:
+    lr = 0.3 / p.smoothness()
+    run = least_squares(p, FlDEQ(lr=lr, batch=FULL), rounds=7)
+    w = np.zeros(p.features)
+    for _ in range(7):
+        w -= lr * np.mean([p.hessian(i) @ w - p.right(i) for i in range(p.clients)], axis=0)
+    np.testing.assert_allclose(run.server.w.numpy(), w, rtol=1e-12)
+
+
+def the_nearest_neighbour_of_a_training_sample_is_itself(p: LeastSquares) -> None:
+    algorithm = KnnPer(lr=1 / p.smoothness(), batch=FULL, k=(1,), mix=(1.0,))
+    run = least_squares(p, algorithm, rounds=400)
+    np.testing.assert_allclose(run.server.w.numpy(), p.pooled(), rtol=1e-8)  # FedAvg's model
+    np.testing.assert_allclose(run.scores.tables()["personal"][:, 2:], 0, atol=1e-14)  # test samples are trained on
+
+
 FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "local": local_reaches_each_clients_least_squares,
     "fedavg": fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss,
@@ -178,6 +205,9 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "pfedme": pfedme_takes_gradient_steps_on_the_envelopes,
     "fedadmm": fedadmm_ends_where_equal_clients_agree,
     "lp-proj": lp_proj_takes_gradient_steps_in_the_projection,
+    "fedeq": fedeq_by_dual_averages_ends_where_equal_clients_agree,
+    "fl-deq": fl_deq_of_equal_devices_is_gradient_descent_on_the_mean_of_losses,
+    "knn-per": the_nearest_neighbour_of_a_training_sample_is_itself,
     "flame-lp-proj": flame_in_the_projection_agrees_on_the_projection,
 }
 

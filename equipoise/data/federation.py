@@ -103,6 +103,17 @@ class Federation:
         chosen = randomness.generator(seed, "unseen").choice(len(names), count, replace=False)
         return replace(self, unseen=frozenset(names[i] for i in chosen))
 
+    def training_on(self, most: int | None, seed: int) -> "Federation":
+        """With no client training on more samples than this; which ones is drawn from the seed."""
+        if most is None:
+            return self
+        kept = []
+        for i, name in enumerate(self.names):
+            own = self.train[i]
+            drawn = randomness.generator(seed, "most", name).permutation(len(own))[:most]
+            kept.append(own[np.sort(drawn)])
+        return replace(self, train=Ragged(kept))
+
     def called(self, title: str, notes: tuple[str, ...] = ()) -> "Federation":
         return replace(self, title=title, notes=notes)
 

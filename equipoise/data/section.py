@@ -24,6 +24,8 @@ class Dealing(Settings):
     "train, validation and test part of every client's share: 0.7, 0.1, 0.2 where it is not given"
     normalize: tuple[float, Positive] | None = None
     "a mean that is taken off the inputs and a deviation that they are divided by, before any noise is added"
+    most: Count | None = None
+    "no client trains on more samples than this, drawn from the seed; those for validation and test stay all"
     unseen: Fraction = 0.0
     "which part of the clients takes no part in training; they adapt the result to their data and are scored apart"
 
@@ -77,7 +79,10 @@ class DataSection:
         x = with_noise(x, shares, self.partition.variances(len(shares)), seed)
         federation = from_shares(x, pool.y, shares, split, seed, pool.classes, pool.part)
         # What stands in tables: a portion of the data never goes under the name of the whole.
-        title = f"{self.name} ({pool.portion})" if pool.portion else self.name
+        portions = [pool.portion, f"at most {self.dealing.most} a client to train with" if self.dealing.most else ""]
+        portion = "; ".join(text for text in portions if text)
+        title = f"{self.name} ({portion})" if portion else self.name
+        federation = federation.training_on(self.dealing.most, seed)
         return federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
 
 

@@ -1,0 +1,145 @@
+"""kNN-Per against a plain search, sample by sample."""
+
+from math import exp
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from equipoise.algorithm import Own
+from equipoise.algorithms import FedAvg, KnnPer
+from equipoise.api import Result
+from equipoise.errors import EquipoiseError
+from equipoise.losses import METRICS
+from equipoise.models.base import Split
+from equipoise.neighbours import Neighbours
+from tests.conftest import classification, simulation, small_mlp
+
+
+def searched(module: nn.Module, x: Tensor, y: Tensor, query: Tensor, k: int, mix: float, classes: int) -> np.ndarray:
+    """Probabilities by a loop over samples, as the paper writes them."""
+    features = module.body(x).detach().numpy()
+    rows = []
+    for one in query:
+        mine = module.body(one[None])[0].detach().numpy()
+        nearest = sorted((float(np.linalg.norm(mine - f)), int(label)) for f, label in zip(features, y, strict=True))[
+            :k
+        ]
+        votes = np.zeros(classes)
+        for distance, label in nearest:
+            votes[label] += exp(-distance)
+        own = module(one[None])[0].softmax(-1).detach().numpy()
+        rows.append((1 - mix) * own + mix * votes / votes.sum())
+    return np.array(rows)
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(1, 12), st.integers(1, 9), st.sampled_from([0.0, 0.3, 1.0]), st.integers(1, 15), st.integers(0, 1000)
+)
+def test_it_is_the_plain_search(samples: int, queries: int, mix: float, k: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    module = small_mlp().double().eval()
+    x, query = (torch.from_numpy(rng.normal(size=(n, 5))) for n in (samples, queries))
+    y = torch.from_numpy(rng.integers(0, 3, samples))
+    neighbours = Neighbours(module, "head", x, y)
+    own, (nearest,) = neighbours.answers(query, [k])
+    found = neighbours.mixed(own, nearest, mix).exp().detach().numpy()
+    np.testing.assert_allclose(found, searched(module, x, y, query, k, mix, 3), rtol=1e-8, atol=1e-10)
+
+
+def test_the_best_k_and_weight_are_those_of_a_search_over_all() -> None:
+    rng = np.random.default_rng(1)
+    module = small_mlp().double().eval()
+    x, v = (torch.from_numpy(rng.normal(size=(n, 5))) for n in (40, 25))
+    y, w = (torch.from_numpy((t.numpy()[:, 0] > 0).astype(np.int64)) for t in (x, v))
+    ks, mixes = (1, 3, 10), (0.0, 0.25, 0.5, 1.0)
+    neighbours = Neighbours(module, "head", x, y)
+    chosen = neighbours.best(Own((x, y), (v, w), "head", METRICS["accuracy"]), ks, mixes)
+    right = {
+        (k, mix): (searched(module, x, y, v, k, mix, 3).argmax(1) == w.numpy()).mean() for k in ks for mix in mixes
+    }
+    assert right[chosen] == max(right.values())
+    assert chosen == next(pair for pair, value in right.items() if value == max(right.values()))
+    assert right[chosen] > right[1, 0.0]
+    empty = Own((x, y), (v[:0], w[:0]), "head", METRICS["accuracy"])
+    assert neighbours.best(empty, ks, mixes) == (1, 0.0)
+
+
+@pytest.mark.parametrize("mode", ["threads", "stacked"])
+def test_scores_are_those_of_the_search_and_of_the_model_that_is_given_out(mode: str) -> None:
+    federation = classification().holding_out(0.2, 0)
+    run = simulation(KnnPer(lr=0.1, batch=4, k=(3,), mix=(0.6,)), federation, rounds=3, mode=mode)
+    run.run()
+    table, result = run.scores.tables()["personal"], Result(run)
+    for who in range(len(federation)):
+        (x, y), (tx, ty) = (
+            run.federation.gather(torch.from_numpy(split[who])) for split in (run.federation.train, run.federation.test)
+        )
+        module = run.task.to_module(run.server.w)
+        right = searched(module, x, y, tx, 3, 0.6, 3).argmax(1) == ty.numpy()
+        assert table[who, 3] == pytest.approx(right.mean())
+        np.testing.assert_array_equal(
+            result.personal(who)(tx).argmax(1), searched(module, x, y, tx, 3, 0.6, 3).argmax(1)
+        )
+    assert torch.equal(run.server.w, _fedavg(federation, mode).server.w)
+
+
+def _fedavg(federation, mode: str):
+    run = simulation(FedAvg(lr=0.1, batch=4), federation, rounds=3, mode=mode)
+    run.run()
+    return run
+
+
+def test_both_modes_agree() -> None:
+    tables = []
+    for mode in ("threads", "stacked"):
+        run = simulation(KnnPer(lr=0.1, batch=4), rounds=2, mode=mode)
+        run.run()
+        tables.append(run.scores.tables()["personal"])
+    np.testing.assert_allclose(*tables, rtol=1e-9)
+
+
+class Positions(nn.Module):
+    """An answer a position."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.one_hot(x, 4).double()
+
+
+def test_texts_are_looked_up_by_position() -> None:
+    module = Split(Positions(), nn.Linear(4, 4).double())
+    x = torch.tensor([[0, 1, 2], [3, 3, 0]])
+    y = (x + 1) % 4  # after a character comes the next one
+    own, (nearest,) = Neighbours(module, "head", x, y).answers(torch.tensor([[2, 1, 3]]), [1])
+    assert own.shape == nearest.shape == (3, 4)
+    assert nearest.argmax(1).tolist() == [3, 2, 0]
+    last = Neighbours(module, "head", x, y[:, -1])  # one target: what the last position says
+    assert last.answers(torch.tensor([[3, 3, 2], [1, 1, 0]]), [1])[1][0].argmax(1).tolist() == [3, 1]
+
+
+def test_numbers_are_averaged() -> None:
+    module = Split(nn.Identity(), nn.Linear(2, 1).double())
+    x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 9.0]]).double()
+    y = torch.tensor([1.0, 3.0, 100.0]).double()
+    neighbours = Neighbours(module, "head", x, y)
+    own, (nearest,) = neighbours.answers(torch.tensor([[0.5, 0.0]]).double(), [2])
+    assert nearest.item() == pytest.approx(2.0)  # both at the same distance
+    assert neighbours.mixed(own, nearest, 0.25).item() == pytest.approx(0.75 * own.item() + 0.5)
+
+
+def test_it_needs_a_head_to_read_the_features_of() -> None:
+    with pytest.raises(EquipoiseError, match="name the submodule that is the head"):
+        simulation(KnnPer(), head=None)
+
+
+def test_far_away_samples_do_not_overflow() -> None:
+    module = Split(nn.Identity(), nn.Linear(1, 2).double())
+    x = torch.tensor([[0.0], [1e6]]).double()
+    neighbours = Neighbours(module, "head", x, torch.tensor([0, 1]))
+    _, (nearest,) = neighbours.answers(torch.tensor([[-1e7], [2e6]]).double(), [2])
+    assert nearest.argmax(1).tolist() == [0, 1]
+    assert torch.isfinite(nearest).all()
