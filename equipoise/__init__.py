@@ -7,12 +7,15 @@ from equipoise.algorithms import (
     FedADMM,
     FedAvg,
     FedAvgFT,
+    FeDEQ,
     FedPer,
     FedProx,
     FedProxFT,
     FedRep,
     Flame,
     FlameLpProj,
+    FlDEQ,
+    KnnPer,
     Local,
     LpProj,
     PFedMe,
@@ -21,6 +24,7 @@ from equipoise.api import Result, train
 from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip
 from equipoise.data.federation import Federation, from_clients
 from equipoise.data.section import load_data
+from equipoise.devices import Devices
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.export import load_model
 from equipoise.losses import Metric
@@ -44,8 +48,10 @@ __all__ = [
     "REDUCERS",
     "Algorithm",
     "Attack",
+    "Devices",
     "Ditto",
     "EquipoiseError",
+    "FeDEQ",
     "FedADMM",
     "FedAvg",
     "FedAvgFT",
@@ -54,11 +60,13 @@ __all__ = [
     "FedProxFT",
     "FedRep",
     "Federation",
+    "FlDEQ",
     "Flame",
     "FlameLpProj",
     "Gaussian",
     "GeometricMedian",
     "Interrupted",
+    "KnnPer",
     "Krum",
     "LabelPoison",
     "Local",

@@ -16,6 +16,7 @@ from equipoise.attacks import ATTACKS
 from equipoise.config import Experiment
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
+from equipoise.devices import Devices
 from equipoise.engine.deploy import Deploy
 from equipoise.equilibrium import SOLVERS
 from equipoise.errors import EquipoiseError
@@ -105,8 +106,9 @@ def test_the_page_on_equilibria_runs_and_names_what_there_is() -> None:
         exec(code, names)
     for word in (*SOLVERS, *(name for name in MODELS if name.startswith("deq-") and name != "deq-mlp")):
         assert f"`{word}`" in text
-    (table,) = blocks("docs/equilibrium.md", "toml")
-    model = tomllib.loads(table)["model"]
+    devices, table = (tomllib.loads(block) for block in blocks("docs/equilibrium.md", "toml"))
+    read(Devices, devices["devices"], "devices")
+    model = table["model"]
     read(MODELS[model.pop("name")], model, "model")
 
 

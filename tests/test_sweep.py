@@ -1,6 +1,7 @@
 """Many runs from one file: which, in what order, and that what is done stays done."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from equipoise import sweep
 from equipoise.config import override
 from equipoise.errors import EquipoiseError
 from equipoise.jobs import execute
-from equipoise.runfolder import read_toml
+from equipoise.runfolder import RunFolder, read_toml
 from equipoise.sweep import cells, grid, tuned
 from tests.test_cli import equipoise_command
 
@@ -202,3 +203,83 @@ def test_lists_of_settings_are_known() -> None:
     lists = sweep._list_settings()
     assert {("data", "split"), ("attack", "clients"), ("model", "hidden"), ("deploy", "names")} <= lists
     assert ("algorithm", "lam") not in lists
+
+
+def test_variants_are_laid_over_the_rest_and_scales_over_both() -> None:
+    tables = small(
+        variant=[
+            {"algorithm": {"name": "local", "lr": [0.1, 0.2]}, "scale": {"smoke": {"algorithm": {"epochs": 3}}}},
+            {"rounds": 5},
+        ],
+        scale={"smoke": {"rounds": 1}, "small": {"data": {"samples": 20}}},
+    )
+    smoke, _ = cells(tables, "smoke")
+    assert [(c.experiment.algorithm_name, c.experiment.algorithm.lr, c.experiment.algorithm.epochs) for c in smoke] == [
+        ("local", 0.1, 3),
+        ("local", 0.2, 3),
+        ("ditto", 0.1, 1),
+    ]
+    assert all(cell.experiment.schedule.rounds == 1 for cell in smoke)
+    usual, _ = cells(tables)
+    assert [cell.experiment.schedule.rounds for cell in usual] == [2, 2, 5]
+    assert all(cell.experiment.data.source.samples == 20 for cell in usual)
+    with pytest.raises(EquipoiseError, match="no scale 'paper'; it has smoke, small"):
+        cells(tables, "paper")
+    with pytest.raises(EquipoiseError, match=r"must be a list of sections, \[\[variant\]\]"):
+        cells(small(variant={"rounds": 1}))
+
+
+def test_a_scale_changes_every_section_of_a_name_and_replaces_what_is_named_anew() -> None:
+    tables = {"algorithm": [{"name": "a", "lr": 1}, {"name": "b"}], "data": {"partition": {"kind": "x", "beta": 1}}}
+    over = {"algorithm": {"lr": 2}, "data": {"partition": {"kind": "y"}}}
+    assert sweep.laid_over(tables, over) == {
+        "algorithm": [{"name": "a", "lr": 2}, {"name": "b", "lr": 2}],
+        "data": {"partition": {"kind": "y"}},
+    }
+    assert tables["algorithm"][0]["lr"] == 1  # what was there is left alone
+
+
+ALIKE = [
+    {"name": "fedavg", "lr": 0.1},
+    {"name": "fedavg-ft", "lr": 0.1, "finetune_epochs": 2},
+    {"name": "knn-per", "lr": 0.1},
+]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_methods_that_train_alike_train_once_and_score_as_if_they_had_trained(jobs: int, tmp_path: Path) -> None:
+    every, _ = cells(small(algorithm=ALIKE, seed=[0, 1], data={"unseen": 0.3}))
+    chained = sweep.chains(every)
+    assert [len(chain) for chain in chained] == [3, 3]
+    execute(every, tmp_path / "shared", None, jobs, lambda cell, notes: None)
+    for cell in every:
+        execute([cell], tmp_path / cell.identity, None, 1, lambda cell, notes: None)
+        ours, own = (RunFolder(cell.folder(tmp_path / place)) for place in ("shared", cell.identity))
+        written = read_toml(ours.config)["written"]
+        assert ("trained" in written) == (cell.experiment.algorithm_name != "fedavg")
+        skip = ("seconds", "samples_per_second", "peak_memory_mb")
+        a, b = ({k: v for k, v in f.read_summary().items() if k not in skip} for f in (ours, own))
+        assert a == b
+        assert ours.read_metrics()[-1] == own.read_metrics()[-1]
+        assert "personal" not in ours.read_metrics()[0] or "trained" not in written
+        assert (ours.path / "clients.csv").read_text() == (own.path / "clients.csv").read_text()
+
+
+def test_what_trains_otherwise_trains_for_itself() -> None:
+    other = [{"name": "fedavg", "lr": 0.2}, {"name": "fedprox", "lr": 0.1}, {"name": "ditto", "lr": 0.1}]
+    every, _ = cells(small(algorithm=[*ALIKE, *other]))
+    assert [len(chain) for chain in sweep.chains(every)] == [3, 1, 1, 1]
+
+
+def test_a_scoring_that_was_broken_off_goes_on_without_the_other_run(tmp_path: Path) -> None:
+    every, _ = cells(small(algorithm=ALIKE))
+    execute(every, tmp_path, None, 1, lambda cell, notes: None)
+    last = every[-1].folder(tmp_path)
+    before = RunFolder(last).read_summary()
+    RunFolder(last).summary.unlink()
+    for cell in every[:-1]:
+        shutil.rmtree(cell.folder(tmp_path))
+    execute(every[-1:], tmp_path, None, 1, lambda cell, notes: None)
+    after = RunFolder(last).read_summary()
+    assert after["personal"] == before["personal"]
+    assert after["global"] == before["global"]

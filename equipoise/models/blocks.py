@@ -100,6 +100,13 @@ class BasicBlock(nn.Module):
 Channels = Annotated[int, Field(ge=GROUPS, le=4096, multiple_of=GROUPS)]
 
 
+class Stem(Settings):
+    """The first convolution, which brings an image to the channels of the rest."""
+
+    stride: Annotated[int, Field(ge=1, le=4)] = 1
+    "of the first convolution: 1 keeps the resolution, as in the papers; with 2 the rest costs a quarter"
+
+
 class FullyConnected(Settings):
     """FeDEQ's shared fully connected part, which the personal layer follows."""
 

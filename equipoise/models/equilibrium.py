@@ -19,6 +19,7 @@ from equipoise.models.blocks import (
     Channels,
     EquilibriumBlock,
     FullyConnected,
+    Stem,
     conv3x3,
     norm,
 )
@@ -93,7 +94,7 @@ class DeqMLP(FedeqModel, Bounded):
         return Split(body, nn.Linear(self.hidden, outputs))
 
 
-class _DeqResNet(FedeqModel, Bounded, FullyConnected, ABC):
+class _DeqResNet(FedeqModel, Bounded, FullyConnected, Stem, ABC):
     name: ClassVar[str]
 
     channels: Channels
@@ -103,14 +104,14 @@ class _DeqResNet(FedeqModel, Bounded, FullyConnected, ABC):
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, height, width = image_shape(shape, 4, self.name)
-        channels = self.channels
+        channels, shrunk = self.channels, 4 * self.stride
         body = nn.Sequential(
-            *(conv3x3(inputs, channels), MODULES[self.activation](), norm(channels)),
+            *(conv3x3(inputs, channels, self.stride), MODULES[self.activation](), norm(channels)),
             nn.MaxPool2d(3, 2, padding=1),
             self.equilibrium(EquilibriumBlock(channels, self.inner, self.activation, self.bound)),
             nn.MaxPool2d(3, 2, padding=1),
             nn.Flatten(),
-            *self.fully_connected(channels * -(-height // 4) * -(-width // 4), self.activation),
+            *self.fully_connected(channels * -(-height // shrunk) * -(-width // shrunk), self.activation),
         )
         return Split(body, nn.Linear(self.hidden[-1], outputs))
 

@@ -9,25 +9,18 @@ from torch import Tensor, nn
 from equipoise.equilibrium import project
 from equipoise.equilibrium.options import WarmStartKind
 from equipoise.models.base import ModelSettings, Split, image_shape
-from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, EquilibriumBlock, conv3x3, norm
+from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, EquilibriumBlock, Stem, conv3x3, norm
 from equipoise.models.equilibrium import Bounded, EquilibriumModel
 from equipoise.settings import Count, NonNegative
 
 Layers = Annotated[int, Field(ge=2, le=10)]
 
 
-class _Stem(ModelSettings):
-    """The first convolution, which brings an image to the channels of the rest."""
-
-    stride: Annotated[int, Field(ge=1, le=4)] = 1
-    "of the first convolution: 1 keeps the resolution, as in the paper; with 2 the rest costs a quarter"
-
-
 def _pooled(outputs: int, channels: int) -> tuple[list[nn.Module], nn.Linear]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten()], nn.Linear(channels, outputs)
 
 
-class _FlDeq(EquilibriumModel, Bounded, _Stem):
+class _FlDeq(EquilibriumModel, Bounded, Stem):
     """What the two equilibrium networks of FL-DEQ have in common."""
 
     tol: NonNegative = 1e-2
@@ -105,7 +98,7 @@ class DeqCNN(_FlDeq):
         return self.network("deq-cnn", _Convolutions(self.channels, self.layers, self.bound), shape, outputs)
 
 
-class ResNet5Blocks(_Stem):
+class ResNet5Blocks(ModelSettings, Stem):
     """A convolution, five residual blocks at full resolution, and the head."""
 
     paper: ClassVar[str] = "the explicit peer of FL-DEQ's residual blocks in equilibrium"
@@ -123,7 +116,7 @@ class ResNet5Blocks(_Stem):
         return Split(nn.Sequential(*stem, *blocks, *pool), head)
 
 
-class CnnL(_Stem):
+class CnnL(ModelSettings, Stem):
     """Two to ten convolutions at full resolution, and the head."""
 
     paper: ClassVar[str] = "the explicit peers of FL-DEQ's convolutions in equilibrium"

@@ -7,14 +7,14 @@ from torch import nn
 
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import ModelSettings, Split, image_shape
-from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, FullyConnected, conv3x3, norm
+from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, FullyConnected, Stem, conv3x3, norm
 from equipoise.settings import Count
 
 _WIDTH = {3: 64, 4: 32}
 """Channels of the first group, by how many groups there are; every further group has twice as many."""
 
 
-class _ResNet(ModelSettings, FullyConnected, ABC):
+class _ResNet(ModelSettings, FullyConnected, Stem, ABC):
     name: ClassVar[str]
     published: ClassVar[dict[str, tuple[int, ...]]]
     "blocks a group for grey images (FEMNIST), colour ones with up to 10 classes (CIFAR-10), and with more (CIFAR-100)"
@@ -33,7 +33,7 @@ class _ResNet(ModelSettings, FullyConnected, ABC):
         if len(blocks) not in _WIDTH:
             raise EquipoiseError(f"model.blocks = {list(blocks)} is not allowed; it must be a list of 3 or 4 numbers")
         widths = [(self.width or _WIDTH[len(blocks)]) << group for group in range(len(blocks))]
-        layers: list[nn.Module] = [conv3x3(inputs, widths[0]), norm(widths[0]), MODULES[self.activation]()]
+        layers: list[nn.Module] = [conv3x3(inputs, widths[0], self.stride), norm(widths[0]), MODULES[self.activation]()]
         before = widths[0]
         for group, (count, channels) in enumerate(zip(blocks, widths, strict=True)):
             for k in range(count):

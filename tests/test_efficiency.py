@@ -1,0 +1,85 @@
+"""What a run costs: parameters, bytes, rounds to a score, and the memory of a client's step."""
+
+import pytest
+import torch
+from torch import nn
+
+from equipoise.algorithm import Algorithm
+from equipoise.algorithms import FeDEQ, FedRep, Local
+from equipoise.memory import peak_tensor_bytes
+from equipoise.models import MODELS
+from equipoise.models.base import Split
+from equipoise.task import Task
+from tests.conftest import simulation
+
+
+def test_every_summary_says_what_the_method_costs(algorithm: Algorithm) -> None:
+    run = simulation(algorithm, rounds=3, participation=0.5, targets=(0.0, 2.0))
+    run.run()
+    summary = run.summary()
+    sent = summary["bytes_up"] + summary["bytes_down"]
+    assert summary["bytes_a_round"] == round(sent / 3)
+    assert summary["parameters_sent"] == sent // 8
+    assert summary["step_memory_mb"] > 0
+    kinds = {"personal", "consensus", "global", "hybrid"} & summary.keys()
+    assert kinds
+    assert summary["rounds_to"] == {kind: {"0": 1, "2": None} for kind in summary["rounds_to"]}
+    assert summary["rounds_to"].keys() == kinds
+
+
+def test_parameters_shared_and_personal_are_counted_apart() -> None:
+    run = simulation(FeDEQ(), rounds=1)
+    run.run()
+    body, head = run.task.space.body_size, run.task.space.size - run.task.space.body_size
+    summary = run.summary()
+    assert summary["parameters_shared"] == body
+    assert summary["parameters_personal"] == 2 * body + head  # theta_i, lam_i and w_i
+    rep = simulation(FedRep(), rounds=1)
+    rep.run()
+    assert (rep.summary()["parameters_shared"], rep.summary()["parameters_personal"]) == (body, head)
+
+
+def test_the_first_round_that_reached_a_score_is_told() -> None:
+    run = simulation(Local(lr=0.2, batch=4), rounds=12, evaluate_every=2)
+    run.run()
+    scores = {line["round"]: line["personal"]["accuracy"] for line in run.lines if "personal" in line}
+    target = sorted(scores.values())[len(scores) // 2]
+    again = simulation(Local(lr=0.2, batch=4), rounds=12, evaluate_every=2, targets=(target,))
+    again.run()
+    wanted = next(round for round, score in scores.items() if score >= target)
+    assert again.summary()["rounds_to"]["personal"] == {f"{target:g}": wanted}
+
+
+def test_bytes_are_those_of_the_tensors_that_live_at_once() -> None:
+    def two_at_once() -> torch.Tensor:
+        a = torch.ones(1000)
+        b = a + 1
+        del a
+        return b * 2  # b and its double; a is gone
+
+    assert peak_tensor_bytes(two_at_once) == 8000
+    x = torch.ones(1000)
+    assert peak_tensor_bytes(lambda: x.view(10, 100)[3]) == 0  # what was there before is not counted
+    assert peak_tensor_bytes(lambda: x + x) == 4000
+
+
+def test_a_step_keeps_what_backward_needs() -> None:
+    """A chain of tanh keeps each of its outputs; without gradients it would keep two at a time."""
+    n, width = 64, 128
+    layers = [nn.Linear(width, width, bias=False)] + [nn.Tanh() for _ in range(10)]
+    module = Split(nn.Sequential(*layers), nn.Linear(width, 3, bias=False))
+    task = Task(module, (torch.zeros(2, width), torch.zeros(2, dtype=torch.long)))
+    activations, parameters = 11 * 4 * n * width, 4 * (width * width + 3 * width)
+    assert activations + parameters < task.step_bytes(n) < 1.5 * (activations + 2 * parameters)
+
+
+@pytest.mark.parametrize("limit", [3, 30])
+def test_memory_of_an_equilibrium_step_does_not_depend_on_its_iterations(limit: int) -> None:
+    torch.manual_seed(0)
+    settings = {"channels": 8, "inner": 16, "hidden": (16, 16), "window": 2, "tol": 0.0}
+    sample = (torch.randn(2, 1, 12, 12), torch.zeros(2, dtype=torch.long))
+    bytes_of = {
+        k: Task(MODELS["deq-resnet-s"](limit=k, **settings).build((1, 12, 12), 10), sample).step_bytes(8)
+        for k in (6, limit + 6)
+    }
+    assert bytes_of[limit + 6] <= 1.02 * bytes_of[6]
