@@ -1,0 +1,204 @@
+"""The tables of docs/results/fedeq.md, from the folders of the sweeps: python experiments/fedeq/tables.py RUNS
+
+RUNS holds fedeq/ and fl-deq/, and in them a folder a sweep, named as its file; what is missing is left out. The paper's
+figure stands in parentheses.
+"""
+
+import sys
+import tomllib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from equipoise.report import Run, find_runs
+
+PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
+METHODS = ("local", "fedavg", "fedavg-ft", "ditto", "fedper", "fedrep", "knn-per", "fedeq")
+Cells = Sequence[object]
+
+
+def runs_in(folder: Path) -> list[Run]:
+    done = [path.parent for path in sorted(folder.glob("*/summary.json"))]
+    return find_runs(done) if done else []
+
+
+def print_table(title: str, head: Cells, body: Iterable[Cells]) -> None:
+    rows = list(body)
+    if rows:
+        print(f"\n## {title}\n")
+        for row in (head, ["---"] * len(head), *rows):
+            print("| " + " | ".join(map(str, row)) + " |")
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    if not values:
+        return "–"
+    return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def accuracies(runs: Iterable[Run], kind: str, unseen: bool = False) -> list[float]:
+    found = [run.summary.get("unseen", {}) if unseen else run.summary for run in runs]
+    return [100 * summary[kind]["accuracy"] for summary in found if kind in summary]
+
+
+def column(run: Run) -> str:
+    data = run.config["data.name"]
+    labels = run.config.get("data.partition.per_client")
+    return f"{data}-{labels}" if labels else str(data)
+
+
+def published(table: str, method: str, name: str) -> str:
+    columns = PAPER[table]["columns"]
+    at = {"digits-by-writer": "femnist"}.get(name, name)
+    return f" ({PAPER[table][method][columns.index(at)]:.2f})" if at in columns and method in PAPER[table] else ""
+
+
+def scored(method: str) -> str:
+    """What the paper's table speaks of: the global model of FedAvg, the personal one of all others."""
+    return "global" if method == "fedavg" else "personal"
+
+
+def by_method(runs: list[Run]) -> dict[str, list[Run]]:
+    return {name: [run for run in runs if run.config["algorithm.name"] == name] for name in METHODS}
+
+
+def tables_1_and_2(root: Path) -> None:
+    every = [run for name in ("digits-by-writer", "cifar10", "cifar100", "shakespeare") for run in runs_in(root / name)]
+    names = list(dict.fromkeys(column(run) for run in every))
+    methods = by_method(every)
+
+    def cell(method: str, name: str, kind: str, table: str, unseen: bool = False) -> str:
+        values = accuracies((run for run in methods[method] if column(run) == name), kind, unseen)
+        return spread(values) + (published(table, method, name) if values else "")
+
+    body = [[method, *(cell(method, name, scored(method), "table1") for name in names)] for method in METHODS]
+    body.append(["fedeq, consensus", *(cell("fedeq", name, "consensus", "") for name in names)])
+    print_table("Table 1: clients that trained", ["method", *names], body if every else [])
+    body = [
+        [m, *(cell(m, name, "global" if m == "fedavg" else "personal", "table2", True) for name in names)]
+        for m in METHODS
+    ]
+    print_table("Table 2: clients that took no part", ["method", *names], body if every else [])
+    print_table(
+        "What it costs",
+        ["data", "method", "shared", "kept by a client", "KB a round", "step MB", "iterations", "gradients", "seconds"],
+        [[name, *cost([r for r in methods[m] if column(r) == name])] for name in names for m in METHODS],
+    )
+
+
+def cost(runs: list[Run]) -> Cells:
+    if not runs:
+        return ["–"] * 8
+    first = runs[0].summary
+    iterations = f"{first['solver_iterations']:.1f}" if "solver_iterations" in first else "–"
+    return [
+        runs[0].config["algorithm.name"],
+        f"{first['parameters_shared']:,}",
+        f"{first['parameters_personal']:,}",
+        f"{first['bytes_a_round'] / 1e3:,.0f}",
+        f"{first['step_memory_mb']:.2f}",
+        iterations,
+        f"{mean(run.summary['gradient_samples'] for run in runs):,.0f}",
+        f"{mean(run.summary['seconds'] for run in runs):.0f}",
+    ]
+
+
+def curves(root: Path, name: str, title: str, key: Callable[[Run], Cells], head: Cells, rounds: Sequence[int]) -> None:
+    """Scores on the way, one seed."""
+    body = []
+    for run in sorted(runs_in(root / name), key=lambda run: [str(k) for k in key(run)]):
+        for kind in ("personal", "consensus", "global"):
+            lines = {line["round"]: line[kind] for line in run.metrics if kind in line}
+            if lines:
+                scores = [f"{100 * lines[r]['accuracy']:.2f}" if r in lines else "–" for r in rounds]
+                losses = f"{lines[max(lines)]['loss']:.3f}" if lines[max(lines)]["loss"] is not None else "diverged"
+                body.append([*key(run), kind, *scores, losses])
+    print_table(title, [*head, "model", *(f"round {r}" for r in rounds), "loss at the end"], body)
+
+
+def sizes(root: Path, name: str, title: str) -> None:
+    body = []
+    for run in runs_in(root / name):
+        kind = "personal" if "personal" in run.summary else "global"
+        body.append(
+            [
+                run.config["algorithm.name"],
+                model(run),
+                f"{run.summary['parameters_shared']:,}",
+                f"{run.summary['step_memory_mb']:.2f}",
+                f"{1e3 * run.summary['seconds'] / run.summary['gradient_samples']:.2f}",
+                f"{100 * run.summary[kind]['accuracy']:.2f}",
+            ]
+        )
+    body.sort(key=lambda row: int(row[2].replace(",", "")))
+    print_table(title, ["method", "model", "shared", "step MB", "ms a sample", "accuracy"], body)
+
+
+def model(run: Run) -> str:
+    parts = [str(run.config["model.name"])]
+    for key in ("channels", "width", "blocks", "layers", "activation"):
+        if (value := run.config.get(f"model.{key}")) is not None:
+            parts.append(f"{key} {value}")
+    return ", ".join(parts)
+
+
+def devices(root: Path) -> None:
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs_in(root / "devices"):
+        weak = "40% at 3" if len(run.summary["devices"]) > 1 else "all at 10"
+        how = f"{weak}, {run.config['algorithm.fusion']}" if weak != "all at 10" else weak
+        groups.setdefault((run.config["data.partition.kind"], how), []).append(run)
+    body = []
+    for (kind, how), runs in sorted(groups.items()):
+        targets = list(runs[0].summary["rounds_to"]["global"])
+        reached = [[run.summary["rounds_to"]["global"][t] for run in runs] for t in targets]
+        first = [f"{mean(found):.0f}" if all(found) else "–" for found in reached]
+        iterations = spread([run.summary["solver_iterations"] for run in runs], 1)
+        body.append([kind, how, len(runs), spread(accuracies(runs, "global")), iterations, *first])
+    shown = [f"rounds to {t}" for t in (list(runs[0].summary["rounds_to"]["global"]) if body else [])]
+    print_table("FL-DEQ, Fig. 4: devices", ["data", "devices", "seeds", "accuracy", "iterations", *shown], body)
+
+
+def fl_deq(root: Path, name: str, title: str) -> None:
+    body = []
+    for run in runs_in(root / name):
+        targets = run.summary["rounds_to"]["global"]
+        depth = run.config.get("model.blocks", run.config.get("model.layers", "5"))
+        body.append(
+            [
+                run.config["data.partition.kind"],
+                f"{run.config['model.name']}, {depth}",
+                f"{run.summary['parameters_shared']:,}",
+                f"{run.summary['parameters_sent'] / 1e6:.1f}",
+                f"{100 * run.summary['global']['accuracy']:.2f}",
+                *(found or "–" for found in targets.values()),
+            ]
+        )
+    head = (
+        ["data", "model", "parameters", "sent (millions)", "accuracy", *(f"rounds to {t}" for t in targets)]
+        if body
+        else []
+    )
+    print_table(title, head, sorted(body))
+
+
+def main(root: Path) -> None:
+    fedeq, fl = root / "fedeq", root / "fl-deq"
+    tables_1_and_2(fedeq)
+    sizes(fedeq, "size", "Figs. 3 and 4: size, memory and accuracy on digits by writer")
+    sizes(fedeq, "memory", "Fig. 4: memory and time at the paper's sizes, one round")
+    rho: Callable[[Run], Cells] = lambda run: [run.config["algorithm.average"], run.config["algorithm.rho"]]  # noqa: E731
+    curves(fedeq, "rho", "Fig. 5: rho", rho, ["average", "rho"], (20, 40, 60))
+    keys = ("name", "head_epochs", "epochs")
+    passes: Callable[[Run], Cells] = lambda run: [run.config[f"algorithm.{k}"] for k in keys]  # noqa: E731
+    curves(fedeq, "epochs", "Fig. 6: passes", passes, ["method", "head", "body"], (10, 20, 30))
+    bounded: Callable[[Run], Cells] = lambda run: [run.config["model.contraction"], run.config["algorithm.lr"]]  # noqa: E731
+    curves(fedeq, "projection", "Fig. 2: projection", bounded, ["projected", "lr"], (10, 20, 40))
+    fl_deq(fl, "blocks", "FL-DEQ, Figs. 1 and 2: residual blocks")
+    fl_deq(fl, "layers", "FL-DEQ, Fig. 3: convolutions")
+    devices(fl)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs"))
