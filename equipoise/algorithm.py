@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
@@ -114,11 +115,9 @@ class Algorithm(Settings, ABC):
 
     def training(self) -> dict[str, Any]:
         """All that training depends on: who else says the same trains the same, and differs in what it makes of it."""
-        own = type(self)
-        trainer = next(cls for cls in own.__mro__ if "local" in vars(cls))  # who wrote the client's part
-        rest = ("server", "client", "first", "down", "aggregate")
-        if not issubclass(trainer, Algorithm) or any(getattr(trainer, f) is not getattr(own, f) for f in rest):
-            trainer = own
+        trainer = type(self)
+        while _only_scores(trainer):
+            trainer = trainer.__bases__[0]
         fields = trainer.model_fields.keys() - {"adapt_epochs"}
         return {"by": trainer.__name__, **{name: value for name, value in self.table().items() if name in fields}}
 
@@ -182,6 +181,19 @@ class Algorithm(Settings, ABC):
     def looks_up(self) -> bool:
         """Does it predict with more than a vector of parameters?"""
         return type(self).predictor is not Algorithm.predictor
+
+    @property
+    def has_consensus(self) -> bool:
+        return type(self).consensus is not Algorithm.consensus
+
+
+def _only_scores(cls: type[Algorithm]) -> bool:
+    """Does it differ from what it is made of only in what it makes of the training?"""
+    kinds = (FunctionType, property, classmethod, staticmethod)
+    written = {k for k, v in vars(cls).items() if isinstance(v, kinds) and not k.startswith("__")}
+    parent = cls.__bases__[0]
+    concrete = issubclass(parent, Algorithm) and not getattr(parent, "__abstractmethods__", None)
+    return concrete and len(cls.__bases__) == 1 and written <= {"personal", "consensus", "adapt", "predictor"}
 
 
 class Rehearsal:

@@ -169,7 +169,7 @@ def train(
             "evaluate_every": evaluate_every,
             "checkpoint_every": checkpoint_every,
             "select": select,
-            "targets": tuple(targets),
+            "targets": tuple(targets) or None,
         },
         "",
     )

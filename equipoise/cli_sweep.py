@@ -18,7 +18,7 @@ def sweep(
     data: Data = None,
     scale: Annotated[
         str | None,
-        typer.Option("--scale", metavar="NAME", help="Which [scale.NAME] of the file to run; small if it has several."),
+        typer.Option("--scale", metavar="NAME", help="Which [scale.NAME] to lay over the file; small if there is one."),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Runs at a time.")] = 1,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
@@ -57,10 +57,9 @@ def sweep(
     from equipoise import jobs as processes
     from equipoise import report
     from equipoise import sweep as sweeps
-    from equipoise.config import override
     from equipoise.runfolder import read_toml
 
-    every, settings = sweeps.cells(override(read_toml(file), sets or []), scale)
+    every, settings = sweeps.cells(read_toml(file), scale, sets or [])
     folder = out or Path("runs") / file.stem
     progress = progress_bar("runs")
     progress.disable = quiet

@@ -1,4 +1,4 @@
-"""Scores of the personal, the global and the hybrid model of every client."""
+"""Scores of the personal, the consensus, the global and the hybrid model of every client."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -70,7 +70,7 @@ class Evaluator:
     def __call__(self, round: int, server: State, store: ClientStore) -> None:
         self.adaptation_samples = 0
         self._own_models("personal", "unseen" if self.unseen else "personal", round, server, store)
-        if not self.unseen:
+        if self.algorithm.has_consensus and not self.unseen:
             self._own_models("consensus", "consensus", round, server, store)
         vector = self.algorithm.shared(server)
         if self.unseen and len(self.executor.task.buffers):
@@ -152,6 +152,7 @@ class Evaluator:
         return {f"{kind}.{k}": t for kind, table in self.tables.items() for k, t in table.tensors().items()}
 
     def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        self.has, self.adaptation_samples = facts["has"], facts["adaptation_samples"]
+        self.has, self.adaptation_samples = self.has | facts["has"], facts["adaptation_samples"]
         for kind, table in self.tables.items():
-            table.restore({k: tensors[f"{kind}.{k}"] for k in ("scores", "digest")})
+            if f"{kind}.scores" in tensors:  # runs from before there was this kind know nothing of it
+                table.restore({k: tensors[f"{kind}.{k}"] for k in ("scores", "digest")})

@@ -25,7 +25,7 @@ def export_model(result: Result, experiment: Experiment, client: str | None, pat
     if who is not None and result.looks_up:
         raise EquipoiseError(
             f"a personal model of {experiment.algorithm_name} is the global model together with the client's samples, "
-            "which no file of parameters holds; leave --client out to export the global model"
+            "which no file of parameters holds; --global exports the global model"
         )
     module = result.global_model() if who is None else result.personal(who)
     name = "global" if who is None else result.clients[who] if isinstance(who, int) else who

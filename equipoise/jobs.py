@@ -14,13 +14,15 @@ from typing import Any
 from equipoise import files
 from equipoise.config import Experiment
 from equipoise.errors import Interrupted, RunFailed
-from equipoise.runs import has_models, rescore, run
+from equipoise.runs import clear_if_half_scored, has_models, run
 from equipoise.sweep import FAILED, Cell, chains
 from equipoise.watcher import Watcher
 
 Notes = list[str]
 """What a person should know of a run."""
 Told = Callable[[Cell, Notes], None]
+Chain = tuple[list[Cell], Path | None]
+"""Runs with the same training that are left to do, and the folder of one that is done, if there is one."""
 _stopping = threading.Event()
 """In a worker: begin nothing more."""
 
@@ -38,10 +40,9 @@ def work(experiment: Experiment, folder: Path, data: Path | None, trained: Path 
     that says why."""
     listener = _Listener()
     try:
-        if trained is not None:
-            rescore(experiment, folder, data, trained, listener)
-        else:
-            run(experiment, folder, data, resume=(folder / "run.toml").exists(), watcher=listener)
+        clear_if_half_scored(folder)
+        begun = (folder / "run.toml").exists()
+        run(experiment, folder, data, begun, listener, None if begun else trained)
     except RunFailed as error:
         listener.tell(f"failed: {error}")
         files.write_json(folder / FAILED, {"why": str(error)})
@@ -50,23 +51,34 @@ def work(experiment: Experiment, folder: Path, data: Path | None, trained: Path 
 
 def execute(wanted: Sequence[Cell], out: Path, data: Path | None, jobs: int, told: Told) -> None:
     """Run those that are not done yet; `told` hears of each that ends."""
-    left = []
-    for chain in chains(wanted):
-        todo = [cell for cell in chain if not cell.done(out) and not cell.failed(out)]
-        trained = next((cell.folder(out) for cell in chain if cell.done(out) and has_models(cell.folder(out))), None)
+    left: list[Chain] = []
+    for alike in chains(wanted):
+        todo = [cell for cell in alike if not cell.done(out) and not cell.failed(out)]
+        trained = next((cell.folder(out) for cell in alike if cell.done(out) and has_models(cell.folder(out))), None)
         if todo:
             left.append((todo, trained))
     if jobs == 1:
-        for todo, trained in left:
-            for cell in todo:
+        for chain in left:
+            rest: Chain | None = chain
+            while rest is not None:
+                (cell, *_), trained = rest
                 told(cell, work(cell.experiment, cell.folder(out), data, trained))
-                trained = trained or (cell.folder(out) if cell.done(out) else None)
+                rest = _after(rest, out, told)
     elif left:
         _in_processes(left, out, data, jobs, told)
 
 
-Chain = tuple[list[Cell], Path | None]
-"""Runs with the same training that are left to do, and the folder of one that is done, if there is one."""
+def _after(chain: Chain, out: Path, told: Told) -> Chain | None:
+    """What is left of a chain when its first run has ended; where the training came to nothing, it does so for all."""
+    (cell, *rest), trained = chain
+    if trained is None and cell.failed(out):
+        why = (cell.folder(out) / FAILED).read_text()
+        for other in rest:
+            files.make_folder(other.folder(out))
+            files.write_text(other.folder(out) / FAILED, why)
+            told(other, [])
+        return None
+    return (rest, trained or (cell.folder(out) if cell.done(out) else None)) if rest else None
 
 
 def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int, told: Told) -> None:
@@ -87,12 +99,12 @@ def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int
             if not waiting:
                 break
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                ((cell, *rest), trained), notes = waiting.pop(future), future.result()
+                chain, notes = waiting.pop(future), future.result()
                 if notes is None:
                     raise Interrupted
-                told(cell, notes)
-                if rest:
-                    todo.append((rest, trained or (cell.folder(out) if cell.done(out) else None)))
+                told(chain[0][0], notes)
+                if (rest := _after(chain, out, told)) is not None:
+                    todo.append(rest)
     except KeyboardInterrupt:
         while not pids.empty():  # workers do not hear Ctrl-C themselves: each is asked once, and saves what it has
             os.kill(pids.get(), signal.SIGINT)

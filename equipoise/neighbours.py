@@ -20,6 +20,7 @@ class Neighbours:
     def __init__(self, module: nn.Module, head: str, x: Tensor, y: Tensor, scale: float = 1.0):
         self.module, self.head, self.scale = module, module.get_submodule(head), scale
         self.by_position = y.ndim == 2 and not y.is_floating_point()
+        self.one_of_many = y.ndim == 1 and not y.is_floating_point()
         features, outputs = self._look(x)
         self.features = features.double()
         self.classes = None if y.is_floating_point() else outputs.shape[-1]
@@ -42,11 +43,11 @@ class Neighbours:
         finally:
             handle.remove()
         features = torch.cat(seen)
-        if outputs.ndim < 3:
-            return features.flatten(1), outputs.reshape(len(x), -1)
         if self.by_position:
             return features.flatten(0, 1), outputs.flatten(0, 1)
-        return features[:, -1], outputs[:, -1]
+        if self.one_of_many and outputs.ndim == 3:
+            return features[:, -1], outputs[:, -1]
+        return features.flatten(1), outputs.reshape(len(x), outputs[0].numel())
 
     @torch.no_grad()
     def answers(self, x: Tensor, ks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from equipoise import files
 from equipoise.api import Result
 from equipoise.config import Experiment
 from equipoise.data.federation import Federation
@@ -38,9 +37,18 @@ def folder_of_data(file: Path, given: Path | None, tell: Callable[[str], None] =
 
 
 def run(
-    experiment: Experiment, out: Path, data: Path | None = None, resume: bool = False, watcher: Watcher | None = None
+    experiment: Experiment,
+    out: Path,
+    data: Path | None = None,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    trained: Path | None = None,
 ) -> Result:
-    """A run of the experiment in the folder `out`, from its start or from where it was."""
+    """A run of the experiment in the folder `out`, from its start or from where it was.
+
+    With `trained`, the folder of a finished run whose training is the same, its models are scored as this method makes
+    them, and nothing is trained.
+    """
     watcher = watcher or Watcher()
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
@@ -55,23 +63,20 @@ def run(
         watcher.tell(note)
     task = experiment.task(federation)
     mode = experiment.engine.mode_for(task)
-    written = {"data": str(source), "mode": mode} | _trained(out)
+    written = {"data": str(source), "mode": mode}
+    if trained is not None:
+        written[_TRAINED] = trained.name
     with RunFolder.at_work(out, experiment.tables(), resume, **written) as folder:
+        if trained is not None:
+            shutil.copytree(RunFolder(trained).checkpoint, folder.checkpoint, dirs_exist_ok=True)
         simulation = _simulation(experiment, federation, task, folder, watcher)
-        if resume:
-            simulation.resume()
-        if _TRAINED in written and simulation.done == experiment.schedule.rounds:
-            simulation.rescore()
+        if trained is not None:
+            simulation.rescore(RunFolder(trained).read_metrics())
         else:
+            if resume:
+                simulation.resume()
             simulation.run()
     return Result(simulation)
-
-
-def _trained(out: Path) -> dict[str, str]:
-    """Which run's training this one took over, if it did."""
-    config = RunFolder(out).config
-    written = read_toml(config).get(WRITTEN, {}) if config.exists() else {}
-    return {_TRAINED: written[_TRAINED]} if _TRAINED in written else {}
 
 
 def has_models(path: Path) -> bool:
@@ -79,19 +84,13 @@ def has_models(path: Path) -> bool:
     return any(RunFolder(path).checkpoint.glob("round-*.json"))
 
 
-def rescore(
-    experiment: Experiment, out: Path, data: Path | None, trained: Path, watcher: Watcher | None = None
-) -> Result:
-    """A run whose training is that of another, which is done: its models are scored as this method makes them."""
-    with RunFolder.at_work(out, experiment.tables(), resume=True, **{_TRAINED: trained.name}) as folder:
-        if not has_models(out):
-            for log in RunFolder(trained).logs:
-                files.write_text(folder.path / log.name, log.read_text())
-            copy = out / "checkpoint.part"
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(RunFolder(trained).checkpoint, copy)
-            copy.rename(folder.checkpoint)
-    return run(experiment, out, data, resume=True, watcher=watcher)
+def clear_if_half_scored(path: Path) -> None:
+    """What was begun from another run's training and not finished is nothing to go on from."""
+    folder = RunFolder(path)
+    if folder.summary.exists() or not folder.config.exists():
+        return
+    if _TRAINED in read_toml(folder.config).get(WRITTEN, {}):
+        shutil.rmtree(path)
 
 
 def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:

@@ -27,16 +27,11 @@ class Scores:
         select: str = "validation",
         budgets: Mapping[str, int] | None = None,
     ):
-        self._made_of = (federation, algorithm, executor, malicious, select, budgets)
         training, unseen = federation.by_name
         self.training = Evaluator(federation, algorithm, executor, training, False, malicious, select, budgets)
         self.newcomers = None
         if unseen:
             self.newcomers = Evaluator(federation, algorithm, executor, unseen, unseen=True, select=select)
-
-    def anew(self) -> "Scores":
-        """The same, with nothing scored yet."""
-        return Scores(*self._made_of)
 
     def adapt(self, round: int, server: State, store: ClientStore, last: bool) -> None:
         """Score those who took no part. Adapting takes training: it is done once, at the end."""

@@ -5,10 +5,12 @@ What belongs together (an algorithm with its model) stands in a `[[variant]]`, w
 on validation samples with the first seed, and kept for the other seeds.
 """
 
+import copy
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any, Literal
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS
-from equipoise.config import Experiment
+from equipoise.config import Experiment, override
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.section import Dealing
 from equipoise.data.sources import SOURCES
@@ -31,6 +33,8 @@ from equipoise.runfolder import RunFolder, flatten
 from equipoise.settings import Settings, read
 
 SECTION, VARIANT, SCALE = "sweep", "variant", "scale"
+USUAL = "small"
+"""The scale that is run where none is asked for."""
 FAILED = "failed.json"
 """In the folder of a run that came to nothing, with the reason; it is not tried again while the file is there."""
 _NOT_THE_RUN = ("seed", "checkpoint_every", "engine.workers", "engine.memory_mb")  # no result depends on them
@@ -45,47 +49,49 @@ class Sweep(Settings):
     "the model whose score on validation samples decides"
 
 
-def _list_settings() -> set[tuple[str, str]]:
-    """Settings whose value is itself a list; of these, only a list of lists is many values."""
-    classes: dict[str, list[type[Settings]]] = {
-        "data": [Dealing, *SOURCES.values()],
-        "partition": list(PARTITIONS.values()),
-        "model": list(MODELS.values()),
-        "algorithm": list(ALGORITHMS.values()),
-        "attack": list(ATTACKS.values()),
-        "reducer": list(REDUCERS.values()),
-        "devices": [Devices],
-        "deploy": [Deploy],
-        "": [Schedule],
-    }
-    return {
-        (section, row["name"])
-        for section, known in classes.items()
-        for cls in known
-        for row in cls.describe()
-        if "a list" in row["allowed"]
-    }
+_REGISTRIES: dict[str, Mapping[str, type[Settings]]] = {
+    "data": SOURCES,
+    "partition": PARTITIONS,
+    "model": MODELS,
+    "algorithm": ALGORITHMS,
+    "attack": ATTACKS,
+    "reducer": REDUCERS,
+}
+_ALWAYS: dict[str, type[Settings]] = {"data": Dealing, "devices": Devices, "deploy": Deploy, "": Schedule}
+
+
+@cache
+def _list_settings(section: str, name: str) -> frozenset[str]:
+    """Settings of a section whose value is itself a list; of these, only a list of lists is many values."""
+    classes = [_ALWAYS[section]] if section in _ALWAYS else []
+    if (own := _REGISTRIES.get(section, {}).get(name)) is not None:
+        classes.append(own)
+    return frozenset(row["name"] for cls in classes for row in cls.describe() if "a list" in row["allowed"])
 
 
 def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every combination of the values that are listed, the last one changing fastest."""
-    lists = _list_settings()
 
-    def values(section: str, key: str, value: Any) -> Iterator[Any]:
+    def values(section: str, named: str, key: str, value: Any) -> Iterator[Any]:
+        """All that a setting may be, in a section of which `named` is the name or kind."""
         if isinstance(value, Mapping):
-            parts = [list(values(key, name, inner)) for name, inner in value.items()]
+            own = str(value.get("name", value.get("kind", "")))
+            section = "partition" if key in ("first", "second") else key
+            parts = [list(values(section, own, name, inner)) for name, inner in value.items()]
             for choice in itertools.product(*parts):
                 yield dict(zip(value, choice, strict=True))
-        elif isinstance(value, list) and not ((section, key) in lists and not (value and isinstance(value[0], list))):
+        elif isinstance(value, list) and not (
+            key in _list_settings(section, named) and not (value and isinstance(value[0], list))
+        ):
             if not value:
                 name = f"{section}.{key}" if section else key
                 raise EquipoiseError(f"{name} = [] is not allowed; a list of values needs at least one")
             for item in value:
-                yield from values(section, key, item) if isinstance(item, Mapping) else iter((item,))
+                yield from values(section, named, key, item) if isinstance(item, Mapping) else iter((item,))
         else:
             yield value
 
-    found: list[dict[str, Any]] = list(values("", "", dict(tables)))
+    found: list[dict[str, Any]] = list(values("", "", "", dict(tables)))
     return found
 
 
@@ -131,10 +137,21 @@ def laid_over(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, A
 def variants(tables: Mapping[str, Any], scale: str | None = None) -> list[dict[str, Any]]:
     """The file as many files, one a variant, at the scale that is asked for."""
     each = tables.get(VARIANT, [{}])
-    if not isinstance(each, list) or not all(isinstance(variant, Mapping) for variant in each):
+    if not isinstance(each, list) or not each or not all(isinstance(variant, Mapping) for variant in each):
         raise EquipoiseError(f"{VARIANT} is not allowed so; it must be a list of sections, [[{VARIANT}]]")
+    for variant in each:
+        if SECTION in variant:
+            raise EquipoiseError(f"a variant cannot have a section [{SECTION}]; it is for the whole file")
     base = {k: v for k, v in tables.items() if k != VARIANT}
     return [_scaled(laid_over(base, variant), scale) for variant in each]
+
+
+def scales(tables: Mapping[str, Any]) -> list[str]:
+    """The scales that a file has."""
+    found = dict.fromkeys(tables.get(SCALE, {}))
+    for variant in tables.get(VARIANT, ()):
+        found |= dict.fromkeys(variant.get(SCALE, {}))
+    return list(found)
 
 
 def _scaled(tables: dict[str, Any], scale: str | None) -> dict[str, Any]:
@@ -142,9 +159,9 @@ def _scaled(tables: dict[str, Any], scale: str | None) -> dict[str, Any]:
     if not isinstance(scales, Mapping) or not all(isinstance(over, Mapping) for over in scales.values()):
         raise EquipoiseError(f"{SCALE} is not allowed so; it must be sections, such as [{SCALE}.small]")
     if scale is None:
-        if not scales:
+        if USUAL not in scales:
             return tables
-        scale = "small"
+        scale = USUAL
     if scale not in scales:
         known = f"it has {', '.join(scales)}" if scales else "it has none"
         raise EquipoiseError(f"the file has no scale {scale!r}; {known}")
@@ -155,13 +172,22 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return {k: v for k, v in flatten(experiment.tables()).items() if not k.startswith(_NOT_THE_RUN)}
 
 
-def cells(tables: Mapping[str, Any], scale: str | None = None) -> tuple[list[Cell], Sweep]:
-    """All runs that a file asks for, checked before any of them begins."""
-    tables = dict(tables)
+def cells(tables: Mapping[str, Any], scale: str | None = None, sets: Sequence[str] = ()) -> tuple[list[Cell], Sweep]:
+    """All runs that a file asks for, checked before any of them begins; `sets` come on top of all that is in it."""
+    tables = override(copy.deepcopy(dict(tables)), [item for item in sets if item.startswith(f"{SECTION}.")])
+    rest = [item for item in sets if not item.startswith(f"{SECTION}.")]
     if not isinstance(tables.get(SECTION, {}), dict):
         raise EquipoiseError(f"{SECTION} = {tables[SECTION]!r} is not allowed; it must be a section, [{SECTION}]")
     sweep = read(Sweep, tables.pop(SECTION, {}), SECTION)
-    experiments = [Experiment.parse(each) for variant in variants(tables, scale) for each in grid(variant)]
+    experiments = [
+        Experiment.parse(each)
+        for variant in variants(tables, scale)
+        for each in grid(override(copy.deepcopy(variant), rest))
+    ]
+    for other in scales(tables):  # what is wrong with them is told now, and not when they are asked for
+        for variant in variants(tables, other):
+            for each in grid(variant):
+                Experiment.parse(each)
     settings = [_settings(experiment) for experiment in experiments]
     varied = [k for k in sorted({k for s in settings for k in s}) if len({json.dumps(s.get(k)) for s in settings}) > 1]
     for key in sweep.tune:
@@ -188,7 +214,7 @@ def _group(cell: Cell, tune: Sequence[str]) -> str:
 def _training(cell: Cell) -> str:
     """Stands for all that the training depends on: the same for methods that differ only in what they make of it."""
     settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training()}
-    flat = {k: v for k, v in flatten(settings).items() if k not in ("evaluate_every", "select", "targets")}
+    flat = {k: v for k, v in flatten(settings).items() if k not in ("select", "targets")}
     return _digest({k: v for k, v in flat.items() if k == "seed" or not k.startswith(_NOT_THE_RUN)})
 
 

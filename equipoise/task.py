@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from equipoise.data.federation import Memory
-from equipoise.equilibrium import Solves, WarmStart, layers, projected
+from equipoise.equilibrium import Solves, WarmStart, layers, projected, set_budget
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric, fitting_loss, fitting_metric
 from equipoise.memory import peak_tensor_bytes
@@ -20,6 +20,7 @@ from equipoise.space import Space
 # parameters times rows a sample are few; benchmarks/modes.py compares the two modes on both sides of the limit.
 _SMALL = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _SMALL_WORK = 250_000
+_UNKNOWN = 512  # samples of a client of which nothing is known
 
 
 class Task:
@@ -166,22 +167,29 @@ class Task:
         return total, max(complaints, key=lambda found: found[0])[1] if complaints else None
 
     @cached_property
-    def _step_bytes(self) -> dict[int, int]:
+    def _step_bytes(self) -> dict[tuple[int, int], int]:
         return {}
 
-    def step_bytes(self, batch: int) -> int:
-        """The most bytes of tensors in a step of one client: parameters, gradients and what backward needs."""
-        if batch not in self._step_bytes:
+    def step_bytes(self, batch: int, samples: int | None = None) -> int:
+        """The most bytes of tensors in a step of a client with so many samples.
+
+        These are parameters, gradients, what backward needs, and the fixed points that warm starts remember.
+        """
+        samples = samples or min(batch, _UNKNOWN)
+        batch = min(batch, samples)
+        if (batch, samples) not in self._step_bytes:
             x, y = (t[:1].expand(batch, *t.shape[1:]).contiguous() for t in self.sample)
 
             def step() -> object:
                 module = copy.deepcopy(self.module).train()
-                self.loss.mean(module(x), y).backward()
-                return module
+                warm = WarmStart(module, samples)
+                with warm.at(torch.arange(batch)):
+                    self.loss.mean(module(x), y).backward()
+                return module, warm
 
-            with torch.random.fork_rng(devices=[]):
-                self._step_bytes[batch] = peak_tensor_bytes(step)
-        return self._step_bytes[batch]
+            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+                self._step_bytes[batch, samples] = peak_tensor_bytes(step)
+        return self._step_bytes[batch, samples]
 
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
         module = self.space.module(self.module, vector)
@@ -246,8 +254,8 @@ class Replica:
 
     def set_budget(self, iterations: int | None) -> None:
         """Most iterations of a solve from now on; None: as the layers say."""
-        for layer in self.equilibria.values():
-            layer.budget = iterations
+        if self.equilibria:
+            set_budget(self.module, iterations)
 
     @property
     def iterations(self) -> int:

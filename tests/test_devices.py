@@ -1,6 +1,8 @@
 """Devices of unequal power: who affords what, that they do no more, and how they count."""
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from torch import Tensor, nn
 from equipoise.algorithms import FedAvg, FlDEQ
 from equipoise.devices import Devices
 from equipoise.engine.executor import Done
-from equipoise.equilibrium import Equilibrium
+from equipoise.equilibrium import Equilibrium, Solves
 from equipoise.errors import EquipoiseError
+from equipoise.flower.client import Client
+from equipoise.flower.messages import Order
 from equipoise.models.base import Split
 from equipoise.settings import read
 from tests.conftest import classification, simulation
@@ -152,7 +156,7 @@ def test_classes_have_the_sizes_that_their_fractions_say(clients: int, iteration
     ],
 )
 def test_wrong_devices_are_told(settings: dict, words: str) -> None:
-    with pytest.raises(EquipoiseError, match=".*".join(map(__import__("re").escape, [words]))):
+    with pytest.raises(EquipoiseError, match=re.escape(words)):
         read(Devices, settings, "devices")
 
 
@@ -175,3 +179,20 @@ def test_both_engines_give_devices_the_same_budgets(tmp_path: Path) -> None:
     ours, theirs = over_flower.summary(), simulated.summary()
     assert theirs["devices"] == {"10": 3, "3": 2}
     same({k: ours[k] for k in theirs if k not in WALL}, {k: v for k, v in theirs.items() if k not in WALL})
+
+
+@pytest.mark.parametrize(("own", "both", "alone"), [(0, 3, None), (5, 3, 5), (2, 2, 2)])
+def test_a_client_may_say_what_its_own_machine_affords(own: int, both: int, alone: int | None) -> None:
+    """The smaller of what the experiment (3, or nothing) and the client say holds."""
+    client = SimpleNamespace(settings=SimpleNamespace(iterations=own))
+    assert Client._budget(client, Order(run="0" * 32, iterations=3)) == both
+    assert Client._budget(client, Order(run="0" * 32)) == alone
+
+
+def test_a_budget_that_does_not_bind_hides_no_failure() -> None:
+    layer = Equilibrium(Slow(), solver="plain", tol=0.0, limit=5)
+    layer.quiet = True
+    for budget, told in ((None, 2), (5, 2), (9, 2), (4, 0)):
+        layer.budget, layer.solves = budget, Solves()
+        layer(torch.ones(2, 6))
+        assert layer.tally.unconverged == told

@@ -6,11 +6,12 @@ from torch import nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import FeDEQ, FedRep, Local
+from equipoise.errors import EquipoiseError
 from equipoise.memory import peak_tensor_bytes
 from equipoise.models import MODELS
 from equipoise.models.base import Split
 from equipoise.task import Task
-from tests.conftest import simulation
+from tests.conftest import LeastSquares, linear_module, simulation
 
 
 def test_every_summary_says_what_the_method_costs(algorithm: Algorithm) -> None:
@@ -37,6 +38,21 @@ def test_parameters_shared_and_personal_are_counted_apart() -> None:
     rep = simulation(FedRep(), rounds=1)
     rep.run()
     assert (rep.summary()["parameters_shared"], rep.summary()["parameters_personal"]) == (body, head)
+
+
+def test_an_accuracy_above_one_is_no_target() -> None:
+    with pytest.raises(EquipoiseError, match="an accuracy is at most 1"):
+        simulation(Local(), targets=(80.0,))
+
+
+def test_where_less_is_better_a_target_is_reached_from_above(problem: LeastSquares) -> None:
+    run = simulation(
+        Local(lr=0.1, batch=8), problem.federation(), linear_module(), loss="squared", rounds=20, targets=(1e-9, 0.5)
+    )
+    run.run()
+    first = next(line["round"] for line in run.lines if line["personal"]["rmse"] <= 0.5)
+    assert first > 1
+    assert run.summary()["rounds_to"]["personal"] == {"1e-09": None, "0.5": first}
 
 
 def test_the_first_round_that_reached_a_score_is_told() -> None:
@@ -73,6 +89,20 @@ def test_a_step_keeps_what_backward_needs() -> None:
     assert activations + parameters < task.step_bytes(n) < 1.5 * (activations + 2 * parameters)
 
 
+def test_a_batch_is_no_larger_than_the_largest_client_and_warm_starts_are_counted() -> None:
+    torch.manual_seed(0)
+    sample = (torch.randn(2, 1, 12, 12), torch.zeros(2, dtype=torch.long))
+    settings = {"channels": 8, "inner": 16, "hidden": (16, 16)}
+    task, off = (
+        Task(MODELS["deq-resnet-s"](warm_start=warm, **settings).build((1, 12, 12), 10), sample)
+        for warm in ("update", "off")
+    )
+    assert task.step_bytes(10**9, 8) == task.step_bytes(8, 8)
+    table = 4 * 8 * 6 * 6  # of one sample: eight channels of 6 by 6
+    assert task.step_bytes(8, 1008) - task.step_bytes(8, 8) >= 1000 * table
+    assert off.step_bytes(8, 1008) == off.step_bytes(8, 8)
+
+
 @pytest.mark.parametrize("limit", [3, 30])
 def test_memory_of_an_equilibrium_step_does_not_depend_on_its_iterations(limit: int) -> None:
     torch.manual_seed(0)
@@ -83,3 +113,34 @@ def test_memory_of_an_equilibrium_step_does_not_depend_on_its_iterations(limit: 
         for k in (6, limit + 6)
     }
     assert bytes_of[limit + 6] <= 1.02 * bytes_of[6]
+
+
+def shared(name: str, shape: tuple[int, ...] = (3, 32, 32), **settings: object) -> int:
+    return sum(p.numel() for p in MODELS[name](**settings).build(shape, 10).body.parameters())
+
+
+def test_a_stride_at_the_stem_leaves_convolutions_alone_and_shrinks_what_they_work_on() -> None:
+    for name in ("resnet-14", "deq-residual", "deq-cnn", "resnet-5-blocks", "cnn-L"):
+        assert shared(name, stride=2) == shared(name)
+        small, large = (
+            Task(MODELS[name](stride=s).build((3, 16, 16), 10), (torch.randn(2, 3, 16, 16), torch.zeros(2).long()))
+            for s in (2, 1)
+        )
+        assert small.step_bytes(4) < large.step_bytes(4)
+    narrow = {"channels": 16, "inner": 32, "hidden": (64, 48)}
+    conv = 9 * (3 * 16 + 2 * 16 * 32) + 2 * (16 + 32 + 16 + 16)  # stem, block, and their normalisations
+    for stride, side in ((1, 8), (2, 4), (4, 2)):
+        dense = 16 * side * side * 64 + 64 + 64 * 48 + 48 + 2 * 48
+        assert shared("deq-resnet-s", stride=stride, **narrow) == conv + dense
+
+
+def test_widths_double_from_group_to_group() -> None:
+    convs = [
+        p.shape
+        for name, p in MODELS["resnet-14"](blocks=(1, 1, 1, 1), width=8).build((3, 32, 32), 10).named_parameters()
+        if p.ndim == 4 and "second" in name
+    ]
+    assert [shape[0] for shape in convs] == [8, 16, 32, 64]
+    one, two = (shared("transformer-8", (20,), layers=k, width=32) for k in (4, 5))
+    block = 2 * 2 * 32 + 32 * 96 + 96 + 32 * 32 + 32 + 32 * 128 + 128 + 128 * 32 + 32
+    assert two - one == block

@@ -127,10 +127,10 @@ def test_the_dual_average_ends_where_all_losses_together_are_smallest(problem: L
 
 def test_absent_clients_keep_theta_i_and_lam_i_and_start_from_them_again() -> None:
     """theta_i is not set back to the consensus, whether or not the client was there in the round before."""
-    run = simulation(FeDEQ(lr=0.05, rho=0.3, epochs=1, head_epochs=1, batch=4), rounds=6, participation=2)
+    run = simulation(FeDEQ(lr=0.05, rho=0.3, epochs=1, head_epochs=1, batch=FULL), rounds=12, participation=2)
     before = [run.store.get(i) for i in range(6)]
-    moved = 0
-    for round in range(1, 7):
+    returned, away = 0, set()
+    for round in range(1, 13):
         present, theta = run.sample(round), run.server.theta
         run.advance()
         for i in range(6):
@@ -139,11 +139,13 @@ def test_absent_clients_keep_theta_i_and_lam_i_and_start_from_them_again() -> No
                 assert all(torch.equal(now[k], before[i][k]) for k in before[i])
                 continue
             torch.testing.assert_close(now.lam_i, before[i].lam_i + 0.3 * (now.theta_i - theta))
-            # A step or two from its own theta_i leads nearer to that than to a consensus that has moved away.
-            moved += (before[i].theta_i - theta).norm() > 0
+            slope = _slope(run, i, before[i].theta_i, now.w_i) + before[i].lam_i + 0.3 * (before[i].theta_i - theta)
+            torch.testing.assert_close(now.theta_i, before[i].theta_i - 0.05 * slope)  # one step, from its own theta_i
+            returned += i in away and not torch.equal(before[i].theta_i, theta)
+        away = set(range(6)) - set(present)
         before = [run.store.get(i) for i in range(6)]
     run.close()
-    assert moved >= 2
+    assert returned >= 2  # clients that were not there in the round before, and had a theta_i of their own
     torch.testing.assert_close(run.server.theta, torch.stack([before[i].theta_i for i in present]).mean(0))
 
 
@@ -154,16 +156,25 @@ def test_the_first_step_of_the_body_is_one_on_the_augmented_lagrangian() -> None
     run.advance()
     old, theta = run.store.get(4), run.server.theta
     run.advance()
-    new, space = run.store.get(4), run.task.space
-    v = space.join(old.theta_i, new.w_i).requires_grad_()
-    module = small_mlp()
-    x, y = run.federation.gather(torch.from_numpy(run.federation.train[4]))
-    out = torch.func.functional_call(module.double(), space.views(v), (x,))
-    value = nn.functional.cross_entropy(out, y) + old.lam_i @ (space.body(v) - theta)
-    value = value + rho / 2 * (space.body(v) - theta).square().sum()
-    (slope,) = torch.autograd.grad(value, v)
-    torch.testing.assert_close(new.theta_i, old.theta_i - 0.05 * space.body(slope))
+    new = run.store.get(4)
+    theta_i = old.theta_i.clone().requires_grad_()
+    value = _loss(run, 4, theta_i, new.w_i) + old.lam_i @ (theta_i - theta) + rho / 2 * (theta_i - theta).square().sum()
+    (slope,) = torch.autograd.grad(value, theta_i)
+    torch.testing.assert_close(new.theta_i, old.theta_i - 0.05 * slope)
     run.close()
+
+
+def _loss(run: Simulation, who: int, theta: Tensor, w: Tensor) -> Tensor:
+    """L_i(theta, w), by plain autograd on the module."""
+    views = run.task.space.views(run.task.space.join(theta, w))
+    x, y = run.federation.gather(torch.from_numpy(run.federation.train[who]))
+    return nn.functional.cross_entropy(torch.func.functional_call(small_mlp().double(), views, (x,)), y)
+
+
+def _slope(run: Simulation, who: int, theta: Tensor, w: Tensor) -> Tensor:
+    theta = theta.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(_loss(run, who, theta, w), theta)
+    return slope
 
 
 def test_both_models_are_scored_each_with_its_own_body() -> None:

@@ -13,7 +13,7 @@ from equipoise.data.federation import from_clients, from_shares, split_client
 from equipoise.data.noise import with_noise
 from equipoise.data.partitions.quality import Quality
 from equipoise.data.pool import Pool
-from equipoise.data.section import load_data
+from equipoise.data.section import DataSection, load_data
 from equipoise.data.sources.digits import load_excerpt
 from equipoise.errors import EquipoiseError
 from equipoise.randomness import generator
@@ -112,3 +112,16 @@ def test_a_clients_split_depends_on_its_name_alone() -> None:
 def test_bad_clients_are_named(clients: list, names: list | None, message: str) -> None:
     with pytest.raises(EquipoiseError, match=message):
         from_clients(clients, names=names)
+
+
+def test_only_training_samples_are_left_out_and_the_title_says_so() -> None:
+    table = {"name": "digits-by-writer", "extent": "excerpt", "clients": 6}
+    whole, some = (DataSection.parse(table | more).federation(None, 3) for more in ({}, {"most": 20}))
+    for i in range(6):
+        np.testing.assert_array_equal(whole.validation[i], some.validation[i])
+        np.testing.assert_array_equal(whole.test[i], some.test[i])
+        assert len(some.train[i]) == min(20, len(whole.train[i]))
+        assert set(some.train[i]) <= set(whole.train[i])
+    again = DataSection.parse(table | {"most": 20}).federation(None, 3)
+    np.testing.assert_array_equal(again.train.flat, some.train.flat)
+    assert some.title.endswith("at most 20 a client to train with)")

@@ -12,10 +12,14 @@ from torch import Tensor, nn
 from equipoise.algorithm import Own
 from equipoise.algorithms import FedAvg, KnnPer
 from equipoise.api import Result
+from equipoise.config import Experiment
+from equipoise.data.federation import from_clients
 from equipoise.errors import EquipoiseError
+from equipoise.export import export_model
 from equipoise.losses import METRICS
 from equipoise.models.base import Split
 from equipoise.neighbours import Neighbours
+from equipoise.runs import run as run_experiment
 from tests.conftest import classification, simulation, small_mlp
 
 
@@ -143,3 +147,51 @@ def test_far_away_samples_do_not_overflow() -> None:
     _, (nearest,) = neighbours.answers(torch.tensor([[-1e7], [2e6]]).double(), [2])
     assert nearest.argmax(1).tolist() == [0, 1]
     assert torch.isfinite(nearest).all()
+
+
+def test_a_client_without_samples_to_score_has_no_score_in_either_mode() -> None:
+    rng = np.random.default_rng(0)
+    parts = [
+        {"train": (rng.normal(size=(8, 5)), rng.integers(0, 3, 8)), **rest}
+        for rest in ({"test": (rng.normal(size=(4, 5)), rng.integers(0, 3, 4))}, {})
+    ]
+    for mode in ("threads", "stacked"):
+        run = simulation(KnnPer(batch=4), from_clients(parts), rounds=1, participation=1.0, mode=mode)
+        run.run()
+        table = run.scores.tables()["personal"]
+        assert np.isfinite(table[0, 2:]).all()
+        assert np.isnan(table[1]).all()
+
+
+def test_numbers_a_position_are_all_compared() -> None:
+    """With no weight on neighbours it is the global model, also where a sample has several outputs."""
+
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(1, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(x.unsqueeze(-1))
+            return out  # (n, positions, 1)
+
+    rng = np.random.default_rng(0)
+    parts = [{"train": (x := rng.normal(size=(9, 4)), 2 * x), "test": (x, 2 * x)} for _ in range(2)]
+    run = simulation(KnnPer(mix=(0.0,), batch=4), from_clients(parts), Twice(), loss="squared", rounds=1)
+    run.run()
+    tables = run.scores.tables()
+    np.testing.assert_allclose(tables["personal"][:, 2:], tables["global"][:, 2:], rtol=1e-9)
+
+
+def test_its_personal_model_cannot_be_exported(tmp_path) -> None:
+    tables = {
+        "rounds": 1,
+        "data": {"name": "linear", "clients": 3, "samples": 12},
+        "model": {"name": "linear"},
+        "algorithm": {"name": "knn-per"},
+    }
+    experiment = Experiment.parse(tables)
+    result = run_experiment(experiment, tmp_path / "run")
+    with pytest.raises(EquipoiseError, match="--global exports the global model"):
+        export_model(result, experiment, "0", tmp_path / "model.safetensors")
+    export_model(result, experiment, None, tmp_path / "model.safetensors")

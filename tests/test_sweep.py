@@ -13,7 +13,9 @@ import pytest
 import tomli_w
 
 from equipoise import sweep
+from equipoise.algorithms import ALGORITHMS
 from equipoise.config import override
+from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.jobs import execute
 from equipoise.runfolder import RunFolder, read_toml
@@ -251,9 +253,9 @@ def test_methods_that_train_alike_train_once_and_score_as_if_they_had_trained(jo
     every, _ = cells(small(algorithm=ALIKE, seed=[0, 1], data={"unseen": 0.3}))
     chained = sweep.chains(every)
     assert [len(chain) for chain in chained] == [3, 3]
-    execute(every, tmp_path / "shared", None, jobs, lambda cell, notes: None)
+    execute(every, tmp_path / "shared", None, jobs, nobody)
     for cell in every:
-        execute([cell], tmp_path / cell.identity, None, 1, lambda cell, notes: None)
+        execute([cell], tmp_path / cell.identity, None, 1, nobody)
         ours, own = (RunFolder(cell.folder(tmp_path / place)) for place in ("shared", cell.identity))
         written = read_toml(ours.config)["written"]
         assert ("trained" in written) == (cell.experiment.algorithm_name != "fedavg")
@@ -266,20 +268,104 @@ def test_methods_that_train_alike_train_once_and_score_as_if_they_had_trained(jo
 
 
 def test_what_trains_otherwise_trains_for_itself() -> None:
-    other = [{"name": "fedavg", "lr": 0.2}, {"name": "fedprox", "lr": 0.1}, {"name": "ditto", "lr": 0.1}]
+    names = [name for name in ALGORITHMS if name not in ("fedavg", "fedavg-ft", "knn-per", "fedprox-ft")]
+    other = [{"name": "fedavg", "lr": 0.2}, *({"name": name, "lr": 0.1} for name in names)]
+    other += [{"name": "lp-proj", "lr": 0.1, "d_sub": 5}]
     every, _ = cells(small(algorithm=[*ALIKE, *other]))
-    assert [len(chain) for chain in sweep.chains(every)] == [3, 1, 1, 1]
+    assert [len(chain) for chain in sweep.chains(every)] == [3, *(1 for _ in other)]
+    pair, _ = cells(small(algorithm=[{"name": "fedprox", "mu": 0.3}, {"name": "fedprox-ft", "mu": 0.3}]))
+    assert [len(chain) for chain in sweep.chains(pair)] == [2]
+    later, _ = cells(small(algorithm=ALIKE, evaluate_every=[1, 2]))
+    assert [len(chain) for chain in sweep.chains(later)] == [3, 3]
 
 
-def test_a_scoring_that_was_broken_off_goes_on_without_the_other_run(tmp_path: Path) -> None:
+def nobody(cell: sweep.Cell, notes: list[str]) -> None:
+    return
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_scoring_that_was_broken_off_begins_anew(
+    alone: bool, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C before the models are scored, or when the log is written and the checkpoint is not; with and without the
+    other run, whose training it was."""
     every, _ = cells(small(algorithm=ALIKE))
-    execute(every, tmp_path, None, 1, lambda cell, notes: None)
-    last = every[-1].folder(tmp_path)
-    before = RunFolder(last).read_summary()
-    RunFolder(last).summary.unlink()
-    for cell in every[:-1]:
-        shutil.rmtree(cell.folder(tmp_path))
-    execute(every[-1:], tmp_path, None, 1, lambda cell, notes: None)
-    after = RunFolder(last).read_summary()
-    assert after["personal"] == before["personal"]
-    assert after["global"] == before["global"]
+    execute(every, tmp_path / "whole", None, 1, nobody)
+    execute(every[:-1], tmp_path / "broken", None, 1, nobody)
+    last, step = every[-1], {"before": "_scores", "after": "_save"}[where]
+    with monkeypatch.context() as patch:
+        whole = getattr(Simulation, step)
+
+        def stop(self: Simulation) -> Any:
+            if self.rescored or (step == "_scores" and self.done):
+                raise KeyboardInterrupt
+            return whole(self)
+
+        patch.setattr(Simulation, step, stop)
+        with pytest.raises(KeyboardInterrupt):
+            execute(every, tmp_path / "broken", None, 1, nobody)
+    assert not last.done(tmp_path / "broken")
+    if alone:
+        for cell in every[:-1]:
+            shutil.rmtree(cell.folder(tmp_path / "broken"))
+    execute([last] if alone else every, tmp_path / "broken", None, 1, nobody)
+    ours, own = (RunFolder(last.folder(tmp_path / place)).read_summary() for place in ("broken", "whole"))
+    for kind in ("personal", "global", "hybrid"):
+        assert ours[kind] == own[kind]
+
+
+def test_a_run_of_its_own_that_was_broken_off_goes_on_by_itself(tmp_path: Path) -> None:
+    """Its folder is there without a checkpoint; another's training is not mixed into it."""
+    every, _ = cells(small(algorithm=ALIKE))
+    last = every[-1]
+    folder = last.folder(tmp_path)
+    with RunFolder.at_work(folder, last.experiment.tables(), False):
+        pass
+    execute(every, tmp_path, None, 1, nobody)
+    assert "trained" not in read_toml(folder / "run.toml")["written"]
+    execute([last], tmp_path / "alone", None, 1, nobody)
+    alone = RunFolder(last.folder(tmp_path / "alone"))
+    assert RunFolder(folder).read_summary()["personal"] == alone.read_summary()["personal"]
+
+
+def test_a_training_that_fails_fails_for_all_that_share_it(tmp_path: Path) -> None:
+    every, _ = cells(small(algorithm=[{**each, "lr": 1e30, "epochs": 20} for each in ALIKE]))
+    heard: list[sweep.Cell] = []
+    execute(every, tmp_path, None, 1, lambda cell, notes: heard.append(cell))
+    assert all(cell.failed(tmp_path) for cell in every)
+    assert len(heard) == len(every)
+    assert not (every[-1].folder(tmp_path) / "run.toml").exists()
+
+
+def test_what_is_set_on_the_command_line_comes_last(tmp_path: Path) -> None:
+    tables = small(
+        variant=[{"algorithm": {"name": "local", "lr": 0.1}}, {"algorithm": [{"name": "ditto"}, {"name": "fedavg"}]}],
+        scale={"small": {"rounds": 3}},
+    )
+    every, _ = cells(tables, None, ["algorithm.lr=0.5", "rounds=7"])
+    assert {(c.experiment.algorithm.lr, c.experiment.schedule.rounds) for c in every} == {(0.5, 7)}
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"variant": []}, "must be a list of sections"),
+        ({"variant": [{"sweep": {"tune": []}}]}, "a variant cannot have a section"),
+        ({"scale": {"small": {}, "paper": {"round": 3}}}, "unknown setting round"),
+        ({"scale": {"small": 3}}, "must be sections, such as"),
+    ],
+)
+def test_wrong_variants_and_scales_are_told(tables: dict[str, Any], words: str) -> None:
+    with pytest.raises(EquipoiseError, match=words):
+        cells(small(**tables))
+
+
+def test_a_file_without_a_small_scale_is_run_as_it_stands() -> None:
+    every, _ = cells(small(scale={"smoke": {"rounds": 1}}))
+    assert every[0].experiment.schedule.rounds == 2
+
+
+def test_a_setting_is_a_list_only_for_those_whose_value_is_one() -> None:
+    both = grid({"model": [{"name": "deq-residual", "blocks": [1, 2]}, {"name": "resnet-14", "blocks": [1, 1, 1]}]})
+    assert [each["model"]["blocks"] for each in both] == [1, 2, [1, 1, 1]]

@@ -55,9 +55,11 @@ class FeDEQ(Algorithm):
         )
         theta_i = data.space.body(v)
         lam_i = client.lam_i + rho * (theta_i - theta)  # line 10
-        sent = theta_i if self.average == "plain" else theta_i + lam_i / rho
-        held = client.theta_i if self.average == "plain" else client.theta_i + client.lam_i / rho
-        return State(theta_i=theta_i, lam_i=lam_i, w_i=w_i), Upload(State(theta=sent), reference=State(theta=held))
+        kept = State(theta_i=theta_i, lam_i=lam_i, w_i=w_i)
+        if self.average == "plain":
+            return kept, Upload(State(theta=theta_i), reference=down)
+        before = State(theta=client.theta_i + client.lam_i / rho)  # its last message
+        return kept, Upload(State(theta=theta_i + lam_i / rho), reference=before)
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return reduce(uploads)  # line 4

@@ -35,7 +35,7 @@ class Schedule(Settings):
     select: Literal["validation", "test"] = "validation"
     "on which samples the better of personal and global is chosen; test flatters: it is then called an oracle"
 
-    targets: tuple[float, ...] = ()
+    targets: tuple[float, ...] | None = None
     "scores; the summary tells in which round each kind of model first reached them"
 
     def cohort(self, clients: int) -> int:

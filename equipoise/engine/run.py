@@ -91,6 +91,12 @@ class Run(ABC):
                 f"{type(algorithm).__name__} looks samples up by what the model's head reads; name the submodule that "
                 "is the head"
             )
+        if task.metric.name == "accuracy" and any(target > 1 for target in schedule.targets or ()):
+            raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; an accuracy is at most 1")
+        self.rescored = False
+        "is its training that of another run?"
+        self.longest: int | None = None
+        "how many training samples the largest client has, where that is known"
         self.budgets: dict[str, int] = {}
         "the iterations that clients afford, by their names, where devices are of several classes"
         first = algorithm.first(start)
@@ -212,19 +218,19 @@ class Run(ABC):
             "parameters_shared": self.announced.parameters_shared,
             "parameters_personal": self.announced.parameters_personal,
             "parameters_sent": sent // self.task.w0.element_size(),
-            "step_memory_mb": round(self.task.step_bytes(self.algorithm.batch) / 1e6, 3),
+            "step_memory_mb": round(self.task.step_bytes(self.algorithm.batch, self.longest) / 1e6, 3),
         }
 
     def _rounds_to(self) -> dict[str, dict[str, int | None]]:
         """For each kind of model and each score that was asked for, the first evaluated round that reached it."""
         name, better = self.task.metric.name, self.task.metric.better
         found: dict[str, dict[str, int | None]] = {}
-        for kind in KINDS:
+        for kind in ("global",) if self.rescored else KINDS:  # of other kinds there is the last round's score alone
             scores = [(line["round"], line[kind].get(name)) for line in self.lines if kind in line]
             if scores:
                 found[kind] = {
                     f"{target:g}": next((r for r, s in scores if s is not None and not better(target, s)), None)
-                    for target in self.schedule.targets
+                    for target in self.schedule.targets or ()
                 }
         return found
 

@@ -1,6 +1,5 @@
 """The simulator: every round of a federation, in this process."""
 
-import json
 import threading
 import time
 from functools import cached_property
@@ -58,6 +57,7 @@ class Simulation(Run):
         samples = int(federation.train.lengths[self.training].sum())
         start = Start(task.space, task.w0, len(self.training), samples, schedule.seed)
         super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
+        self.longest = int(federation.train.lengths[self.training].max())
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
         if (attack := self.between.attack) is not None:
             self.malicious = attack.malicious([federation.names[who] for who in self.training], schedule.seed)
@@ -71,7 +71,7 @@ class Simulation(Run):
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
         self.interrupted = threading.Event()
         self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
-        self.scores = Scores(self.federation, algorithm, self.executor, self.malicious, schedule.select, self.budgets)
+        self.scores = self._scores()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -106,6 +106,11 @@ class Simulation(Run):
             raise Interrupted
         self._finish()
 
+    def _scores(self) -> Scores:
+        """With nothing scored yet."""
+        settings = (self.malicious, self.schedule.select, self.budgets)
+        return Scores(self.federation, self.algorithm, self.executor, *settings)
+
     def job(self, who: int) -> Job:
         """A client as it stands, with what the server would send it now."""
         down = self.algorithm.down(self.server, who)
@@ -139,13 +144,15 @@ class Simulation(Run):
             self._save()
         return True
 
-    def rescore(self) -> None:
-        """Score what another run's training came to, from which this one goes on.
+    def rescore(self, lines: list[dict[str, Any]]) -> None:
+        """Score what another run's training came to, whose newest checkpoint is in the folder and whose log is `lines`.
 
         What was scored on the way is the other's, but for the global model, which is the same.
         """
         assert self.folder is not None
-        self.scores = self.scores.anew()
+        if self.restore() is None or self.done != self.schedule.rounds:
+            raise EquipoiseError(f"{self.folder.path} has no checkpoint of round {self.schedule.rounds} to score")
+        self.scores, self.rescored = self._scores(), True
         began = time.perf_counter()
         try:
             self.scores.training(self.done, self.server, self.store)
@@ -154,10 +161,10 @@ class Simulation(Run):
             self.close()
         self.counters.seconds += time.perf_counter() - began
         own = [kind for kind in KINDS if kind != "global"]
-        lines = [{k: v for k, v in line.items() if k not in own} for line in self.lines]
-        lines[-1] |= self.scores.training.board().summary()
-        files.write_text(self.folder.metrics, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-        self.lines = lines
+        for line in lines:
+            kept = {k: v for k, v in line.items() if k not in own}
+            scored = self.scores.training.board().summary() if line["round"] == self.done else {}
+            self.log(kept | scored, {"round": line["round"], "train": 0.0, "evaluate": 0.0})
         self._save()
         self._finish()
 

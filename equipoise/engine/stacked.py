@@ -258,7 +258,7 @@ class Stacked(Executor):
     def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:
         scores: list[Scores] = [np.empty((2, len(own))) for own in indices]
         for k, model in enumerate(models):
-            if model.looks_up:  # its samples are its own, so that it is asked by itself
+            if model.looks_up and len(indices[k]):  # its samples are its own, so that it is asked by itself
                 module = self.predictor(self.task.to_module(model.vector), model.who)
                 scores[k] = self._pieces(module, indices[k])
         stacks = [k for k, model in enumerate(models) if not model.looks_up]

@@ -150,7 +150,8 @@ class Equilibrium(nn.Module):
 
     def _note(self, solution: Solution, way: str) -> Solution:
         """Count it, complain if need be, and return it without its values."""
-        now = Tally.of(solution, self.budget is not None)
+        own = self.options.limit if way == "forward" else self.options.backward_limit or self.options.limit
+        now = Tally.of(solution, self.budget is not None and self.budget < own)
         getattr(self.solves, way).add(now)
         badness = torch.inf if now.diverged else now.residual
         # Told once, and again only when it has become much worse.

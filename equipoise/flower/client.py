@@ -207,7 +207,9 @@ class Client:
 
         unseen, samples = self.settings.unseen, 0
         models: dict[str, Model] = {}
-        made: dict[str, Kind] = {"personal": "unseen"} if unseen else {"personal": "personal", "consensus": "consensus"}
+        made: dict[str, Kind] = {"personal": "unseen" if unseen else "personal"}
+        if self.plan.experiment.algorithm.has_consensus and not unseen:
+            made["consensus"] = "consensus"
         for kind, how in made.items():
             model, trained = next(iter(executor.models(round, [job], how)))
             models |= {} if model is None else {kind: model}

@@ -321,7 +321,7 @@ class Deployment(Run):
         self.post.refused.update(facts["refused"])
         self.post.bytes_sent, self.post.bytes_received = facts["bytes"]
         self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
-        self.budgets = facts["budgets"]
+        self.budgets = facts.get("budgets", {})
         self.malicious = self.tally.malicious = frozenset(facts["malicious"])
         self._begin(replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"]))
         self.buffers = saved.kept["buffers"]

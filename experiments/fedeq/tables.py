@@ -1,9 +1,10 @@
-"""The tables of docs/results/fedeq.md, from the folders of the sweeps: python experiments/fedeq/tables.py RUNS
+"""The tables of docs/results/fedeq.md, from the folders of the sweeps: python experiments/fedeq/tables.py RUNS [SCALE]
 
-RUNS holds fedeq/ and fl-deq/, and in them a folder a sweep, named as its file; what is missing is left out. The paper's
-figure stands in parentheses.
+RUNS holds fedeq/ and fl-deq/, and in them a folder a sweep, named as its file. Of those the runs count that the file
+asks for at that scale (small); what is missing is left out. The paper's figure stands in parentheses.
 """
 
+import json
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
@@ -12,15 +13,30 @@ from statistics import mean, stdev
 from typing import Any
 
 from equipoise.report import Run, find_runs
+from equipoise.runfolder import read_toml
+from equipoise.sweep import cells
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 METHODS = ("local", "fedavg", "fedavg-ft", "ditto", "fedper", "fedrep", "knn-per", "fedeq")
 Cells = Sequence[object]
 
 
+SCALE: list[str] = []
+
+
 def runs_in(folder: Path) -> list[Run]:
-    done = [path.parent for path in sorted(folder.glob("*/summary.json"))]
+    """Those that the file of that name asks for."""
+    file = Path(__file__).parent.parent / folder.parent.name / f"{folder.name}.toml"
+    tables = read_toml(file)
+    wanted, _ = cells(tables, SCALE[0] if SCALE and "scale" in tables else None)
+    done = [cell.folder(folder) for cell in wanted if cell.done(folder)]
     return find_runs(done) if done else []
+
+
+def milliseconds(run: Run) -> float:
+    """Of training, a sample; scoring is not in it."""
+    lines = [json.loads(line) for line in (run.path / "timings.jsonl").read_text().splitlines()]
+    return 1e3 * sum(line["train"] for line in lines) / float(run.metrics[-1]["gradient_samples"])
 
 
 def print_table(title: str, head: Cells, body: Iterable[Cells]) -> None:
@@ -75,10 +91,7 @@ def tables_1_and_2(root: Path) -> None:
     body = [[method, *(cell(method, name, scored(method), "table1") for name in names)] for method in METHODS]
     body.append(["fedeq, consensus", *(cell("fedeq", name, "consensus", "") for name in names)])
     print_table("Table 1: clients that trained", ["method", *names], body if every else [])
-    body = [
-        [m, *(cell(m, name, "global" if m == "fedavg" else "personal", "table2", True) for name in names)]
-        for m in METHODS
-    ]
+    body = [[method, *(cell(method, name, scored(method), "table2", True) for name in names)] for method in METHODS]
     print_table("Table 2: clients that took no part", ["method", *names], body if every else [])
     print_table(
         "What it costs",
@@ -127,7 +140,7 @@ def sizes(root: Path, name: str, title: str) -> None:
                 model(run),
                 f"{run.summary['parameters_shared']:,}",
                 f"{run.summary['step_memory_mb']:.2f}",
-                f"{1e3 * run.summary['seconds'] / run.summary['gradient_samples']:.2f}",
+                f"{milliseconds(run):.2f}",
                 f"{100 * run.summary[kind]['accuracy']:.2f}",
             ]
         )
@@ -191,7 +204,7 @@ def main(root: Path) -> None:
     rho: Callable[[Run], Cells] = lambda run: [run.config["algorithm.average"], run.config["algorithm.rho"]]  # noqa: E731
     curves(fedeq, "rho", "Fig. 5: rho", rho, ["average", "rho"], (20, 40, 60))
     keys = ("name", "head_epochs", "epochs")
-    passes: Callable[[Run], Cells] = lambda run: [run.config[f"algorithm.{k}"] for k in keys]  # noqa: E731
+    passes: Callable[[Run], Cells] = lambda run: [run.config.get(f"algorithm.{k}", "–") for k in keys]  # noqa: E731
     curves(fedeq, "epochs", "Fig. 6: passes", passes, ["method", "head", "body"], (10, 20, 30))
     bounded: Callable[[Run], Cells] = lambda run: [run.config["model.contraction"], run.config["algorithm.lr"]]  # noqa: E731
     curves(fedeq, "projection", "Fig. 2: projection", bounded, ["projected", "lr"], (10, 20, 40))
@@ -201,4 +214,5 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
+    SCALE += sys.argv[2:]
     main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs"))
