@@ -202,10 +202,10 @@ def main(root: Path) -> None:
     sizes(fedeq, "size", "Figs. 3 and 4: size, memory and accuracy on digits by writer")
     sizes(fedeq, "memory", "Fig. 4: memory and time at the paper's sizes, one round")
     rho: Callable[[Run], Cells] = lambda run: [run.config["algorithm.average"], run.config["algorithm.rho"]]  # noqa: E731
-    curves(fedeq, "rho", "Fig. 5: rho", rho, ["average", "rho"], (20, 40, 60))
+    curves(fedeq, "rho", "Fig. 5: rho", rho, ["average", "rho"], (15, 30))
     keys = ("name", "head_epochs", "epochs")
     passes: Callable[[Run], Cells] = lambda run: [run.config.get(f"algorithm.{k}", "–") for k in keys]  # noqa: E731
-    curves(fedeq, "epochs", "Fig. 6: passes", passes, ["method", "head", "body"], (10, 20, 30))
+    curves(fedeq, "epochs", "Fig. 6: passes", passes, ["method", "head", "body"], (10, 20))
     bounded: Callable[[Run], Cells] = lambda run: [run.config["model.contraction"], run.config["algorithm.lr"]]  # noqa: E731
     curves(fedeq, "projection", "Fig. 2: projection", bounded, ["projected", "lr"], (10, 20, 40))
     fl_deq(fl, "blocks", "FL-DEQ, Figs. 1 and 2: residual blocks")
