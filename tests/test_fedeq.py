@@ -63,6 +63,7 @@ def rounds(algorithm: FeDEQ, count: int, participation: float) -> Iterator[Simul
         rounds=count,
         participation=participation,
         evaluate_every=10**6,
+        mode="stacked",
     )
     try:
         for _ in range(count):

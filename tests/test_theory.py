@@ -110,7 +110,7 @@ def fedrep_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
 def flame_ends_where_its_envelopes_are_smallest(p: LeastSquares) -> None:
     lam, eye = 0.8, np.eye(p.features)
     rate = 1 / (p.smoothness() + lam)
-    run = least_squares(p, Flame(lam=lam, rho=3 * lam / p.clients, lr=rate, batch=FULL, steps=300), rounds=250)
+    run = least_squares(p, Flame(lam=lam, rho=3 * lam / p.clients, lr=rate, batch=FULL, steps=20), rounds=250)
     w = run.server.w.numpy()
     theta = [run.store.get(i).theta.numpy() for i in range(p.clients)]
     for i in range(p.clients):
@@ -131,7 +131,7 @@ def pfedme_takes_gradient_steps_on_the_envelopes(p: LeastSquares) -> None:
 
 
 def fedadmm_ends_where_equal_clients_agree(p: LeastSquares) -> None:
-    algorithm = FedADMM(rho=2 / p.clients, lr=1 / (p.smoothness() + 2), batch=FULL, steps=300)
+    algorithm = FedADMM(rho=2 / p.clients, lr=1 / (p.smoothness() + 2), batch=FULL, steps=40)
     run = least_squares(p, algorithm, rounds=200)
     hessian, right = (sum(f(i) for i in range(p.clients)) for f in (p.hessian, p.right))
     np.testing.assert_allclose(run.server.w.numpy(), np.linalg.solve(hessian, right), rtol=1e-8)
@@ -153,7 +153,7 @@ def lp_proj_takes_gradient_steps_in_the_projection(p: LeastSquares) -> None:
 def flame_in_the_projection_agrees_on_the_projection(p: LeastSquares) -> None:
     lam = 0.8
     rate = 1 / (p.smoothness() + lam)
-    algorithm = FlameLpProj(lam=lam, rho=3 * lam / p.clients, d_sub=2, lr=rate, batch=FULL, steps=300)
+    algorithm = FlameLpProj(lam=lam, rho=3 * lam / p.clients, d_sub=2, lr=rate, batch=FULL, steps=20)
     run = least_squares(p, algorithm, rounds=250)
     matrix = algorithm.seen(torch.eye(p.features).double(), 0).T.numpy()
     w = run.server.w.numpy()

@@ -25,6 +25,8 @@ class FeDEQ(Algorithm):
     "strength of the pull of the copies towards each other"
     average: Literal["plain", "dual"] = "plain"
     "plain: the mean of the round's theta_i, as printed; dual: of all clients' last theta_i + lam_i / rho, exact ADMM"
+    begin: Literal["own", "consensus"] = "own"
+    "where a round's training of theta_i begins: at the client's own, as printed, or at the consensus that it received"
     head_epochs: Count = 3
     "passes that fit the head to the consensus, before the body's"
     head_lr: Positive | None = None
@@ -48,8 +50,8 @@ class FeDEQ(Algorithm):
             data.space.join(theta, client.w_i), part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1
         )
         w_i = data.space.head(v)
-        v = data.descend(  # line 9: theta_i on the augmented Lagrangian, from the client's own theta_i
-            data.space.join(client.theta_i, w_i),
+        v = data.descend(  # line 9: theta_i on the augmented Lagrangian
+            data.space.join(client.theta_i if self.begin == "own" else theta, w_i),
             part="body",
             pull=lambda v: client.lam_i + rho * (data.space.body(v) - theta),
         )

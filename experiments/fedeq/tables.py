@@ -86,7 +86,7 @@ def tables_1_and_2(root: Path) -> None:
 
     def cell(method: str, name: str, kind: str, table: str, unseen: bool = False) -> str:
         values = accuracies((run for run in methods[method] if column(run) == name), kind, unseen)
-        return spread(values) + (published(table, method, name) if values else "")
+        return spread(values) + (published(table, method, name) if values and table else "")
 
     body = [[method, *(cell(method, name, scored(method), "table1") for name in names)] for method in METHODS]
     body.append(["fedeq, consensus", *(cell("fedeq", name, "consensus", "") for name in names)])
