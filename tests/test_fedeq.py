@@ -165,6 +165,21 @@ def test_the_first_step_of_the_body_is_one_on_the_augmented_lagrangian() -> None
     run.close()
 
 
+def test_training_may_begin_at_the_consensus() -> None:
+    rho = 0.7
+    settings = {"lr": 0.05, "rho": rho, "epochs": 1, "head_epochs": 2, "batch": FULL}
+    run = simulation(FeDEQ(begin="consensus", **settings), rounds=3, participation=1.0)
+    run.advance()
+    run.advance()
+    old, theta = run.store.get(4), run.server.theta
+    run.advance()
+    new = run.store.get(4)
+    slope = _slope(run, 4, theta, new.w_i) + old.lam_i  # the penalty has no gradient there
+    assert old.lam_i.norm() > 0
+    torch.testing.assert_close(new.theta_i, theta - 0.05 * slope)
+    run.close()
+
+
 def _loss(run: Simulation, who: int, theta: Tensor, w: Tensor) -> Tensor:
     """L_i(theta, w), by plain autograd on the module."""
     views = run.task.space.views(run.task.space.join(theta, w))

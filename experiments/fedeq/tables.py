@@ -17,7 +17,8 @@ from equipoise.runfolder import read_toml
 from equipoise.sweep import cells
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
-METHODS = ("local", "fedavg", "fedavg-ft", "ditto", "fedper", "fedrep", "knn-per", "fedeq")
+FROM_CONSENSUS = "fedeq from the consensus"
+METHODS = ("local", "fedavg", "fedavg-ft", "ditto", "fedper", "fedrep", "knn-per", "fedeq", FROM_CONSENSUS)
 Cells = Sequence[object]
 
 
@@ -75,8 +76,12 @@ def scored(method: str) -> str:
     return "global" if method == "fedavg" else "personal"
 
 
+def method_of(run: Run) -> str:
+    return FROM_CONSENSUS if run.config.get("algorithm.begin") == "consensus" else str(run.config["algorithm.name"])
+
+
 def by_method(runs: list[Run]) -> dict[str, list[Run]]:
-    return {name: [run for run in runs if run.config["algorithm.name"] == name] for name in METHODS}
+    return {name: [run for run in runs if method_of(run) == name] for name in METHODS}
 
 
 def tables_1_and_2(root: Path) -> None:
@@ -89,7 +94,8 @@ def tables_1_and_2(root: Path) -> None:
         return spread(values) + (published(table, method, name) if values and table else "")
 
     body = [[method, *(cell(method, name, scored(method), "table1") for name in names)] for method in METHODS]
-    body.append(["fedeq, consensus", *(cell("fedeq", name, "consensus", "") for name in names)])
+    for method in ("fedeq", FROM_CONSENSUS):
+        body.append([f"{method}: consensus model", *(cell(method, name, "consensus", "") for name in names)])
     print_table("Table 1: clients that trained", ["method", *names], body if every else [])
     body = [[method, *(cell(method, name, scored(method), "table2", True) for name in names)] for method in METHODS]
     print_table("Table 2: clients that took no part", ["method", *names], body if every else [])
@@ -106,7 +112,7 @@ def cost(runs: list[Run]) -> Cells:
     first = runs[0].summary
     iterations = f"{first['solver_iterations']:.1f}" if "solver_iterations" in first else "–"
     return [
-        runs[0].config["algorithm.name"],
+        method_of(runs[0]),
         f"{first['parameters_shared']:,}",
         f"{first['parameters_personal']:,}",
         f"{first['bytes_a_round'] / 1e3:,.0f}",
@@ -201,8 +207,9 @@ def main(root: Path) -> None:
     tables_1_and_2(fedeq)
     sizes(fedeq, "size", "Figs. 3 and 4: size, memory and accuracy on digits by writer")
     sizes(fedeq, "memory", "Fig. 4: memory and time at the paper's sizes, one round")
-    rho: Callable[[Run], Cells] = lambda run: [run.config["algorithm.average"], run.config["algorithm.rho"]]  # noqa: E731
-    curves(fedeq, "rho", "Fig. 5: rho", rho, ["average", "rho"], (15, 30))
+    settings = ("begin", "average", "rho")
+    rho: Callable[[Run], Cells] = lambda run: [run.config[f"algorithm.{k}"] for k in settings]  # noqa: E731
+    curves(fedeq, "rho", "Fig. 5: rho", rho, settings, (15, 30))
     keys = ("name", "head_epochs", "epochs")
     passes: Callable[[Run], Cells] = lambda run: [run.config.get(f"algorithm.{k}", "–") for k in keys]  # noqa: E731
     curves(fedeq, "epochs", "Fig. 6: passes", passes, ["method", "head", "body"], (10, 20))
