@@ -31,6 +31,8 @@ from tests.test_promises import metrics
 DEQ = [name for name in MODELS if name.startswith("deq-")]
 SMALL: dict[str, dict[str, Any]] = {
     "deq-mlp": {"width": 6, "hidden": 5},
+    "deq-resnet-s": {"channels": 8, "inner": 16, "hidden": (6, 5)},
+    "deq-resnet-m": {"channels": 16, "inner": 8, "hidden": (6, 5)},
     "deq-residual": {"channels": 8, "inner": 8, "blocks": 2},
     "deq-cnn": {"channels": 8, "layers": 2},
     "deq-transformer": {"width": 8, "heads": 2},

@@ -82,13 +82,13 @@ _KILLED = """
 """
 
 
-@pytest.mark.parametrize(("mode", "after", "delay"), [("threads", 3, 0.0), ("stacked", 4, 0.012)])
-def test_killed_and_resumed_ends_with_the_same_bytes(
-    algorithm: Algorithm, tmp_path: Path, mode: str, after: int, delay: float
-) -> None:
+def test_killed_and_resumed_ends_with_the_same_bytes(algorithm: Algorithm, tmp_path: Path) -> None:
+    """Every algorithm in one of the two modes, by turns: what a kill can break is the engine's, not the method's."""
     from equipoise.algorithms import ALGORITHMS
 
     name = next(n for n, cls in ALGORITHMS.items() if cls is type(algorithm))
+    in_turn = [("threads", 3, 0.0), ("stacked", 4, 0.012)]
+    mode, after, delay = in_turn[list(ALGORITHMS).index(name) % 2]
     whole = simulation(algorithm, folder=tmp_path / "whole", mode=mode, rounds=9, checkpoint_every=2)
     whole.run()
     root = Path(__file__).parent.parent
