@@ -53,6 +53,8 @@ def test_only_what_was_announced_is_sent(algorithm: Algorithm, evaluate: bool, t
     ALLOWED.update({f"up.{k}": v for k, v in up.items()})
     if evaluate:
         ALLOWED.update({f"scores.{k}": ((len(COLUMNS),), torch.float64) for k in ("personal", "global")})
+        if algorithm.has_consensus:
+            ALLOWED["scores.consensus"] = ((len(COLUMNS),), torch.float64)
         ALLOWED["scores.sizes"] = ((3,), torch.int64)
     sent = captured(grid)  # unpack refuses whatever is not allowed
     assert len([kind for kind, _, _ in sent if kind == "train"]) == 6  # two of four clients in each of three rounds

@@ -202,9 +202,11 @@ def test_every_experiment_can_be_read(path: Path) -> None:
 
 
 def test_lists_of_settings_are_known() -> None:
-    lists = sweep._list_settings()
-    assert {("data", "split"), ("attack", "clients"), ("model", "hidden"), ("deploy", "names")} <= lists
-    assert ("algorithm", "lam") not in lists
+    known = {"data": "split", "deploy": "names", "devices": "iterations", "": "targets"}
+    assert all(key in sweep._list_settings(section, "") for section, key in known.items())
+    named = {("attack", "sign-flip"): "clients", ("model", "mlp"): "hidden", ("algorithm", "knn-per"): "k"}
+    assert all(key in sweep._list_settings(*section) for section, key in named.items())
+    assert "lam" not in sweep._list_settings("algorithm", "flame")
 
 
 def test_variants_are_laid_over_the_rest_and_scales_over_both() -> None:

@@ -1,5 +1,6 @@
 """What server and clients say to each other beside tensors, and how it becomes a message of Flower's."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import torch
@@ -124,9 +125,9 @@ def order_shapes(announced: Announcement, start: Start, buffers: int) -> Shapes:
     }
 
 
-def answer_shapes(announced: Announcement) -> Shapes:
-    """All that an answer may carry: the algorithm's message, and scores."""
-    scores = {kind: ((len(COLUMNS),), torch.float64) for kind in SCORED}
+def answer_shapes(announced: Announcement, kinds: Sequence[str] = SCORED) -> Shapes:
+    """All that an answer may carry: the algorithm's message, and scores of these kinds of models."""
+    scores = {kind: ((len(COLUMNS),), torch.float64) for kind in kinds}
     return {**named(announced.up, "up"), **named({"sizes": ((3,), torch.int64), **scores}, "scores")}
 
 

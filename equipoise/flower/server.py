@@ -18,6 +18,7 @@ from flwr.serverapp import Grid
 
 from equipoise import files, randomness
 from equipoise.algorithm import Start
+from equipoise.board import SCORED
 from equipoise.engine.checkpoint import Saved
 from equipoise.engine.last import LastMessages
 from equipoise.engine.run import Run
@@ -54,7 +55,8 @@ class Deployment(Run):
         # Clients keep their states themselves; the server may have to keep their last messages.
         kept = State() if self.last is None else self.last.initial
         self.store = ClientStore(0, kept, folder.checkpoint, experiment.engine.memory_mb << 20)
-        self.post = Post(grid, answer_shapes(self.announced), self.tell)
+        kinds = [kind for kind in SCORED if kind != "consensus" or self.algorithm.has_consensus]
+        self.post = Post(grid, answer_shapes(self.announced, kinds), self.tell)
         self.roster = Roster(self.settings.names)
         self.id = uuid.uuid4().hex
         self.tally = Tally(task.metric, experiment.schedule.select)
