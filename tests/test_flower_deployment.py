@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,10 @@ def alive(home: Path) -> list[str]:
 def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
     """As a user would: from the folder that everything is in."""
     command = [str(BIN / "equipoise"), "deploy", "local", "digits.toml", "--out", "out", *more]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # Where these tests run in the background, SIGINT is ignored, and what they start would inherit that.
+    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=folder, text=True, preexec_fn=heed, **pipes)
 
 
 def until(condition: object, process: "subprocess.Popen[str]", seconds: float = 240) -> None:
