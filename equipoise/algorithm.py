@@ -10,12 +10,15 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from equipoise.errors import EquipoiseError
+from equipoise.features import Moments
 from equipoise.losses import Metric
 from equipoise.settings import Count, Fraction, Positive, Settings
 from equipoise.space import Part, Space
 from equipoise.state import State, Upload, Uploads
 
 Reduce = Callable[[Uploads], State]
+Split = Literal["train", "validation"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Start:
     "how many training samples all of them have together"
     seed: int = 0
     "of the run, for what is drawn once and is the same for all"
+    numbers: int = 0
+    "the numbers by which the server tells clients apart are below this, but for those that join later"
 
 
 class LocalData(Protocol):
@@ -77,6 +82,9 @@ class LocalData(Protocol):
 
     def slope(self, v: Tensor, *, only: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over all training samples at v; zero for others than `only`."""
+
+    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+        """Of what v's head reads, its body being as it is: all that fitting a linear head by least squares needs."""
 
 
 @dataclass(frozen=True)
@@ -126,9 +134,14 @@ class Algorithm(Settings, ABC):
         """Must clients know how many training samples all of them have together?"""
         return False
 
+    @property
+    def exchanges(self) -> int:
+        """How often server and clients write to each other in a round; those who take part stay the same."""
+        return 1
+
     @abstractmethod
     def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
-        """A client's work in a round: its new state, and what it sends."""
+        """A client's work in an exchange: its new state, and what it sends."""
 
     def server(self, start: Start) -> State:
         """The server's state before the first round."""
@@ -196,11 +209,25 @@ def _only_scores(cls: type[Algorithm]) -> bool:
     return concrete and len(cls.__bases__) == 1 and written <= {"personal", "consensus", "adapt", "predictor"}
 
 
+def linear_head(space: Space) -> tuple[int, int, bool]:
+    """Of a head that is one linear layer: its inputs, with the constant of a bias; its outputs; has it a bias?"""
+    entries = [entry for entry in space.entries if entry.offset >= space.body_size]
+    matrix = next((entry for entry in entries if len(entry.shape) == 2), None)
+    biases = [entry for entry in entries if entry is not matrix]
+    if matrix is None or len(biases) > 1 or any(entry.shape != matrix.shape[:1] for entry in biases):
+        raise EquipoiseError(
+            "the method estimates the model's last layer by least squares, so its head must be one linear layer; here "
+            f"it is {', '.join(entry.name for entry in entries) or 'nothing (name it with head=)'}"
+        )
+    outputs, inputs = matrix.shape
+    return inputs + len(biases), outputs, bool(biases)
+
+
 class Rehearsal:
     """Data that trains nothing: with it an algorithm's functions show the shapes of what they send."""
 
     def __init__(self, start: Start):
-        self.space, self.seed = start.space, start.seed
+        self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
         self.size = self.iterations = torch.ones(1, dtype=start.w0.dtype)
 
     def descend(self, start: Tensor, **_: object) -> Tensor:
@@ -208,6 +235,12 @@ class Rehearsal:
 
     def slope(self, v: Tensor, **_: object) -> Tensor:
         return torch.zeros_like(v)
+
+    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+        inputs, outputs = linear_head(self.space)[:2]
+        x = torch.eye(inputs, dtype=self.dtype).expand(groups, -1, -1)
+        one = torch.ones(groups, 1, 1, dtype=self.dtype)
+        return Moments(x, torch.zeros(groups, inputs, outputs, dtype=self.dtype), one, one)
 
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]

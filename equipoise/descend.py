@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise import randomness
-from equipoise.algorithm import Algorithm
+from equipoise.algorithm import Algorithm, Split, linear_head
+from equipoise.features import Moments, Points
 from equipoise.space import Part, Space
+from equipoise.task import Task
 
 
 def plan(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator | None) -> np.ndarray:
@@ -162,8 +164,27 @@ class Work(ABC):
         return
 
     @abstractmethod
+    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+        """See `LocalData`."""
+
+    @abstractmethod
     def shares(self, batch: Batch) -> Tensor:
         """Which part of each client's samples is in the batch, of the shape of `size`."""
+
+
+def client_moments(
+    task: Task, call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, y: Tensor, groups: int
+) -> Moments:
+    """Of one client's samples, as the head of `module` reads them when `call` is asked for its outputs."""
+    inputs, outputs, bias = linear_head(task.space)
+    points = Points(y)
+    if len(y):
+        features, _ = points.look(call, module.get_submodule(task.head or ""), x)
+    else:
+        features = x.new_empty((0, inputs - bias), dtype=task.dtype)
+    if bias:
+        features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
+    return Moments.of(features, points.values(y, outputs, task.dtype), groups).to(task.dtype)
 
 
 def plain(algorithm: Algorithm) -> bool:

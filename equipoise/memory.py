@@ -23,6 +23,11 @@ def peak_memory_mb() -> float:
 class _Tensors(TorchDispatchMode):
     """Counts the bytes of the tensors that operators make, for as long as each of them lives."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else PyTorch imports its compiler here, which takes seconds and is of no use: nothing is compiled."""
+        return False
+
     def __init__(self) -> None:
         super().__init__()
         self.now, self.most = 0, 0

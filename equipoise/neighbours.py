@@ -6,53 +6,26 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Own
+from equipoise.features import Points
 
-_BATCH = 512
 _PAIRS = 4 << 20  # distances that are held at once
 
 
 class Neighbours:
-    """A client's training samples, laid out by their features: what the head of its model reads.
-
-    A text with a target a position is a point a position; one with a single target counts by its last position.
-    """
+    """A client's training samples, laid out by their features: what the head of its model reads."""
 
     def __init__(self, module: nn.Module, head: str, x: Tensor, y: Tensor, scale: float = 1.0):
         self.module, self.head, self.scale = module, module.get_submodule(head), scale
-        self.by_position = y.ndim == 2 and not y.is_floating_point()
-        self.one_of_many = y.ndim == 1 and not y.is_floating_point()
-        features, outputs = self._look(x)
+        self.points = Points(y)
+        features, outputs = self.points.look(module, self.head, x)
         self.features = features.double()
         self.classes = None if y.is_floating_point() else outputs.shape[-1]
-        self.values = self.targets(y)
-        if self.classes is not None:
-            self.values = nn.functional.one_hot(self.values.long(), self.classes)
-        self.values = self.values.to(outputs.dtype)
-
-    def targets(self, y: Tensor) -> Tensor:
-        """A row a point."""
-        return y.reshape(len(y), -1) if y.is_floating_point() else y.flatten()
-
-    @torch.no_grad()
-    def _look(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and outputs, a row a point."""
-        seen: list[Tensor] = []
-        handle = self.head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-        try:
-            outputs = torch.cat([self.module(part) for part in x.split(_BATCH)])
-        finally:
-            handle.remove()
-        features = torch.cat(seen)
-        if self.by_position:
-            return features.flatten(0, 1), outputs.flatten(0, 1)
-        if self.one_of_many and outputs.ndim == 3:
-            return features[:, -1], outputs[:, -1]
-        return features.flatten(1), outputs.reshape(len(x), outputs[0].numel())
+        self.values = self.points.values(y, outputs.shape[-1], outputs.dtype)
 
     @torch.no_grad()
     def answers(self, x: Tensor, ks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """For each point of x: what the model answers by itself, and what the nearest k samples do, for every k."""
-        features, outputs = self._look(x)
+        features, outputs = self.points.look(self.module, self.head, x)
         own = outputs if self.classes is None else outputs.softmax(-1)
         at_once = max(1, _PAIRS // len(self.features))
         parts = [self._nearest(part.double(), ks) for part in features.split(at_once)]
@@ -78,7 +51,7 @@ class Neighbours:
         if not len(y):
             return ks[0], mixes[0]
         answers, nearest = self.answers(x, ks)
-        targets, best = self.targets(y), None
+        targets, best = self.points.targets(y), None
         for k, near in zip(ks, nearest, strict=True):
             for mix in mixes:
                 score = own.metric.each(self.mixed(answers, near, mix), targets).double().mean()
@@ -98,4 +71,4 @@ class Mixed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         own, (nearest,) = self.neighbours.answers(x, [self.k])
         out = self.neighbours.mixed(own, nearest, self.mix)
-        return out.unflatten(0, (len(x), -1)) if self.neighbours.by_position else out
+        return out.unflatten(0, (len(x), -1)) if self.neighbours.points.by_position else out

@@ -37,10 +37,8 @@ class State(dict[str, Tensor]):
 
     def finite(self) -> bool:
         """No NaN and no infinity anywhere; one pass, no copy (NaN spreads through minimum and maximum)."""
-        for t in self.values():
-            if t.numel() and t.is_floating_point() and not all(isfinite(m.item()) for m in torch.aminmax(t)):
-                return False
-        return True
+        ends = [m for t in self.values() if t.numel() and t.is_floating_point() for m in torch.aminmax(t)]
+        return all(map(isfinite, torch.stack([m.double() for m in ends]).tolist())) if ends else True
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {name: (tuple(t.shape), t.dtype) for name, t in self.items()}

@@ -13,6 +13,7 @@ from equipoise.algorithms.fedrep import FedRep
 from equipoise.algorithms.fl_deq import FlDEQ
 from equipoise.algorithms.flame import Flame
 from equipoise.algorithms.knn_per import KnnPer
+from equipoise.algorithms.learn2pfed import Learn2pFed
 from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.pfedme import PFedMe
@@ -32,6 +33,7 @@ __all__ = [
     "Flame",
     "FlameLpProj",
     "KnnPer",
+    "Learn2pFed",
     "Local",
     "LpProj",
     "PFedMe",
@@ -54,4 +56,5 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedeq": FeDEQ,
     "fl-deq": FlDEQ,
     "knn-per": KnnPer,
+    "learn2pfed": Learn2pFed,
 }

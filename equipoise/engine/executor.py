@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm, Own
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import Solves
-from equipoise.state import State, Upload
+from equipoise.state import State, Upload, stack
 from equipoise.task import Task
 
 BUFFERS = "buffers"
@@ -26,6 +26,8 @@ _KEPT = (FIXED_POINTS, SENT)
 
 def without_kept(state: State) -> State:
     """A client's state as its algorithm knows it."""
+    if not any(k == BUFFERS or k.startswith(_KEPT) for k in state):
+        return state
     return State({k: t for k, t in state.items() if k != BUFFERS and not k.startswith(_KEPT)})
 
 
@@ -38,14 +40,44 @@ def with_kept(state: State, task: Task, samples: int, buffers: Tensor | None = N
 
 
 @dataclass(frozen=True)
+class Row:
+    """A client's state in a stack of them, which is taken out of it when it is asked for."""
+
+    stack: State
+    index: int
+
+
+Held = State | Row
+
+
+def taken(held: Held) -> State:
+    return held.stack.row(held.index) if isinstance(held, Row) else held
+
+
+def stacked(held: Sequence[Held]) -> State:
+    """Clients' states as their algorithm knows them, in one stack; all rows of one in their order are that one."""
+    first = held[0]
+    whole = first.stack if isinstance(first, Row) else None
+    if whole is not None and len(next(iter(whole.values()), ())) == len(held):
+        in_order = (isinstance(h, Row) and h.stack is whole and h.index == k for k, h in enumerate(held))
+        if all(in_order):
+            return whole
+    return stack([without_kept(taken(h)) for h in held])
+
+
+@dataclass(frozen=True)
 class Job:
     """A client to work on, with its state and what the server sent it."""
 
     who: int
-    client: State
+    held: Held
     down: State
     budget: int | None = None
     "most iterations of an equilibrium layer's solve that the client affords in training"
+
+    @property
+    def client(self) -> State:
+        return taken(self.held)
 
 
 @dataclass(frozen=True)
@@ -53,11 +85,17 @@ class Done:
     """What came of it."""
 
     who: int
-    client: State
+    held: Held
     upload: Upload
     gradient_samples: int
+    finite: bool
+    "is there neither NaN nor infinity in what it keeps and sends?"
     solves: dict[str, Solves] = field(default_factory=dict)
     "what the solves of each of the model's equilibrium layers came to"
+
+    @property
+    def client(self) -> State:
+        return taken(self.held)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,8 @@ class Run(ABC):
         self.budgets: dict[str, int] = {}
         "the iterations that clients afford, by their names, where devices are of several classes"
         first = algorithm.first(start)
+        if first is not None and algorithm.exchanges > 1:
+            raise TypeError(f"{type(algorithm).__name__}: last messages are kept of rounds with one exchange only")
         self.last = None if first is None else LastMessages(first, start.clients)
         self.malicious: frozenset[str] = frozenset()
         self.counters = Counters()

@@ -1,5 +1,6 @@
 """The simulator: every round of a federation, in this process."""
 
+import copy
 import threading
 import time
 from functools import cached_property
@@ -16,7 +17,7 @@ from equipoise.data.federation import Federation
 from equipoise.devices import Devices
 from equipoise.engine.between import Between
 from equipoise.engine.checkpoint import Saved
-from equipoise.engine.executor import Done, Job, with_kept
+from equipoise.engine.executor import Done, Held, Job, with_kept
 from equipoise.engine.interrupt import listening
 from equipoise.engine.options import Engine, Schedule
 from equipoise.engine.run import Run
@@ -55,7 +56,7 @@ class Simulation(Run):
             task.check_symbols(federation.x)
         self.training, _ = federation.by_name
         samples = int(federation.train.lengths[self.training].sum())
-        start = Start(task.space, task.w0, len(self.training), samples, schedule.seed)
+        start = Start(task.space, task.w0, len(self.training), samples, schedule.seed, len(federation))
         super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
         self.longest = int(federation.train.lengths[self.training].max())
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
@@ -111,28 +112,38 @@ class Simulation(Run):
         settings = (self.malicious, self.schedule.select, self.budgets)
         return Scores(self.federation, self.algorithm, self.executor, *settings)
 
-    def job(self, who: int) -> Job:
-        """A client as it stands, with what the server would send it now."""
+    def job(self, who: int, held: Held | None = None) -> Job:
+        """A client as it stands, or in this state, with what the server would send it now."""
         down = self.algorithm.down(self.server, who)
-        return Job(who, self.store.get(who), down, self.budgets.get(self.federation.names[who]))
+        return Job(
+            who, self.store.get(who) if held is None else held, down, self.budgets.get(self.federation.names[who])
+        )
 
     def advance(self) -> bool:
         """One more round, or False if it was broken off; then nothing has changed."""
         round = self.done + 1
         began = time.perf_counter()
+        before = self.server, copy.deepcopy(self.counters)
         jobs = [self.job(who) for who in self.sample(round)]
-        results = list(self.executor.train(round, jobs, self.interrupted.is_set))
-        if self.interrupted.is_set():
-            return False
-        accepted = self._accept(round, jobs, results)
-        uploads = Uploads(tuple(r.who for r in accepted), tuple(r.upload for r in accepted))
-        sent = self.aggregate(round, uploads, [self.federation.names[r.who] for r in accepted])
+        asked, solves, sent = len(jobs), [], {}
+        accepted: list[Done] = []
+        for exchange in range(self.algorithm.exchanges):
+            if exchange:
+                jobs = [self.job(r.who, r.held) for r in accepted]
+            results = list(self.executor.train(round, jobs, self.interrupted.is_set))
+            if self.interrupted.is_set():
+                self.server, self.counters = before
+                return False
+            accepted = self._accept(round, jobs, results)
+            uploads = Uploads(tuple(r.who for r in accepted), tuple(r.upload for r in accepted))
+            sent = self.aggregate(round, uploads, [self.federation.names[r.who] for r in accepted])
+            solves += [result.solves for result in accepted]
         for result in accepted:
             self.store.put(result.who, State(result.client, **sent.get(result.who, {})))
         self.done = round
         trained = time.perf_counter()
-        line: dict[str, Any] = {"round": round, "clients": len(jobs), "left_out": len(jobs) - len(accepted)}
-        solved = self.solved(round, *self.task.judge(result.solves for result in accepted))
+        line: dict[str, Any] = {"round": round, "clients": asked, "left_out": asked - len(accepted)}
+        solved = self.solved(round, *self.task.judge(solves))
         if self.evaluates(round):
             self.scores.training(round, self.server, self.store)
             line |= self.scores.training.board().summary()
@@ -179,7 +190,7 @@ class Simulation(Run):
                 raise TypeError(f"{type(self.algorithm).__name__} announced {self.announced.up}, sent {wire.shapes()}")
             self.counters.bytes_up += wire.nbytes
             self.counters.gradient_samples += result.gradient_samples
-            if wire.finite() and result.client.finite():
+            if result.finite:
                 accepted.append(result)
                 continue
             self.counters.left_out += 1

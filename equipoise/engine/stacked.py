@@ -6,6 +6,7 @@ autograd nor for vmap; `compiled` hands that list to torch.compile.
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from equipoise.algorithm import Algorithm
+from equipoise.algorithm import Algorithm, Split
 from equipoise.data.federation import Federation, Memory
-from equipoise.descend import Batch, Work, order_of, plan
-from equipoise.engine.executor import Done, Executor, Job, Kind, Model, Scores, without_kept
+from equipoise.descend import Batch, Work, client_moments, order_of, plan
+from equipoise.engine.executor import Done, Executor, Job, Kind, Model, Row, Scores, stacked
 from equipoise.errors import EquipoiseError
+from equipoise.features import Moments
 from equipoise.space import Entry, Part
 from equipoise.state import stack
 from equipoise.task import Task
@@ -143,6 +145,15 @@ class Cohort(Work):
         counts = (batch.weights > 0).sum(1, keepdim=True)
         return nn.functional.pad(counts, (0, 0, 0, len(self.size) - len(counts))) / self.size
 
+    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+        scoring, found = self.module.scoring, []
+        for who, row in zip(self.who, v, strict=True):
+            x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[who]))
+            views = self.space.views(row)
+            call = partial(functional_call, scoring, views)
+            found.append(client_moments(self.module.task, call, scoring, x, y, groups))
+        return Moments.stack(found)
+
     def batches(
         self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
@@ -227,18 +238,21 @@ class Stacked(Executor):
         who = [job.who for job in group]
         return Cohort(self.module, self.federation, self.algorithm, self.seed, round, who, purpose)
 
-    @torch.no_grad()
     def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
         done: dict[int, Done] = {}
         for group in self._groups(jobs):
             if stopped():
                 break
             work = self._cohort(round, group, "batches")
-            client, upload = self.algorithm.local(
-                stack([without_kept(job.client) for job in group]), stack([job.down for job in group]), work
-            )
+            with torch.no_grad():
+                client, upload = self.algorithm.local(
+                    stacked([job.held for job in group]), stack([job.down for job in group]), work
+                )
+            all_finite = client.finite() and upload.wire.finite()
             for k, job in enumerate(group):
-                done[job.who] = Done(job.who, client.row(k), upload.row(k), int(work.samples[k]))
+                sent = upload.row(k)
+                finite = all_finite or (client.row(k).finite() and sent.wire.finite())
+                done[job.who] = Done(job.who, Row(client, k), sent, int(work.samples[k]), finite)
         yield from (done[job.who] for job in jobs if job.who in done)
 
     @torch.no_grad()
@@ -247,7 +261,7 @@ class Stacked(Executor):
         found: dict[int, tuple[Model | None, int]] = {}
         for group in self._groups(jobs):
             work = self._cohort(round, group, "unseen" if kind == "unseen" else "adapt")
-            clients, downs = stack([without_kept(job.client) for job in group]), stack([job.down for job in group])
+            clients, downs = stacked([job.held for job in group]), stack([job.down for job in group])
             vectors = make(clients, downs, work)
             for k, job in enumerate(group):
                 model = None if vectors is None else Model(job.who, vectors[k], looks_up=looks_up)

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from equipoise import randomness
-from equipoise.algorithm import Algorithm
+from equipoise.algorithm import Algorithm, Split
 from equipoise.data.federation import Federation
-from equipoise.descend import Batch, Work, order_of, plan
+from equipoise.descend import Batch, Work, client_moments, order_of, plan
 from equipoise.engine.executor import BUFFERS, FIXED_POINTS, Done, Executor, Job, Kind, Model, Scores, without_kept
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
+from equipoise.features import Moments
 from equipoise.space import Part
 from equipoise.state import State
 from equipoise.task import Replica, Task
@@ -44,7 +45,7 @@ class OneClient(Work):
         self.task, self.replica, self.federation, self.algorithm = task, replica, federation, algorithm
         self.space, self.seed = task.space, seed
         self.key = (seed, round, federation.names[who], purpose)
-        self.indices = federation.train[who]
+        self.who, self.indices = who, federation.train[who]
         self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
         self.iterations = torch.full((1,), replica.iterations, dtype=task.dtype)
         self.samples = np.zeros(1, dtype=np.int64)
@@ -93,6 +94,12 @@ class OneClient(Work):
 
     def calm(self) -> None:
         self.replica.module.eval()
+
+    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+        self.replica.vector.copy_(v)
+        self.calm()
+        x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[self.who]))
+        return client_moments(self.task, self.replica.module, self.replica.module, x, y, groups)
 
     def shares(self, batch: Batch) -> Tensor:
         return len(batch.y) / self.size
@@ -192,7 +199,8 @@ class Threads(Executor):
             if len(self.task.buffers):
                 client = State(client, **{BUFFERS: work.replica.read_buffers()})
             client = State(client, **work.kept(job.client))
-            return Done(job.who, client, upload, int(work.samples[0]), work.replica.solves())
+            finite = upload.wire.finite() and client.finite()
+            return Done(job.who, client, upload, int(work.samples[0]), finite, work.replica.solves())
 
         return self._each(local, jobs, stopped)
 

@@ -165,7 +165,7 @@ class Client:
                 solves, complaint = task.judge([done.solves])
                 if complaint:
                     log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
-                if not wire.finite() or not done.client.finite():
+                if not done.finite:
                     raise Refused("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
                 facts |= {"trained": order.train, "samples": done.gradient_samples}
                 facts |= solver_facts(solves)

@@ -1,0 +1,85 @@
+"""What the head of a model reads, and what it is to answer: a row a point."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+_BATCH = 512
+
+
+class Points:
+    """How samples become points.
+
+    A text with a target a position is a point a position; one with a single target counts by its last position.
+    """
+
+    def __init__(self, y: Tensor):
+        self.by_position = y.ndim == 2 and not y.is_floating_point()
+        self.one_of_many = y.ndim == 1 and not y.is_floating_point()
+
+    def targets(self, y: Tensor) -> Tensor:
+        """Labels, or rows of numbers."""
+        return y.reshape(len(y), -1) if y.is_floating_point() else y.flatten()
+
+    def values(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
+        """Rows of numbers to come near to: the targets, or 1 for the right class and 0 for the others."""
+        targets = self.targets(y)
+        if not y.is_floating_point():
+            targets = nn.functional.one_hot(targets.long(), outputs)
+        return targets.to(dtype)
+
+    @torch.no_grad()
+    def look(self, call: Callable[[Tensor], Tensor], head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the head reads when x goes through the model, and what the model answers."""
+        seen: list[Tensor] = []
+        handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        try:
+            outputs = torch.cat([call(part) for part in x.split(_BATCH)])
+        finally:
+            handle.remove()
+        features = torch.cat(seen)
+        if self.by_position:
+            return features.flatten(0, 1), outputs.flatten(0, 1)
+        if self.one_of_many and outputs.ndim == 3:
+            return features[:, -1], outputs[:, -1]
+        return features.flatten(1), outputs.reshape(len(x), outputs[0].numel())
+
+
+@dataclass(frozen=True)
+class Moments:
+    """All that squared errors of a linear model depend on, of so many groups of a client's points.
+
+    X are its features, a row a point, with a last column of ones where the head has a bias; Y what is to be answered.
+    The leading axes are those of a stack of clients, if there is one, then one for the groups.
+    """
+
+    xx: Tensor
+    "X'X"
+    xy: Tensor
+    "X'Y"
+    yy: Tensor
+    "the sum of the squares of Y, of shape (..., groups, 1, 1)"
+    n: Tensor
+    "how many points, of the same shape"
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, groups: int) -> "Moments":
+        """Points are dealt out to the groups in turn."""
+        x, y = x.double(), y.double()
+        dealt = [(x[g::groups], y[g::groups]) for g in range(groups)]
+        return cls(
+            torch.stack([x.mT @ x for x, _ in dealt]),
+            torch.stack([x.mT @ y for x, y in dealt]),
+            torch.stack([y.square().sum().reshape(1, 1) for _, y in dealt]),
+            torch.tensor([float(len(x)) for x, _ in dealt], dtype=torch.float64).reshape(-1, 1, 1),
+        )
+
+    @classmethod
+    def stack(cls, clients: Iterable["Moments"]) -> "Moments":
+        each = [(m.xx, m.xy, m.yy, m.n) for m in clients]
+        return cls(*(torch.stack(column) for column in zip(*each, strict=True)))
+
+    def to(self, dtype: torch.dtype) -> "Moments":
+        return Moments(self.xx.to(dtype), self.xy.to(dtype), self.yy.to(dtype), self.n.to(dtype))
