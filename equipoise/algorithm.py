@@ -29,13 +29,11 @@ class Start:
     w0: Tensor
     "the common initial model"
     clients: int
-    "how many there are, taking part or not"
+    "how many there are, taking part or not; the server knows them by the numbers below this, and newcomers by others"
     samples: int = 0
     "how many training samples all of them have together"
     seed: int = 0
     "of the run, for what is drawn once and is the same for all"
-    numbers: int = 0
-    "the numbers by which the server tells clients apart are below this, but for those that join later"
 
 
 class LocalData(Protocol):

@@ -75,8 +75,10 @@ class Fit(NamedTuple):
 
     @classmethod
     def of(cls, xx: Tensor, xy: Tensor) -> "Fit":
-        d, U = torch.linalg.eigh(xx.double())
-        found = (U, d.clamp(min=0).unsqueeze(-1), U.mT @ xy.double())
+        bad = ~xx.isfinite().all(-1).all(-1)  # which no factorisation takes, and which must show
+        d, U = torch.linalg.eigh(xx.double().masked_fill(bad[..., None, None], 0))
+        d = d.clamp(min=0).masked_fill(bad[..., None], torch.nan)
+        found = (U, d.unsqueeze(-1), U.mT @ xy.double())
         return cls(*(t.to(xx.dtype) for t in found))
 
     def solved(self, rho: Tensor, q: Tensor) -> Tensor:

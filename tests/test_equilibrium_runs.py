@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.algorithm import Algorithm
-from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms import ALGORITHMS, Learn2pFed
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.executor import FIXED_POINTS, Job
 from equipoise.engine.simulate import Simulation
@@ -70,6 +70,8 @@ def test_every_equilibrium_model_trains_under_every_algorithm(algorithm: Algorit
     shape = (6,) if name == "deq-transformer" else (1, 8, 8)
     module = MODELS[name](**SMALL.get(name, {})).build(shape, 4)
     algorithm = algorithm.model_copy(update={"epochs": 1})
+    if name == "deq-transformer" and isinstance(algorithm, Learn2pFed):
+        pytest.skip("its head is more than a linear layer")
     run = simulation(algorithm, images(name), module, dtype="float32", rounds=1, participation=1.0)
     run.run()
     (line,) = run.lines

@@ -57,7 +57,8 @@ def test_only_what_was_announced_is_sent(algorithm: Algorithm, evaluate: bool, t
             ALLOWED["scores.consensus"] = ((len(COLUMNS),), torch.float64)
         ALLOWED["scores.sizes"] = ((3,), torch.int64)
     sent = captured(grid)  # unpack refuses whatever is not allowed
-    assert len([kind for kind, _, _ in sent if kind == "train"]) == 6  # two of four clients in each of three rounds
+    asked = 6 * algorithm.exchanges  # two of four clients in each of three rounds
+    assert len([kind for kind, _, _ in sent if kind == "train"]) == asked
     for kind, facts, tensors in sent:
         assert facts.keys() <= IDENTITY | COUNTERS
         Answer(**facts)

@@ -21,6 +21,7 @@ from equipoise.algorithms import (
     FlameLpProj,
     FlDEQ,
     KnnPer,
+    Learn2pFed,
     Local,
     LpProj,
     PFedMe,
@@ -192,6 +193,13 @@ def the_nearest_neighbour_of_a_training_sample_is_itself(p: LeastSquares) -> Non
     np.testing.assert_allclose(run.scores.tables()["personal"][:, 2:], 0, atol=1e-14)  # test samples are trained on
 
 
+def learn2pfed_without_ties_reaches_each_clients_least_squares(p: LeastSquares) -> None:
+    algorithm = Learn2pFed(cells=50, rho=2.0, eta=2.0, theta=1.0, lam=1e-9, draw=False, learn=(), warm=True)
+    run = least_squares(p, algorithm, rounds=6)
+    for i in range(p.clients):
+        np.testing.assert_allclose(run.store.get(i).x[1, 0, :, 0], p.local(i), rtol=1e-7)
+
+
 FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "local": local_reaches_each_clients_least_squares,
     "fedavg": fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss,
@@ -207,6 +215,7 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "lp-proj": lp_proj_takes_gradient_steps_in_the_projection,
     "fedeq": fedeq_by_dual_averages_ends_where_equal_clients_agree,
     "fl-deq": fl_deq_of_equal_devices_is_gradient_descent_on_the_mean_of_losses,
+    "learn2pfed": learn2pfed_without_ties_reaches_each_clients_least_squares,
     "knn-per": the_nearest_neighbour_of_a_training_sample_is_itself,
     "flame-lp-proj": flame_in_the_projection_agrees_on_the_projection,
 }

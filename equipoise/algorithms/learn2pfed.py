@@ -127,7 +127,7 @@ class Learn2pFed(Algorithm):
     def server(self, start: Start) -> State:
         v = self._layout(start.space).matrix(start.space.head(start.w0))
         w = v.expand(self._networks, -1, -1).clone()
-        zero = v.new_zeros((self._sets, max(start.numbers, start.clients)))
+        zero = v.new_zeros((self._sets, start.clients))
         raw = torch.stack([zero, zero + log(self.gamma)])  # of p / its beginning, and of gamma
         state = State(
             phase=v.new_zeros(1),

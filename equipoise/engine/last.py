@@ -8,15 +8,23 @@ those who have been heard of.
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from equipoise.engine.executor import SENT
-from equipoise.engine.store import ClientStore
 from equipoise.state import State, Upload, Uploads
 
 _HUGE = 1e4  # times what is left in the sum: the error of float64 is then below 1e-12 of it
+
+
+class Kept(Protocol):
+    """A store of clients' states."""
+
+    def get(self, who: int) -> State: ...
+
+    def part(self, who: int, name: str, low: int, high: int) -> Tensor: ...
 
 
 class LastMessages:
@@ -31,7 +39,7 @@ class LastMessages:
         """What the store keeps for a client before it is heard of."""
         return State({SENT + name: t for name, t in self.first.items()})
 
-    def with_round(self, uploads: Uploads, store: ClientStore) -> "Everyone":
+    def with_round(self, uploads: Uploads, store: Kept) -> "Everyone":
         """All last messages, those of the round in the place of the ones before."""
         total = State({name: t.clone() for name, t in self.total.items()})
         heard, largest = set(self.heard), 0.0
@@ -73,7 +81,7 @@ class Everyone(Uploads):
     """The last message of every client. Rows are those of the clients that have been heard of, by their numbers."""
 
     last: LastMessages
-    store: ClientStore
+    store: Kept
     heard: tuple[int, ...]
     total: State
 

@@ -12,7 +12,7 @@ from equipoise.board import KINDS
 from equipoise.devices import Devices
 from equipoise.engine.between import Between
 from equipoise.engine.checkpoint import Checkpoints, Saved
-from equipoise.engine.last import LastMessages
+from equipoise.engine.last import Kept, LastMessages
 from equipoise.engine.options import Schedule
 from equipoise.engine.store import ClientStore
 from equipoise.equilibrium import Solves, Tally, layers
@@ -112,6 +112,11 @@ class Run(ABC):
         self.store: ClientStore
 
     @property
+    def kept(self) -> Kept:
+        """What is kept of clients, by the numbers that the algorithm's server knows them by."""
+        return self.store
+
+    @property
     @abstractmethod
     def mode(self) -> str:
         """By what means clients are worked on, for readers."""
@@ -135,7 +140,7 @@ class Run(ABC):
     def aggregate(self, round: int, uploads: Uploads, names: Sequence[str]) -> dict[int, State]:
         """The server's next state, from what came of these clients; what is to be kept of each of their messages."""
         uploads = self.between.attacked(uploads, names, self.malicious, self.server, round, self.schedule.seed)
-        everyone = None if self.last is None else self.last.with_round(uploads, self.store)
+        everyone = None if self.last is None else self.last.with_round(uploads, self.kept)
         seen = uploads if everyone is None else everyone
         server = self.algorithm.aggregate(self.server, seen, self.between.reducer)
         if not server.finite():

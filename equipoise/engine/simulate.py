@@ -21,7 +21,7 @@ from equipoise.engine.executor import Done, Held, Job, with_kept
 from equipoise.engine.interrupt import listening
 from equipoise.engine.options import Engine, Schedule
 from equipoise.engine.run import Run
-from equipoise.engine.store import ClientStore
+from equipoise.engine.store import ClientStore, Numbered
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import LOSSES
 from equipoise.runfolder import RunFolder
@@ -54,9 +54,12 @@ class Simulation(Run):
             )
         if not federation.x.is_floating_point():
             task.check_symbols(federation.x)
-        self.training, _ = federation.by_name
+        self.training, unseen = federation.by_name
+        self.numbered = [*self.training, *unseen]
+        "clients by the numbers that the algorithm's server knows them by, which do not depend on their order here"
+        self.number = {who: number for number, who in enumerate(self.numbered)}
         samples = int(federation.train.lengths[self.training].sum())
-        start = Start(task.space, task.w0, len(self.training), samples, schedule.seed, len(federation))
+        start = Start(task.space, task.w0, len(self.training), samples, schedule.seed)
         super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
         self.longest = int(federation.train.lengths[self.training].max())
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
@@ -78,6 +81,10 @@ class Simulation(Run):
     def fingerprint(self) -> str:
         start = blake2b(self.task.w0.numpy().tobytes(), digest_size=8).hexdigest()
         return f"{self.federation.fingerprint(splits=True)} {self.task.space.fingerprint()} {start}"
+
+    @property
+    def kept(self) -> Numbered:
+        return Numbered(self.store, self.numbered)
 
     @property
     def mode(self) -> str:
@@ -114,7 +121,7 @@ class Simulation(Run):
 
     def job(self, who: int, held: Held | None = None) -> Job:
         """A client as it stands, or in this state, with what the server would send it now."""
-        down = self.algorithm.down(self.server, who)
+        down = self.algorithm.down(self.server, self.number[who])
         return Job(
             who, self.store.get(who) if held is None else held, down, self.budgets.get(self.federation.names[who])
         )
@@ -135,11 +142,11 @@ class Simulation(Run):
                 self.server, self.counters = before
                 return False
             accepted = self._accept(round, jobs, results)
-            uploads = Uploads(tuple(r.who for r in accepted), tuple(r.upload for r in accepted))
+            uploads = Uploads(tuple(self.number[r.who] for r in accepted), tuple(r.upload for r in accepted))
             sent = self.aggregate(round, uploads, [self.federation.names[r.who] for r in accepted])
             solves += [result.solves for result in accepted]
         for result in accepted:
-            self.store.put(result.who, State(result.client, **sent.get(result.who, {})))
+            self.store.put(result.who, State(result.client, **sent.get(self.number[result.who], {})))
         self.done = round
         trained = time.perf_counter()
         line: dict[str, Any] = {"round": round, "clients": asked, "left_out": asked - len(accepted)}

@@ -10,6 +10,7 @@ import math
 import os
 import struct
 from collections import OrderedDict
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -73,6 +74,19 @@ class _Segment:
         begin = first + (row * math.prod(shape) + low) * dtype.itemsize
         content = bytearray(os.pread(self.file.fileno(), (high - low) * dtype.itemsize, begin))
         return torch.frombuffer(content, dtype=dtype)
+
+
+class Numbered:
+    """A store in which clients go by other numbers."""
+
+    def __init__(self, store: "ClientStore", order: Sequence[int]):
+        self.store, self.order = store, order
+
+    def get(self, who: int) -> State:
+        return self.store.get(self.order[who])
+
+    def part(self, who: int, name: str, low: int, high: int) -> torch.Tensor:
+        return self.store.part(self.order[who], name, low, high)
 
 
 class ClientStore:

@@ -62,9 +62,9 @@ class Roster:
         return sorted(found, key=lambda member: member.name)
 
     def renumber(self) -> None:
-        """Before the first round: numbers follow names, not who happened to be here first."""
-        for index, name in enumerate(sorted(self.members)):
-            self.members[name].index = index
+        """Before the first round: numbers follow names, not who happened to be here first; who trains is before."""
+        for index, member in enumerate(sorted(self.members.values(), key=lambda m: (m.unseen, m.name))):
+            member.index = index
 
     def facts(self) -> list[dict[str, Any]]:
         return [asdict(member) for member in self.members.values()]

@@ -1,8 +1,8 @@
 """The server of a deployment: the same rounds as in the simulator, over clients that come, go and may err.
 
-An exchange is one order to each client that is asked, and its answer. Exchange k trains round k with its cohort and, in
-the same order, has the models of round k - 1 scored by all: both need the same message down. The last exchange only
-scores. So a round costs one exchange, not two.
+An exchange is one order to each client that is asked, and its answer. The first exchange of round k trains with its
+cohort and, in the same order, has the models of round k - 1 scored by all: both need the same message down. The last
+exchange of the run only scores. So a round costs no exchange more than its algorithm asks for, which mostly is one.
 """
 
 import time
@@ -62,8 +62,14 @@ class Deployment(Run):
         self.tally = Tally(task.metric, experiment.schedule.select)
         self.solves = Solves()
         "the solves of equilibrium layers in the round at hand"
+        self.seconds = 0.0
+        "that it has taken"
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the line of a round whose models are still to be scored"
+        self.begun: tuple[str, ...] = ()
+        "who is in the round at hand, once some but not all of its exchanges are done"
+        self.step, self.asked = 0, 0
+        "how many of its exchanges that is, and how many clients the first one asked"
         self.starts, self.orders = 0, 0
         "of the server in this run, and of orders in this start: together they number an order"
         self.door = Door(self.post, self.roster, self.fingerprint, self.tell)
@@ -127,6 +133,8 @@ class Deployment(Run):
     def _begin(self, start: Start) -> None:
         """What all clients begin with, and how many there are."""
         self.start = start
+        if not self.done and not self.step:
+            self.server = self.algorithm.server(start)
         if (first := self.algorithm.first(start)) is not None:
             self.last = LastMessages(first, start.clients)
             self.store.initial = self.last.initial
@@ -159,13 +167,13 @@ class Deployment(Run):
         return [present[rank] for rank in np.sort(rng.choice(len(present), cohort, replace=False))]
 
     def _exchange(self) -> None:
-        """One more round, and the scores of the one before."""
+        """One more exchange of a round, and with its first the scores of the one before."""
         round = self.done + 1
         self.tally.clear()
         for attempt in range(self.settings.attempts):
             began = time.perf_counter()
             self._ready()
-            cohort = self.sample(round)
+            cohort = self._cohort(round)
             members = {member.name: member for member in cohort}
             if self.unlogged is not None:
                 members |= {member.name: member for member in self.door.present()}
@@ -180,6 +188,12 @@ class Deployment(Run):
             found = f"{len(accepted)} of {len(cohort)} updates could be used, and {self.settings.minimum} are needed"
             self.tell("too few", f"round {round}: {found}{again}")
         raise RunFailed(self.hopeless(round, f"too few updates, {self.settings.attempts} times", _RESUME))
+
+    def _cohort(self, round: int) -> list[Member]:
+        """Who is asked: a sample, or later in a round those of it who are still here."""
+        if not self.step:
+            return self.sample(round)
+        return [member for member in self.door.present() if member.name in self.begun]
 
     def _conclude(self) -> None:
         """The last exchange: everybody scores the models of the last round and keeps its own."""
@@ -250,7 +264,8 @@ class Deployment(Run):
     def _accept(self, round: int, cohort: list[Member], answers: dict[str, Answered]) -> list[Accepted]:
         """The updates that can be used, in the order of the clients' names."""
         accepted = []
-        self.solves = Solves()
+        if not self.step:
+            self.solves = Solves()
         for member in cohort:
             if (answered := answers.get(member.name)) is None:
                 continue
@@ -272,11 +287,18 @@ class Deployment(Run):
             self.store.put(who, sent)
         for member, _ in accepted:
             member.accepted = number
-        self.done = round
+        self.asked = self.asked if self.step else len(cohort)
         self.counters.left_out += len(cohort) - len(accepted)
-        line: dict[str, Any] = {"round": round, "clients": len(cohort), "left_out": len(cohort) - len(accepted)}
+        self.step = (self.step + 1) % self.algorithm.exchanges
+        self.begun = tuple(member.name for member, _ in accepted) if self.step else ()
+        self.seconds += seconds
+        if self.step:
+            return
+        self.done = round
+        line: dict[str, Any] = {"round": round, "clients": self.asked, "left_out": self.asked - len(accepted)}
         line |= self.solved(round, self.solves)
-        timing = {"round": round, "train": seconds, "evaluate": 0.0}
+        timing = {"round": round, "train": self.seconds, "evaluate": 0.0}
+        self.seconds = 0.0
         if round == self.schedule.rounds or (self.settings.evaluate and self.evaluates(round)):
             self.unlogged = line | self.counters.sums(), timing  # its models are scored with the next exchange
         else:
@@ -312,6 +334,7 @@ class Deployment(Run):
             "malicious": sorted(self.malicious),
             "budgets": self.budgets,
             "unlogged": self.unlogged,
+            "within": [self.step, self.asked, self.begun],
             "tally": self.tally.facts(),
         }
 
@@ -324,6 +347,8 @@ class Deployment(Run):
         self.post.bytes_sent, self.post.bytes_received = facts["bytes"]
         self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
         self.budgets = facts.get("budgets", {})
+        self.step, self.asked, begun = facts.get("within", (0, 0, ()))
+        self.begun = tuple(begun)
         self.malicious = self.tally.malicious = frozenset(facts["malicious"])
         self._begin(replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"]))
         self.buffers = saved.kept["buffers"]
