@@ -8,6 +8,7 @@ import torch
 
 from equipoise.algorithms import (
     ALGORITHMS,
+    CFL,
     Ditto,
     FedADMM,
     FedAvg,
@@ -193,6 +194,12 @@ def the_nearest_neighbour_of_a_training_sample_is_itself(p: LeastSquares) -> Non
     np.testing.assert_allclose(run.scores.tables()["personal"][:, 2:], 0, atol=1e-14)  # test samples are trained on
 
 
+def cfl_that_never_splits_is_fedavg(p: LeastSquares) -> None:
+    run = least_squares(p, CFL(lr=1 / p.smoothness(), batch=FULL, quiet=1000), rounds=400)
+    np.testing.assert_allclose(run.server.w[0].numpy(), p.pooled(), rtol=1e-8)
+    assert not run.server.group.any()
+
+
 def learn2pfed_without_ties_reaches_each_clients_least_squares(p: LeastSquares) -> None:
     algorithm = Learn2pFed(cells=50, rho=2.0, eta=2.0, theta=1.0, lam=1e-9, draw=False, learn=(), warm=True)
     run = least_squares(p, algorithm, rounds=6)
@@ -215,6 +222,7 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "lp-proj": lp_proj_takes_gradient_steps_in_the_projection,
     "fedeq": fedeq_by_dual_averages_ends_where_equal_clients_agree,
     "fl-deq": fl_deq_of_equal_devices_is_gradient_descent_on_the_mean_of_losses,
+    "cfl": cfl_that_never_splits_is_fedavg,
     "learn2pfed": learn2pfed_without_ties_reaches_each_clients_least_squares,
     "knn-per": the_nearest_neighbour_of_a_training_sample_is_itself,
     "flame-lp-proj": flame_in_the_projection_agrees_on_the_projection,

@@ -1,6 +1,7 @@
 """The registry of algorithms: one file a paper, one line here."""
 
 from equipoise.algorithm import Algorithm
+from equipoise.algorithms.cfl import CFL
 from equipoise.algorithms.ditto import Ditto
 from equipoise.algorithms.fedadmm import FedADMM
 from equipoise.algorithms.fedavg import FedAvg
@@ -20,6 +21,7 @@ from equipoise.algorithms.pfedme import PFedMe
 
 __all__ = [
     "ALGORITHMS",
+    "CFL",
     "Ditto",
     "FeDEQ",
     "FedADMM",
@@ -56,5 +58,6 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "fedeq": FeDEQ,
     "fl-deq": FlDEQ,
     "knn-per": KnnPer,
+    "cfl": CFL,
     "learn2pfed": Learn2pFed,
 }

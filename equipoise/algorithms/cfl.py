@@ -1,0 +1,100 @@
+"""CFL: one model for all, until clients pull apart; then a model for each group of them."""
+
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.settings import Count, Fraction, Positive
+from equipoise.state import State, Upload, Uploads
+
+
+class CFL(Algorithm):
+    """FedAvg within groups of clients, which are split where their updates contradict each other (CFL).
+
+    w: a model a group; delta: a client's update of its group's; a group is split in two when the mean of its updates is
+    short (shorter than eps1: all together stand still) while some are long (eps2: each alone would still move), so that
+    the largest cosine between the updates of two clients on different sides is smallest.
+    """
+
+    paper: ClassVar[str] = "Sattler et al., Clustered Federated Learning, 2020, Algorithms 1 and 3"
+
+    eps1: Positive = 0.4
+    "a group is split when the norm of its mean update is below this ..."
+    eps2: Positive = 1.6
+    "... and the norm of its longest update above this"
+    gamma_max: Fraction = 0.0
+    "split only if sqrt((1 - the largest cosine across) / 2) is above this, which says how noisy updates may be"
+    quiet: Annotated[int, Field(ge=0, le=1_000_000)] = 20
+    "rounds before the first split"
+    groups: Count = 8
+    "most groups"
+
+    def server(self, start: Start) -> State:
+        own = start.w0.new_zeros(start.clients)
+        return State(
+            w=start.w0.expand(self.groups, -1).clone(),
+            group=own,  # of each client, by its number
+            delta=start.w0.new_zeros((start.clients, start.space.size)),  # the last one of each; zero if there is none
+            round=own.new_zeros(1),
+        )
+
+    def down(self, server: State, who: int) -> State:
+        if who < len(server.group):
+            return State(w=server.w[int(server.group[who])])
+        return State(w=self.shared(server))  # of a newcomer nobody knows the group
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        delta = data.descend(down.w) - down.w
+        return client, Upload(State(delta=delta), reference=State(delta=torch.zeros_like(delta)), weight=data.size)
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        w, group, delta = server.w.clone(), server.group.clone(), server.delta.clone()
+        senders = torch.tensor(uploads.who)
+        known = senders < len(group)
+        delta[senders[known]] = torch.stack([u.message.delta for u in uploads.uploads])[known]
+        sent_by = torch.where(known, group[senders.clamp(max=len(group) - 1)], -1)
+        after = server.round + 1
+        for c in sent_by.unique().int().tolist():
+            here = (sent_by == c).nonzero().flatten().tolist()
+            if c < 0:
+                continue
+            part = Uploads(tuple(uploads.who[k] for k in here), tuple(uploads.uploads[k] for k in here))
+            mean, longest = reduce(part).delta, max(float(u.message.delta.norm()) for u in part.uploads)
+            w[c] += mean
+            free = int(group.max()) + 1
+            if float(mean.norm()) < self.eps1 and longest > self.eps2 and after > self.quiet and free < self.groups:
+                members = ((group == c) & delta.any(-1)).nonzero().flatten()
+                apart = self._apart(delta[members])
+                group[members[apart]] = free
+                w[free] = w[c]
+        return State(w=w, group=group, delta=delta, round=after)
+
+    def _apart(self, delta: Tensor) -> Tensor:
+        """Which of these clients form the second half, if there are two halves at all."""
+        unit = torch.nn.functional.normalize(delta.double(), dim=-1)
+        cosines = unit @ unit.T
+        side = torch.arange(len(delta))  # the most alike are joined until two sides are left; then nothing across is
+        rows, columns = torch.triu_indices(len(delta), len(delta), offset=1)  # more alike than the next pair would be
+        for k in cosines[rows, columns].argsort(descending=True, stable=True).tolist():
+            one, other = side[rows[k]].item(), side[columns[k]].item()
+            if one != other:
+                if len(side.unique()) == 2:
+                    break
+                side[side == other] = one
+        across = cosines[side[:, None] != side]
+        if not len(across) or ((1 - across.max()) / 2).clamp(min=0).sqrt() <= self.gamma_max:
+            return torch.zeros(len(delta), dtype=torch.bool)
+        return side != side[0]
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return down.w
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(down.w, epochs=self.adapt_epochs)
+
+    def shared(self, server: State) -> Tensor:
+        """The mean over clients of their groups' models."""
+        return server.w[server.group.long()].mean(0)
