@@ -184,6 +184,10 @@ class Algorithm(Settings, ABC):
         """The global model, or None where the method has none."""
         return None
 
+    def shows(self, client: State, down: State, space: Space) -> State:
+        """What of a client's state readers may want to see: how much of it takes part, say. Mostly nothing."""
+        return State()
+
     def predictor(self, module: nn.Module, own: Own) -> nn.Module:
         """What a client predicts with: its personal model, or one that looks into the client's samples as well."""
         return module

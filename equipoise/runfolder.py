@@ -57,6 +57,8 @@ class RunFolder:
         "what an operator should know of a deployment"
         self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
         self.config = path / "run.toml"
+        self.shown = path / "shown.safetensors"
+        "what the algorithm shows of the clients that trained, a row each in the order of clients.csv"
         self.text = ""
         "what run.toml is to say"
 

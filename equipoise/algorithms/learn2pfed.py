@@ -330,6 +330,7 @@ class Learn2pFed(Algorithm):
         return space.join(space.body(client.network), head) if space.body_size else head
 
     def shows(self, client: State, down: State, space: Space) -> State:
+        """Its learnables."""
         raw = self._with_tied(client.raw, down, space)
         found = self._layout(space)
         names = ("lam", *SCALARS)

@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise import randomness
 from equipoise.data.text import numbered
 from equipoise.errors import EquipoiseError
+from equipoise.settings import nearest
 
 SPLITS = ("train", "validation", "test")
 SPLIT = (0.7, 0.1, 0.2)
@@ -102,6 +103,18 @@ class Federation:
         count = max(1, round(fraction * len(names)))
         chosen = randomness.generator(seed, "unseen").choice(len(names), count, replace=False)
         return replace(self, unseen=frozenset(names[i] for i in chosen))
+
+    def keeping(self, only: Sequence[str] | None) -> "Federation":
+        """With the clients of these names alone."""
+        if only is None:
+            return self
+        for name in only:
+            if name not in self.names:
+                raise EquipoiseError(f"data.only names {name!r}, which is no client{nearest(name, self.names)}")
+        kept = [i for i, name in enumerate(self.names) if name in set(only)]
+        train, validation, test = (Ragged([s[i] for i in kept]) for s in (self.train, self.validation, self.test))
+        names = tuple(self.names[i] for i in kept)
+        return replace(self, names=names, train=train, validation=validation, test=test)
 
     def training_on(self, most: int | None, seed: int) -> "Federation":
         """With no client training on more samples than this; which ones is drawn from the seed."""

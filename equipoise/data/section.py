@@ -20,6 +20,8 @@ class Dealing(Settings):
 
     clients: Count | None = None
     "how many clients; may be left out where the data name their owners"
+    only: tuple[str, ...] | None = None
+    "the names of the clients to take, where not all that the data and their partition give are wanted"
     split: tuple[float, float, float] | None = None
     "train, validation and test part of every client's share: 0.7, 0.1, 0.2 where it is not given"
     normalize: tuple[float, Positive] | None = None
@@ -80,9 +82,10 @@ class DataSection:
         federation = from_shares(x, pool.y, shares, split, seed, pool.classes, pool.part)
         # What stands in tables: a portion of the data never goes under the name of the whole.
         portions = [pool.portion, f"at most {self.dealing.most} a client to train with" if self.dealing.most else ""]
+        portions += [f"{len(self.dealing.only)} of {len(federation)} clients"] if self.dealing.only else []
         portion = "; ".join(text for text in portions if text)
         title = f"{self.name} ({portion})" if portion else self.name
-        federation = federation.training_on(self.dealing.most, seed)
+        federation = federation.keeping(self.dealing.only).training_on(self.dealing.most, seed)
         return federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
 
 

@@ -26,7 +26,7 @@ from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import LOSSES
 from equipoise.runfolder import RunFolder
 from equipoise.scores import Scores
-from equipoise.state import State, Uploads
+from equipoise.state import State, Uploads, stack
 from equipoise.task import Task
 from equipoise.watcher import Watcher
 
@@ -230,4 +230,8 @@ class Simulation(Run):
         sizes = {name: getattr(self.federation, name).lengths for name in ("train", "validation", "test")}
         marks = {"unseen": self.federation.unseen, "malicious": self.malicious}
         self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
+        jobs = [self.job(who) for who in range(len(self.federation)) if who in set(self.training)]
+        shown = [self.algorithm.shows(job.client, job.down, self.task.space) for job in jobs]
+        if shown[0]:
+            files.write_tensors(self.folder.shown, stack(shown))
         files.write_json(self.folder.summary, self.summary())

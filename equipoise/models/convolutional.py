@@ -13,17 +13,22 @@ class LeNet(ModelSettings):
 
     paper: ClassVar[str] = "LeCun et al., 1998; 62,006 parameters on 32x32 colour images with 10 classes"
 
+    hidden: tuple[Count, ...] = (120, 84)
+    "widths of the fully connected layers before the head; without any it reads what the convolutions give"
+
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         channels, *sides = image_shape(shape, 16, "lenet")
         height, width = (((side - 4) // 2 - 4) // 2 for side in sides)
-        body = nn.Sequential(
+        body: list[nn.Module] = [
             *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
             nn.Flatten(),
-            *(nn.Linear(16 * height * width, 120), nn.ReLU()),
-            *(nn.Linear(120, 84), nn.ReLU()),
-        )
-        return Split(body, nn.Linear(84, outputs))
+        ]
+        width = 16 * height * width
+        for next_width in self.hidden:
+            body += [nn.Linear(width, next_width), nn.ReLU()]
+            width = next_width
+        return Split(nn.Sequential(*body), nn.Linear(width, outputs))
 
 
 class CNN(ModelSettings):

@@ -10,16 +10,17 @@ from equipoise.settings import Count
 
 
 class Linear(ModelSettings):
-    """Linear regression: one layer without a bias that starts at zero, all of it head.
-
-    Inputs carry a constant feature of their own where an intercept is wanted, so that the optimum has a closed form.
-    """
+    """Linear regression: one layer that starts at zero, all of it head, so that the optimum has a closed form."""
 
     paper: ClassVar[str] = "the regressions of FLAME's Appendix B and of Learn2pFed's polynomials"
 
+    bias: bool = False
+    "an intercept; data may carry a constant feature of their own instead"
+
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        head = nn.Linear(prod(shape), outputs, bias=False)
-        nn.init.zeros_(head.weight)
+        head = nn.Linear(prod(shape), outputs, bias=self.bias)
+        for parameter in head.parameters():
+            nn.init.zeros_(parameter)
         return Split(nn.Flatten(), head)
 
 
