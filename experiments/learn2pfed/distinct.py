@@ -1,0 +1,42 @@
+"""The five electricity clients that differ most: python experiments/learn2pfed/distinct.py DATA (needs scikit-learn)
+
+As Learn2pFed has it, t-SNE lays the clients out in a plane by their load; the five are then taken one after the other,
+each as far from those before as can be, the first as far from the centre. Only the training part of each series is
+looked at, scaled as the experiment scales it.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+from sklearn.manifold import TSNE
+
+from equipoise.data.cache import cached
+from equipoise.data.sources.loads import read_loads
+from equipoise.data.text import names_from_bytes
+
+WANTED, PAST = 5, 0.8
+
+
+def distinct(points: np.ndarray, wanted: int) -> list[int]:
+    chosen = [int(np.linalg.norm(points - points.mean(0), axis=1).argmax())]
+    while len(chosen) < wanted:
+        nearest = np.linalg.norm(points[:, None] - points[chosen], axis=2).min(1)
+        chosen.append(int(nearest.argmax()))
+    return chosen
+
+
+def main(folder: Path) -> None:
+    path = folder / "electricity.csv.gz"
+    arrays = cached("electricity", [path], lambda: read_loads(path, lambda done, total: None))
+    names, series = names_from_bytes(arrays["names"]), arrays["series"].astype(float)
+    past = series[: int(PAST * len(series))]
+    varies = np.ptp(past, axis=0) > 0
+    scaled = (past[:, varies] - past[:, varies].min(0)) / np.ptp(past[:, varies], axis=0)
+    points = TSNE(n_components=2, random_state=0).fit_transform(scaled.T)
+    known = [name for name, keep in zip(names, varies, strict=True) if keep]
+    print(", ".join(f'"{known[k]}"' for k in distinct(points, WANTED)))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
