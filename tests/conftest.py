@@ -154,6 +154,16 @@ def algorithm(request: pytest.FixtureRequest) -> Algorithm:
     return registered(request.param)
 
 
+KINDS = ["fedavg", "ditto", "fedrep", "flame", "learn2pfed"]
+"""One of each kind, for what is the engine's doing and takes long: nothing kept by clients, models of their own, heads,
+last messages of all, and several exchanges in a round."""
+
+
+@pytest.fixture(params=KINDS)
+def one_of_a_kind(request: pytest.FixtureRequest) -> Algorithm:
+    return registered(request.param)
+
+
 @pytest.fixture
 def problem() -> LeastSquares:
     return LeastSquares()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.algorithm import Algorithm
-from equipoise.algorithms import ALGORITHMS, Learn2pFed
+from equipoise.algorithms import ALGORITHMS
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.executor import FIXED_POINTS, Job
 from equipoise.engine.simulate import Simulation
@@ -22,7 +22,7 @@ from equipoise.models.base import Split
 from equipoise.runs import reopen
 from equipoise.state import State
 from equipoise.watcher import Watcher
-from tests.conftest import classification, simulation
+from tests.conftest import classification, registered, simulation
 from tests.flower_memory import deployed, run
 from tests.test_cli import equipoise_command
 from tests.test_flower_engines import same, table
@@ -65,13 +65,16 @@ def images(name: str) -> Federation:
     return from_clients(clients)
 
 
-@pytest.mark.parametrize("name", DEQ)
-def test_every_equilibrium_model_trains_under_every_algorithm(algorithm: Algorithm, name: str) -> None:
+PAIRS = [(algorithm, DEQ[(k + 1) % len(DEQ)]) for k, algorithm in enumerate(ALGORITHMS)]
+PAIRS += [("fedeq", name) for name in DEQ if ("fedeq", name) not in PAIRS]
+
+
+@pytest.mark.parametrize(("method", "name"), PAIRS)
+def test_every_algorithm_trains_an_equilibrium_model_and_fedeq_all_of_them(method: str, name: str) -> None:
+    algorithm = registered(method)
     shape = (6,) if name == "deq-transformer" else (1, 8, 8)
     module = MODELS[name](**SMALL.get(name, {})).build(shape, 4)
     algorithm = algorithm.model_copy(update={"epochs": 1})
-    if name == "deq-transformer" and isinstance(algorithm, Learn2pFed):
-        pytest.skip("its head is more than a linear layer")
     run = simulation(algorithm, images(name), module, dtype="float32", rounds=1, participation=1.0)
     run.run()
     (line,) = run.lines
@@ -169,9 +172,9 @@ def test_fixed_points_are_kept_with_the_client_only_where_they_are_to_be() -> No
     assert run.counters.bytes_up == len(run.federation) * (run.task.space.size + 1) * 8  # they never leave
 
 
-def test_weights_are_projected_after_every_step(algorithm: Algorithm) -> None:
+def test_weights_are_projected_after_every_step(one_of_a_kind: Algorithm) -> None:
     """Far larger steps than would keep them there: ‖B‖_∞ <= κ holds for what is trained, shared and kept."""
-    algorithm = algorithm.model_copy(update={"lr": 0.7, "clip": 1.0})
+    algorithm = one_of_a_kind.model_copy(update={"lr": 0.7, "clip": 1.0})
     run = last_run(algorithm, rounds=3, participation=1.0, kappa=0.5)
     result = eq.api.Result(run)
     own = "personal" in run.lines[-1] and not result.looks_up
