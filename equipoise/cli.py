@@ -67,6 +67,7 @@ class Plot(StrEnum):
     losses = "losses"
     attacks = "attacks"
     fairness = "fairness"
+    learned = "learned"
 
 
 @app.command()
@@ -175,6 +176,7 @@ def plot(
     losses    test losses against rounds
     attacks   scores of benign clients against the part of malicious ones, a panel an attack
     fairness  variance of test losses over clients against the mean score
+    learned   how strongly each client's parameters are tied to the others', before and after (learn2pfed)
     """
     from equipoise import plots
 

@@ -5,10 +5,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from equipoise import files
 from equipoise.board import HYBRIDS, SCORED
 from equipoise.errors import EquipoiseError
 from equipoise.report import Run, compare, grouped
+from equipoise.runfolder import SHOWN
 
 STYLES: dict[str, Any] = {
     "personal": "-",
@@ -31,6 +34,7 @@ def draw(kind: str, runs: list[Run], path: Path) -> None:
         "losses": lambda runs, figure: _rounds(runs, figure, losses=True),
         "attacks": _attacks,
         "fairness": _fairness,
+        "learned": _learned,
     }
     if len({run.summary["metric"] for run in runs}) > 1:
         raise EquipoiseError("these runs have different metrics; draw them apart")
@@ -41,6 +45,31 @@ def draw(kind: str, runs: list[Run], path: Path) -> None:
             figure.savefig(temporary, dpi=130, format="png")
     finally:
         plt.close(figure)
+
+
+def _learned(runs: list[Run], figure: Any) -> None:
+    """How strongly each client's parameters are tied to the others', in the beginning and as it was learned."""
+    from matplotlib.colors import LogNorm
+    from safetensors.numpy import load_file
+
+    runs = [run for run in runs if (run.path / SHOWN).exists()]
+    if not runs:
+        raise EquipoiseError("none of these runs has learned how much its parameters take part, as learn2pfed does")
+    shown = [load_file(group[0].path / SHOWN) for group in grouped(runs)]  # one of those that differ in the seed
+    panels = [("in the beginning", shown[0]["begin.lam"])]
+    panels += [(_name(row), found["lam"]) for row, found in zip(compare(runs), shown, strict=True)]
+    every = np.concatenate([lam[lam > 0] for _, lam in panels] + [np.ones(1)])
+    low, high = every.min(), every.max()
+    figure.set_size_inches(max(8, 3.2 * len(panels)), 3.6)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    image = None
+    for axis, (title, lam) in zip(axes, panels, strict=True):
+        image = axis.imshow(lam, aspect="auto", norm=LogNorm(low, max(high, 10 * low)), interpolation="nearest")
+        axis.set_title(title, fontsize=8, wrap=True)
+        axis.set_xlabel("parameter")
+        axis.set_facecolor("white")  # zero
+    axes[0].set_ylabel("client")
+    figure.colorbar(image, ax=axes, label="Λ (white: 0)")
 
 
 def _name(row: dict[str, Any]) -> str:

@@ -22,6 +22,9 @@ from equipoise.errors import EquipoiseError, RunFailed
 WRITTEN = "written"
 """The section that a run adds to its configuration for its readers; it is no setting."""
 
+SHOWN = "shown.safetensors"
+"""What an algorithm shows of its clients."""
+
 DEPLOYMENT = "deployment"
 """The folder in which a deployment on one machine keeps its keys, clients and logs."""
 
@@ -57,7 +60,7 @@ class RunFolder:
         "what an operator should know of a deployment"
         self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
         self.config = path / "run.toml"
-        self.shown = path / "shown.safetensors"
+        self.shown = path / SHOWN
         "what the algorithm shows of the clients that trained, a row each in the order of clients.csv"
         self.text = ""
         "what run.toml is to say"

@@ -231,7 +231,10 @@ class Simulation(Run):
         marks = {"unseen": self.federation.unseen, "malicious": self.malicious}
         self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
         jobs = [self.job(who) for who in range(len(self.federation)) if who in set(self.training)]
-        shown = [self.algorithm.shows(job.client, job.down, self.task.space) for job in jobs]
+        space, before = self.task.space, self.algorithm.server(self.start)
+        shown = [self.algorithm.shows(job.client, job.down, space) for job in jobs]
         if shown[0]:
-            files.write_tensors(self.folder.shown, stack(shown))
+            begun = self.algorithm.shows(self.algorithm.client(self.start), self.algorithm.down(before, 0), space)
+            first = {f"begin.{name}": t for name, t in stack([begun] * len(jobs)).items()}
+            files.write_tensors(self.folder.shown, {**stack(shown), **first})
         files.write_json(self.folder.summary, self.summary())

@@ -9,12 +9,11 @@ import sys
 import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from equipoise.report import Run, find_runs
-from equipoise.runfolder import read_toml
-from equipoise.sweep import cells
+from equipoise.report import Run
+from equipoise.tables import markdown, runs_of, spread
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 FROM_CONSENSUS = "fedeq from the consensus"
@@ -28,10 +27,7 @@ SCALE: list[str] = []
 def runs_in(folder: Path) -> list[Run]:
     """Those that the file of that name asks for."""
     file = Path(__file__).parent.parent / folder.parent.name / f"{folder.name}.toml"
-    tables = read_toml(file)
-    wanted, _ = cells(tables, SCALE[0] if SCALE and "scale" in tables else None)
-    done = [cell.folder(folder) for cell in wanted if cell.done(folder)]
-    return find_runs(done) if done else []
+    return runs_of(file, folder, SCALE[0] if SCALE else None)
 
 
 def milliseconds(run: Run) -> float:
@@ -41,17 +37,7 @@ def milliseconds(run: Run) -> float:
 
 
 def print_table(title: str, head: Cells, body: Iterable[Cells]) -> None:
-    rows = list(body)
-    if rows:
-        print(f"\n## {title}\n")
-        for row in (head, ["---"] * len(head), *rows):
-            print("| " + " | ".join(map(str, row)) + " |")
-
-
-def spread(values: list[float], digits: int = 2) -> str:
-    if not values:
-        return "–"
-    return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+    print(markdown(title, head, body))
 
 
 def accuracies(runs: Iterable[Run], kind: str, unseen: bool = False) -> list[float]:

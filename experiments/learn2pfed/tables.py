@@ -1,0 +1,271 @@
+"""The tables of docs/results/learn2pfed.md: python experiments/learn2pfed/tables.py RUNS
+
+RUNS holds a folder a sweep, named as its file: polynomial, ablation, depth, variants, electricity, electricity-all,
+fashion-mnist, fashion-mnist-100, cifar10, start; what is missing is left out. The paper's figure stands in parentheses.
+"""
+
+import argparse
+import tomllib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+
+from equipoise import load_data
+from equipoise.data.sources.polynomial import Polynomial
+from equipoise.models import MODELS
+from equipoise.report import Run
+from equipoise.tables import markdown, runs_of, spread
+
+HERE = Path(__file__).parent
+PAPER: dict[str, Any] = tomllib.loads((HERE / "paper" / "tables.toml").read_text())
+PRINTED = "learn2pfed as printed"
+
+
+def method(run: Run) -> str:
+    name = str(run.config["algorithm.name"])
+    if name != "learn2pfed":
+        return name
+    outer, tied = run.config["algorithm.outer"], run.config["algorithm.tied"]
+    whose = ", one Λ for all" if tied else ""
+    return PRINTED if outer == "train" and not whose else f"learn2pfed, {outer}{whose}"
+
+
+def scored(name: str) -> str:
+    return "global" if name in ("fedavg", "fedprox") else "personal"
+
+
+def stopped(run: Run) -> dict[str, float]:
+    """Scores at the evaluation that was best on validation samples, and the round of it."""
+    kind = scored(run.config["algorithm.name"])
+    metric, lines = run.summary["metric"], [line for line in run.metrics if kind in line]
+    best = (min if metric == "rmse" else max)(lines, key=lambda line: line[kind][f"validation_{metric}"])
+    return {"score": best[kind][metric], "round": best["round"], "last": lines[-1][kind][metric]}
+
+
+def where(runs: Iterable[Run], **config: object) -> list[Run]:
+    keys = {key.replace("__", "."): value for key, value in config.items()}
+    return [run for run in runs if all(run.config.get(key) == value for key, value in keys.items())]
+
+
+# Polynomials: what is known of them, and what of it Λ has found.
+
+
+def area(lam: np.ndarray, shared: int) -> float:
+    """Under the ROC curve: how often a shared coefficient is tied more strongly than one that is not."""
+    above, below = lam[:, :shared].reshape(-1, 1), lam[:, shared:].reshape(1, -1)
+    return float(np.mean((above > below) + 0.5 * (above == below)))
+
+
+def known(setting: int, seed: int) -> dict[str, float]:
+    """RMSE of local least squares, and of an oracle that knows which coefficients are shared; in one place."""
+    federation = load_data("polynomial", seed=seed, clients=10, setting=setting)
+    shared = Polynomial(setting=setting).shared
+    pairs = [federation.gather(torch.from_numpy(federation.train[i])) for i in range(10)]
+    xs, ys = ([pair[k].double().numpy() for pair in pairs] for k in (0, 1))
+    own = [np.linalg.lstsq(x, y, rcond=None)[0] for x, y in zip(xs, ys, strict=True)]
+    free = 4 - shared
+    wide = np.zeros((sum(map(len, xs)), shared + 10 * free))
+    row = 0
+    for i, x in enumerate(xs):
+        wide[row : row + len(x), :shared] = x[:, :shared]
+        wide[row : row + len(x), shared + i * free : shared + (i + 1) * free] = x[:, shared:]
+        row += len(x)
+    a = np.linalg.lstsq(wide, np.concatenate(ys), rcond=None)[0]
+    oracle = [np.concatenate([a[:shared], a[shared + i * free : shared + (i + 1) * free]]) for i in range(10)]
+    tests = [federation.gather(torch.from_numpy(federation.test[i])) for i in range(10)]
+
+    def rmse(models: list[np.ndarray]) -> float:
+        pairs = zip(models, tests, strict=True)
+        return mean(float(np.sqrt(np.mean((x.double().numpy() @ v - y.numpy()) ** 2))) for v, (x, y) in pairs)
+
+    return {"local": rmse(own), "oracle": rmse(oracle)}
+
+
+def lam_of(run: Run) -> np.ndarray:
+    found: np.ndarray = load_file(run.path / "shown.safetensors")["lam"].numpy()
+    return found
+
+
+def table1(runs: list[Run]) -> str:
+    rows: list[list[str]] = []
+    settings = (1, 2, 3)
+    groups = sorted({(method(run), str(run.config["model.name"])) for run in runs}, key=lambda g: (g[1], g[0]))
+    for name, model in groups:
+        row = [name, model]
+        for k, setting in enumerate(settings):
+            found = [r for r in where(runs, data__setting=setting, model__name=model) if method(r) == name]
+            values = [run.summary[scored(run.config["algorithm.name"])]["rmse"] for run in found]
+            meant = PAPER["table1"].get("learn2pfed" if name.startswith("learn2pfed") else name)
+            row.append(spread(values, 4) + (f" ({meant[k]:.4f})" if meant else ""))
+        lams = [run for run in runs if method(run) == name and name.startswith("learn2pfed")]
+        for setting in settings:
+            areas = [area(lam_of(run), 4 - setting) for run in where(lams, data__setting=setting)]
+            row.append(f"{mean(areas):.2f}" if areas else "")
+        rows.append(row)
+    for kind, title in (("local", "local least squares, in closed form"), ("oracle", "oracle")):
+        figures = [[known(s, seed)[kind] for seed in sorted({r.config["seed"] for r in runs})] for s in settings]
+        rows.append([title, "linear", *(spread(values, 4) for values in figures), "", "", ""])
+    head = ["method", "model", *(f"setting {s}" for s in settings), *(f"ROC {s}" for s in settings)]
+    return markdown("Table I: RMSE against the noise-free polynomials", head, rows)
+
+
+def table2(runs: list[Run]) -> str:
+    rows = []
+    for key, meant in PAPER["table2"].items():
+        families = [] if key == "nothing" else key.split("-")
+        row = [" ".join("Λ" if f == "lam" else f for f in families) or "nothing"]
+        for k, setting in enumerate((1, 2, 3)):
+            found = [r for r in where(runs, data__setting=setting) if list(r.config["algorithm.learn"]) == families]
+            row.append(spread([run.summary["personal"]["rmse"] for run in found], 4) + f" ({meant[k]:.4f})")
+        rows.append(row)
+    return markdown(
+        "Table II: which families are learned, RMSE", ["learned", "setting 1", "setting 2", "setting 3"], rows
+    )
+
+
+def depth(runs: list[Run]) -> str:
+    def row(cells: int) -> list[str]:
+        found = [where(runs, algorithm__cells=cells, data__setting=setting) for setting in (1, 2, 3)]
+        return [str(cells), *(spread([run.summary["personal"]["rmse"] for run in group], 4) for group in found)]
+
+    rows = map(row, sorted({run.config["algorithm.cells"] for run in runs}))
+    return markdown("Number of cells, RMSE", ["L", "setting 1", "setting 2", "setting 3"], rows)
+
+
+def variants(runs: list[Run]) -> str:
+    def row(found: list[Run]) -> list[str]:
+        config, values = found[0].config, [run.summary["personal"]["rmse"] for run in found]
+        refs = [known(1, run.config["seed"]) for run in found]
+        local, oracle = (mean(ref[k] for ref in refs) for k in ("local", "oracle"))
+        areas = [area(lam_of(run), 3) for run in found]
+        closed = (local - mean(values)) / (local - oracle)
+        words = [config[f"algorithm.{key}"] for key in ("outer", "backward")]
+        words += ["one for all" if config["algorithm.tied"] else "one a client"]
+        words += ["last epoch's end" if config["algorithm.warm"] else "zero"]
+        words += ["Λ" if len(config["algorithm.learn"]) == 1 else "all six"]
+        sent = mean(run.summary["bytes_a_round"] for run in found) / 1e3
+        return [*words, spread(values, 4), f"{closed:.0%}", f"{mean(areas):.2f}", f"{sent:.1f}"]
+
+    keys = ("outer", "backward", "tied", "warm", "learn")
+    groups: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        groups.setdefault(tuple(str(run.config[f"algorithm.{key}"]) for key in keys), []).append(run)
+    head = [
+        "judged on",
+        "backward",
+        "Λ",
+        "epochs begin at",
+        "learned",
+        "RMSE",
+        "of the gap closed",
+        "ROC area",
+        "kB a round",
+    ]
+    return markdown("Variants, setting 1", head, map(row, groups.values()))
+
+
+# Loads and images.
+
+
+def table3(settings: dict[int, list[Run]]) -> str:
+    rows = []
+    both = [run for runs in settings.values() for run in runs]
+    groups = sorted({(str(run.config["model.name"]), method(run)) for run in both})
+    for model, name in groups:
+        row: list[object] = [name, model]
+        for k, runs in settings.items():
+            found = [stopped(r) for r in where(runs, model__name=model) if method(r) == name]
+            meant = PAPER["table3"].get("learn2pfed" if name.startswith("learn2pfed") else name)
+            text = spread([f["score"] for f in found], 4) + (f" ({meant[k]:.4f})" if meant and found else "")
+            row += [text, f"{found[0]['round']:.0f}" if found else ""]
+            if k:
+                unseen = [r.summary["unseen"] for r in where(runs, model__name=model) if method(r) == name]
+                best = [u.get("personal", u.get("global", {})).get("rmse") for u in unseen]
+                row.append(spread([v for v in best if v is not None], 4))
+        rows.append(row)
+    head = ["method", "model", "five clients", "round", "all clients", "round", "never took part"]
+    return markdown("Table III: RMSE of the next hour's load", head[: 2 + 2 * len(settings) + (1 in settings)], rows)
+
+
+def table4(columns: dict[str, tuple[list[Run], int]]) -> str:
+    rows = []
+    for name in PAPER["table4"]:
+        row = [name]
+        for runs, at in columns.values():
+            for k, beta in enumerate((0.1, 0.5)):
+                found = [
+                    stopped(r) for r in where(runs, data__partition__beta=beta) if r.config["algorithm.name"] == name
+                ]
+                meant = PAPER["table4"][name][at + k]
+                row.append(spread([100 * f["score"] for f in found]) + f" ({meant:.2f})" if found else "")
+        first = next((runs for runs, _ in columns.values()), [])
+        sent = {round(r.summary["bytes_a_round"] / 1e3) for r in where(first, algorithm__name=name)}
+        rows.append([*row, *map(str, sent)])
+    heads = [f"{title}, Dir({beta})" for title in columns for beta in (0.1, 0.5)]
+    return markdown("Table IV: accuracy in %", ["method", *heads, "kB a round"], rows)
+
+
+def table5(runs: list[Run]) -> str:
+    rows = []
+    for run in sorted(runs, key=lambda r: -len(r.config["model.hidden"])):
+        module = MODELS["lenet"](hidden=tuple(run.config["model.hidden"])).build((3, 32, 32), 10)
+        kept = sum(p.numel() for p in module.body.parameters())  # type: ignore[union-attr]
+        cells = run.summary["parameters_shared"] - 1  # without <u, u_bar>
+        accuracy = 100 * stopped(run)["score"]
+        rows.append([run.config["model.hidden"], f"{kept:,}", f"{cells:,}", f"{cells / kept:.2%}", f"{accuracy:.2f}"])
+    head = ["layers before the cells", "parameters that stay", "sent in an exchange", "ratio", "accuracy in %"]
+    return markdown("Table V: where the cells begin, CIFAR-10, Dir(0.1)", head, rows)
+
+
+def table6() -> str:
+    """Parameters and multiply-adds of a forward pass of one 32x32 colour image."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    rows = []
+    for title, hidden in (("whole LeNet (FedAvg)", (120, 84)), ("convolutions and one linear head (Learn2pFed)", ())):
+        module = MODELS["lenet"](hidden=hidden).build((3, 32, 32), 10)
+        counter = FlopCounterMode(display=False)
+        with counter:
+            module(torch.zeros(1, 3, 32, 32))
+        convolutions = sum(
+            p.numel() for m in module.modules() if isinstance(m, torch.nn.Conv2d) for p in m.parameters()
+        )
+        total = sum(p.numel() for p in module.parameters())
+        rows.append([title, f"{convolutions:,}", f"{total - convolutions:,}", f"{counter.get_total_flops() / 2e6:.4f}"])
+    head = ["network", "convolutions", "linear layers", "million multiply-adds"]
+    return markdown("Table VI: parameters and work of a client's network", head, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", type=Path)
+    parser.add_argument("--scale", default="small")
+    given = parser.parse_args()
+
+    def runs(name: str) -> list[Run]:
+        return runs_of(HERE / f"{name}.toml", given.runs / name, given.scale)
+
+    plain: dict[str, Callable[[list[Run]], str]] = {
+        "polynomial": table1, "ablation": table2, "depth": depth, "variants": variants, "start": table5,
+    }  # fmt: skip
+    for name, table in plain.items():
+        if found := runs(name):
+            print(table(found))
+    loads = {k: found for k, name in enumerate(("electricity", "electricity-all")) if (found := runs(name))}
+    if loads:
+        print(table3(loads))
+    images = {"Fashion-MNIST, 10": ("fashion-mnist", 2), "Fashion-MNIST, 100": ("fashion-mnist-100", 6)}
+    images["CIFAR-10, 10"] = "cifar10", 0
+    columns = {title: (found, at) for title, (name, at) in images.items() if (found := runs(name))}
+    if columns:
+        print(table4(columns))
+    print(table6())
+
+
+if __name__ == "__main__":
+    main()
