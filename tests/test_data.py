@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise import load_data
 from equipoise.config import Experiment
 from equipoise.data.source import Request
 from equipoise.data.sources import SOURCES
@@ -100,3 +101,14 @@ def test_every_client_of_an_experiment_is_split_as_asked() -> None:
     np.testing.assert_allclose(federation.test.lengths / total, 0.3, atol=0.02)
     flat = np.concatenate([federation.train.flat, federation.validation.flat, federation.test.flat])
     assert len(np.unique(flat)) == len(flat) == total.sum()
+
+
+def test_only_the_clients_that_were_named() -> None:
+    everybody = load_data("polynomial", clients=5)
+    two = load_data("polynomial", clients=5, only=[everybody.names[3], everybody.names[1]])
+    assert two.names == (everybody.names[1], everybody.names[3])
+    for part in ("train", "validation", "test"):
+        np.testing.assert_array_equal(getattr(two, part)[1], getattr(everybody, part)[3])
+    assert two.title == "polynomial (2 of 5 clients)"
+    with pytest.raises(EquipoiseError, match=r"data.only names 'nobody', which is no client"):
+        load_data("polynomial", clients=5, only=["nobody"])

@@ -1,6 +1,7 @@
 """Learn2pFed: the unrolled network against the same network differentiated in one place, and what its theory says."""
 
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from equipoise.algorithms import Learn2pFed
+from equipoise.algorithms import Learn2pFed, Local
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
@@ -132,7 +134,7 @@ def forecasting() -> Federation:
     parts = []
     for i in range(3):
         wave = np.sin(np.arange(40) * (0.3 + 0.1 * i)) + 0.1 * rng.normal(size=40)
-        windows = np.lib.stride_tricks.sliding_window_view(wave, 7)
+        windows = np.lib.stride_tricks.sliding_window_view(wave, 7).copy()
         x, y = windows[:, :5], windows[:, 5:]
         parts.append({"train": (x[:20], y[:20]), "validation": (x[20:27], y[20:27]), "test": (x[27:], y[27:])})
     return from_clients(parts)
@@ -379,6 +381,25 @@ def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pyt
     assert run.lines[-1]["left_out"] == 1
     assert torch.equal(run.store.get(1).raw, run.algorithm.client(run.start).raw)
     assert not torch.equal(run.store.get(0).raw, run.algorithm.client(run.start).raw)
+
+
+def test_what_was_learned_is_kept_for_readers_and_drawn(tmp_path: Path) -> None:
+    from equipoise import plots
+    from equipoise.report import find_runs
+
+    run = trained("forecasting", Learn2pFed(**BEGIN), folder=tmp_path / "run")
+    shown = load_file(tmp_path / "run" / "shown.safetensors")
+    assert shown["lam"].shape == shown["begin.lam"].shape == (3, 12)
+    start = run.algorithm.client(run.start).raw
+    torch.testing.assert_close(shown["begin.lam"], start[:12].expand(3, -1))
+    torch.testing.assert_close(shown["rho"][1], run.store.get(1).raw[12:13].exp())
+    plots.draw("learned", find_runs([tmp_path / "run"]), tmp_path / "lam.png")
+    assert (tmp_path / "lam.png").read_bytes().startswith(b"\x89PNG")
+    other = simulation(Local(), folder=tmp_path / "other")
+    other.run()
+    assert not (tmp_path / "other" / "shown.safetensors").exists()
+    with pytest.raises(EquipoiseError, match="none of these runs has learned"):
+        plots.draw("learned", find_runs([tmp_path / "other"]), tmp_path / "none.png")
 
 
 def test_a_head_of_several_layers_is_refused() -> None:

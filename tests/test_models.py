@@ -94,6 +94,21 @@ def test_the_papers_parameter_counts(name: str, shape: tuple[int, ...], outputs:
     assert module(torch.randn(2, *shape)).shape == (2, outputs)
 
 
+@pytest.mark.parametrize(
+    ("hidden", "before", "head"), [((120, 84), 61_156, 850), ((120,), 50_992, 1_210), ((), 2_872, 4_010)]
+)
+def test_lenets_head_may_begin_before_any_of_its_linear_layers(hidden: tuple[int, ...], before: int, head: int) -> None:
+    """Learn2pFed's Table V, in thousands: 61.14, 50.99 and 2.87 parameters before it."""
+    module = MODELS["lenet"](hidden=hidden).build((3, 32, 32), 10)
+    assert [sum(p.numel() for p in part.parameters()) for part in (module.body, module.head)] == [before, head]
+
+
+def test_a_linear_model_with_an_intercept_starts_at_zero() -> None:
+    module = MODELS["linear"](bias=True).build((3,), 2)
+    assert [p.shape for p in module.parameters()] == [(2, 3), (2,)]
+    assert not any(p.any() for p in module.parameters())
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention goes through a stack client by client
 @pytest.mark.parametrize("name", list(MODELS))
 def test_every_model_trains_alike_in_both_modes(name: str) -> None:
