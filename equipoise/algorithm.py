@@ -102,6 +102,9 @@ class Algorithm(Settings, ABC):
     keeps_head: ClassVar[bool] = False
     """Does the method need to know where the model's head begins?"""
 
+    fits_head: ClassVar[bool] = False
+    """Does it fit the head by least squares, so that it must be one linear layer?"""
+
     lr: Positive = 0.01
     "learning rate of local training"
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
@@ -130,6 +133,11 @@ class Algorithm(Settings, ABC):
     @property
     def counts_samples(self) -> bool:
         """Must clients know how many training samples all of them have together?"""
+        return False
+
+    @property
+    def needs_validation(self) -> bool:
+        """Does it learn from the clients' validation samples?"""
         return False
 
     @property
@@ -201,6 +209,10 @@ class Algorithm(Settings, ABC):
     def has_consensus(self) -> bool:
         return type(self).consensus is not Algorithm.consensus
 
+    @property
+    def has_shows(self) -> bool:
+        return type(self).shows is not Algorithm.shows
+
 
 def _only_scores(cls: type[Algorithm]) -> bool:
     """Does it differ from what it is made of only in what it makes of the training?"""
@@ -242,7 +254,7 @@ class Rehearsal:
         inputs, outputs = linear_head(self.space)[:2]
         x = torch.eye(inputs, dtype=self.dtype).expand(groups, -1, -1)
         one = torch.ones(groups, 1, 1, dtype=self.dtype)
-        return Moments(x, torch.zeros(groups, inputs, outputs, dtype=self.dtype), one, one)
+        return Moments(x, torch.zeros(groups, inputs, outputs, dtype=self.dtype), one)
 
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]

@@ -102,13 +102,14 @@ class Evaluator:
         for model, scores in zip(changed, self.executor.score(changed, own), strict=True):
             self._write(table, model.who, scores)
 
+    def _job(self, who: int, server: State, store: ClientStore) -> Job:
+        down = self.algorithm.down(server, self.federation.numbers[who])
+        return Job(who, store.get(who), down, self.budgets.get(self.federation.names[who]))
+
     def _own_models(self, kind: str, made: Kind, round: int, server: State, store: ClientStore) -> None:
         """The models of a kind that every client has one of."""
         for first in range(0, len(self.order), _AT_ONCE):
-            jobs = [
-                Job(who, store.get(who), self.algorithm.down(server, who), self.budgets.get(self.federation.names[who]))
-                for who in self.order[first : first + _AT_ONCE]
-            ]
+            jobs = [self._job(who, server, store) for who in self.order[first : first + _AT_ONCE]]
             models = []
             for model, samples in self.executor.models(round, jobs, made):
                 self.adaptation_samples += samples

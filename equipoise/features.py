@@ -21,7 +21,9 @@ class Points:
 
     def targets(self, y: Tensor) -> Tensor:
         """Labels, or rows of numbers."""
-        return y.reshape(len(y), -1) if y.is_floating_point() else y.flatten()
+        if not y.is_floating_point():
+            return y.flatten()
+        return y.flatten(1) if y.ndim > 1 else y[:, None]
 
     def values(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
         """Rows of numbers to come near to: the targets, or 1 for the right class and 0 for the others."""
@@ -59,10 +61,8 @@ class Moments:
     "X'X"
     xy: Tensor
     "X'Y"
-    yy: Tensor
-    "the sum of the squares of Y, of shape (..., groups, 1, 1)"
     n: Tensor
-    "how many points, of the same shape"
+    "how many points, of shape (..., groups, 1, 1)"
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, groups: int) -> "Moments":
@@ -72,14 +72,13 @@ class Moments:
         return cls(
             torch.stack([x.mT @ x for x, _ in dealt]),
             torch.stack([x.mT @ y for x, y in dealt]),
-            torch.stack([y.square().sum().reshape(1, 1) for _, y in dealt]),
             torch.tensor([float(len(x)) for x, _ in dealt], dtype=torch.float64).reshape(-1, 1, 1),
         )
 
     @classmethod
     def stack(cls, clients: Iterable["Moments"]) -> "Moments":
-        each = [(m.xx, m.xy, m.yy, m.n) for m in clients]
+        each = [(m.xx, m.xy, m.n) for m in clients]
         return cls(*(torch.stack(column) for column in zip(*each, strict=True)))
 
     def to(self, dtype: torch.dtype) -> "Moments":
-        return Moments(self.xx.to(dtype), self.xy.to(dtype), self.yy.to(dtype), self.n.to(dtype))
+        return Moments(self.xx.to(dtype), self.xy.to(dtype), self.n.to(dtype))

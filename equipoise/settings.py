@@ -25,7 +25,7 @@ class Settings(BaseModel):
     paper: ClassVar[str] = ""
 
     def __init__(self, **values: Any) -> None:
-        self._check(values, type(self).__name__)
+        self._check(_tuples(values), type(self).__name__)
 
     # pydantic's mark of an __init__ that does no more than validate
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
@@ -109,9 +109,13 @@ def choose(registry: Mapping[str, type[S]], table: Mapping[str, Any], where: str
 def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:
     """`table` as checked settings; what is wrong is told with its full name, `where`.key."""
     settings = cls.__new__(cls)
-    # TOML has no tuples; fields that are tuples take lists.
-    settings._check({k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}, where)
+    settings._check(_tuples(table), where)
     return settings
+
+
+def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no tuples; fields that are tuples take lists."""
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
 
 
 def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, Any], where: str) -> str:

@@ -1,5 +1,6 @@
 """Clustered federated learning: who is parted from whom, and what each group ends with."""
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -83,8 +84,18 @@ def test_the_split_has_the_smallest_largest_cosine_across(clients: int, seed: in
     assert np.isclose(found, min(map(across, sides)))
 
 
-def test_a_client_that_has_not_taken_part_is_in_the_first_group() -> None:
-    run = trained(CFL(lr=RATE, batch=100, eps1=0.3, eps2=0.4, quiet=3), rounds=30, participation=3)
-    assert len(run.server.group.unique()) <= 3
+def test_newcomers_get_the_mean_of_all() -> None:
+    run = trained(CFL(lr=RATE, batch=100, eps1=0.3, eps2=0.4, quiet=3), rounds=30)
     newcomer = run.algorithm.down(run.server, 99).w
     torch.testing.assert_close(newcomer, run.server.w[run.server.group.long()].mean(0))
+
+
+def test_every_client_is_scored_with_its_own_groups_model_whatever_the_order_of_names() -> None:
+    federation = from_clients(two_kinds(), names=["f", "a", "e", "b", "d", "c"])
+    federation = replace(federation, unseen=frozenset({"a"}))
+    algorithm = CFL(lr=RATE, batch=100, eps1=0.4, eps2=0.4, quiet=5, adapt_epochs=1)
+    run = simulation(algorithm, federation, linear_module(3), loss="squared", rounds=120, participation=1.0)
+    run.run()
+    assert len(run.server.group.unique()) > 1
+    assert run.summary()["personal"]["rmse"] < 1e-6
+    assert run.summary()["unseen"]["personal"]["rmse"] > 0.1  # from the mean of both kinds, in one pass

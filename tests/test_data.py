@@ -112,3 +112,5 @@ def test_only_the_clients_that_were_named() -> None:
     assert two.title == "polynomial (2 of 5 clients)"
     with pytest.raises(EquipoiseError, match=r"data.only names 'nobody', which is no client"):
         load_data("polynomial", clients=5, only=["nobody"])
+    with pytest.raises(EquipoiseError, match=r"data.only = \[\] is not allowed"):
+        load_data("polynomial", clients=5, only=[])

@@ -9,6 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from equipoise.errors import RunFailed
 from equipoise.flower.clientdata import write_client
 from equipoise.flower.messages import Answer, answer_shapes, opened
 from tests.conftest import classification
@@ -62,6 +63,9 @@ def test_server_and_clients_agree_on_what_was_accepted(seed: int, tmp_path_facto
             deployment = run(app, grid, folder / "out", resume)
         except Killed:
             grid.mailbox.clear()
+        except RunFailed as error:  # all of the last answers spoilt at once
+            if "no client could be asked for its last scores" not in str(error):
+                raise
         resume = (folder / "out" / "run.toml").exists()
     assert deployment.done == 5
     agrees(app, grid, deployment)

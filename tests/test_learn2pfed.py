@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from equipoise.algorithms import Learn2pFed, Local
-from equipoise.data.federation import Federation, from_clients
+from equipoise.data.federation import Federation, Ragged, from_clients
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import Split
@@ -51,11 +51,11 @@ class Central:
             own["gamma"] = torch.full((sets,), a.gamma).double().log().requires_grad_()
             self.leaves.append(own)
 
-    def loss(self, detach: bool = False) -> Tensor:
+    def loss(self, detach: bool = False, start: Any = None) -> Tensor:
         a, clients = self.algorithm, range(len(self.fits))
         networks = len(self.fits[0])
         zero = torch.zeros(networks, *self.shape).double()
-        w, x = zero, [(zero, zero, zero) for _ in clients]
+        w, x = start or (zero, [(zero, zero, zero) for _ in clients])
         for cell in range(a.cells):
             k = cell if a.sets == "each" else 0
             total, weight = 0.0, 0.0
@@ -92,9 +92,9 @@ class Central:
             v = v - rate * (H @ v - rho * q - X.T @ Y)
         return v
 
-    def gradients(self, detach: bool = False) -> list[dict[str, Tensor]]:
+    def gradients(self, detach: bool = False, start: Any = None) -> list[dict[str, Tensor]]:
         leaves = [t for own in self.leaves for t in own.values()]
-        found = iter(torch.autograd.grad(self.loss(detach), leaves, allow_unused=True, materialize_grads=True))
+        found = iter(torch.autograd.grad(self.loss(detach, start), leaves, allow_unused=True, materialize_grads=True))
         return [{name: next(found) for name in own} for own in self.leaves]
 
 
@@ -173,7 +173,9 @@ VARIANTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("task", TASKS)
 def test_the_exact_way_back_is_that_of_the_whole_network(task: str, variant: dict[str, Any], mode: str) -> None:
     if variant.get("outer") == "validation" and task == "regression":
-        pytest.skip("these clients have no validation samples")
+        with pytest.raises(EquipoiseError, match="no client has any"):
+            trained(task, Learn2pFed(**BEGIN, **variant), mode=mode)
+        return
     run = trained(task, Learn2pFed(**BEGIN, **variant), mode=mode)
     whole = central(run)
     whole.start([run.algorithm.client(run.start).raw] * len(run.federation))
@@ -236,14 +238,52 @@ def test_what_is_tied_follows_the_sum_of_all_gradients() -> None:
     outer=st.sampled_from(["train", "folds"]),
     seed=st.integers(0, 3),
 )
-def test_learnables_stay_positive(rate: float, rule: Any, outer: Any, seed: int) -> None:
+def test_learnables_stay_positive_and_finite(rate: float, rule: Any, outer: Any, seed: int) -> None:
     algorithm = Learn2pFed(**BEGIN, outer=outer, folds=2, outer_lr=rate, outer_optimizer=rule, decay_after=1000)
     run = trained("regression", algorithm, rounds=6, seed=seed, mode="stacked")
     for i in range(3):
         lam, *scalars = algorithm.shows(run.store.get(i), algorithm.down(run.server, i), run.task.space).values()
         assert (lam >= 0).all()
-        assert all((t > 0).all() for t in scalars)
+        assert all((t > 0).all() and t.isfinite().all() for t in (*scalars, run.store.get(i).raw.exp()))
     assert (run.server.share[-1] > 0).all()
+
+
+@pytest.mark.parametrize("mode", ["stacked", "threads"])
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_clients_without_validation_samples_take_part_and_learn_nothing(task: str, mode: str) -> None:
+    federation, module, loss = TASKS[task]
+    federation = federation()
+    one = Ragged([federation.train[i][: 2 * (i > 0)] for i in range(len(federation))])  # all but the first have some
+    run = simulation(
+        Learn2pFed(**BEGIN, outer="validation"), replace(federation, validation=one), module(), loss=loss, mode=mode,
+        rounds=1, participation=1.0,
+    )  # fmt: skip
+    run.run()
+    assert run.store.get(1).slope.any()
+
+
+def test_exact_with_warm_starts_and_partial_participation() -> None:
+    """The second epoch goes on where the first ended; who was not there before begins at w."""
+    algorithm = Learn2pFed(**BEGIN, warm=True, positive="log")
+    federation, module, loss = TASKS["regression"]
+    run = simulation(algorithm, federation(), module(), loss=loss, rounds=2, participation=1.0, mode="stacked")
+    assert run.advance()
+    w, states = run.server.w, [run.store.get(i) for i in range(3)]
+    late = State(run.algorithm.client(run.start))
+    run.store.put(2, late)  # as if it had not been there
+    raws, server = [run.store.get(i).raw for i in range(3)], run.server
+    assert run.advance()
+    run.close()
+    whole = central(run)
+    whole.start(raws)
+    for own, i in zip(whole.leaves, range(3), strict=True):
+        own["p"].data.copy_(server.raw[0, :, i])
+        own["gamma"].data.copy_(server.raw[1, :, i])
+    begin = [tuple(s.x.unbind(0)) for s in states[:2]] + [(torch.zeros_like(w), w, torch.zeros_like(w))]
+    meant = whole.gradients(start=(w, begin))
+    for i in range(3):
+        assert gap(run.store.get(i).slope, torch.cat([meant[i][name] for name in FAMILIES])) < 1e-9
+        assert gap(run.server.slope[:, :, i], torch.stack([meant[i]["p"], meant[i]["gamma"]])) < 1e-9
 
 
 # What the cells come to, the learnables standing still.
@@ -381,6 +421,9 @@ def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pyt
     assert run.lines[-1]["left_out"] == 1
     assert torch.equal(run.store.get(1).raw, run.algorithm.client(run.start).raw)
     assert not torch.equal(run.store.get(0).raw, run.algorithm.client(run.start).raw)
+    assert not run.server.first[:, :, 1].any()  # nor does the server learn from half of its way back
+    assert torch.equal(run.server.raw[:, :, 1], run.algorithm.server(run.start).raw[:, :, 1])
+    assert not torch.equal(run.server.raw[:, :, 0], run.algorithm.server(run.start).raw[:, :, 0])
 
 
 def test_what_was_learned_is_kept_for_readers_and_drawn(tmp_path: Path) -> None:
@@ -404,8 +447,17 @@ def test_what_was_learned_is_kept_for_readers_and_drawn(tmp_path: Path) -> None:
 
 def test_a_head_of_several_layers_is_refused() -> None:
     module = Split(nn.Identity(), nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
-    with pytest.raises(EquipoiseError, match="must be one linear layer"):
+    with pytest.raises(EquipoiseError, match="one submodule, a linear layer of which nothing is frozen"):
         simulation(Learn2pFed(), LeastSquares().federation(), module, loss="squared")
+
+
+def test_a_head_that_is_no_submodule_or_partly_frozen_is_refused() -> None:
+    module = small_mlp()
+    with pytest.raises(EquipoiseError, match="one submodule"):
+        simulation(Learn2pFed(), module=module, head=["head.weight", "head.bias"])
+    module.head.bias.requires_grad_(False)
+    with pytest.raises(EquipoiseError, match="nothing is frozen"):
+        simulation(Learn2pFed(), module=module)
 
 
 def test_tied_families_need_gradients_that_travel() -> None:

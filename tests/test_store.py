@@ -42,7 +42,7 @@ def test_the_store_is_a_dictionary_however_little_memory_it_has(tmp_path_factory
             store.put(who, state(value))
             expected[who] = value
         elif what == "flush":
-            checkpoints.save(count, State(), store, {}, {})
+            checkpoints.save(count, 0, State(), store, {}, {})
             saved = dict(expected)
         else:  # as after a crash: back to what was last saved
             store = ClientStore(10, state(0), folder, memory)
@@ -62,7 +62,7 @@ def test_superseded_files_go(tmp_path: Path) -> None:
     for round in range(1, 30):
         for who in range(4):
             store.put(who, state(round * 10 + who))
-        checkpoints.save(round, State(), store, {}, {})
+        checkpoints.save(round, 0, State(), store, {}, {})
     assert len(list(tmp_path.glob("clients-*"))) == 2  # the last two checkpoints'
     assert len(list(tmp_path.glob("round-*"))) == 2
     assert store.get(3).n.item() == 293
@@ -73,11 +73,11 @@ def test_a_file_that_is_mostly_superseded_gives_up_its_rest(tmp_path: Path) -> N
     checkpoints = Checkpoints(tmp_path)
     for who in range(100):
         store.put(who, state(who))
-    checkpoints.save(1, State(), store, {}, {})
+    checkpoints.save(1, 0, State(), store, {}, {})
     for round in range(2, 40):
         for who in range(round, 100):  # client 0 and those passed never change again
             store.put(who, state(1000 * round + who))
-        checkpoints.save(round, State(), store, {}, {})
+        checkpoints.save(round, 0, State(), store, {}, {})
     assert len(list(tmp_path.glob("clients-*"))) <= 6
     assert store.get(0).n.item() == 0
     assert store.get(99).n.item() == 39099

@@ -30,6 +30,7 @@ class Learn2pFed(Algorithm):
 
     paper: ClassVar[str] = "Learn2pFed: unrolled ADMM that learns which parameters take part, Algorithm 1"
     keeps_head: ClassVar[bool] = True
+    fits_head: ClassVar[bool] = True
 
     cells: Count = 10
     "L, the number of unrolled iterations of ADMM"
@@ -90,6 +91,10 @@ class Learn2pFed(Algorithm):
     @property
     def exchanges(self) -> int:
         return self.cells * (2 if self.backward == "exact" else 1)
+
+    @property
+    def needs_validation(self) -> bool:
+        return self.outer == "validation"
 
     @property
     def _networks(self) -> int:
@@ -186,6 +191,8 @@ class Learn2pFed(Algorithm):
         alpha, v, z = client.x.unbind(-4)
         if t == 0 and not self.warm:
             alpha, v, z, w = (torch.zeros_like(v),) * 4
+        elif t == 0:  # who takes part for the first time begins at w
+            v = torch.where((client.age == 0)[..., None, None], w, v)
         tape = client.tape.clone()
         tape[..., t, :, :, :, :] = torch.stack([alpha, v, z, w.expand_as(v)], dim=-4)
         alpha, v, z = self._cell(t, client, raw, data.space, alpha, v, z, w)
@@ -202,8 +209,7 @@ class Learn2pFed(Algorithm):
         found, fit = self._layout(space), Fit(client.U, client.d, client.UXY)
         lam = found.lam(raw, self._set(cell))
         lam = lam.exp() if self.positive == "log" else lam.relu()
-        rho, eta, theta = found.scalars(raw, self._set(cell))
-        eta, theta = rho if "eta" in self.follow else eta, rho if "theta" in self.follow else theta
+        rho, eta, theta = self._followed(*found.scalars(raw, self._set(cell)))
 
         alpha = alpha + theta * (z - v + w)  # Eq. 9
         q = w + z + alpha
@@ -211,6 +217,9 @@ class Learn2pFed(Algorithm):
         v = fit.solved(rho, q) if closed else fit.stepped(rho, q, v, self.solve_rate, self.solve_steps)
         z = eta / (lam + eta) * (v - w - alpha)  # Eq. 11
         return alpha, v, z
+
+    def _followed(self, rho: Tensor, eta: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return rho, rho if "eta" in self.follow else eta, rho if "theta" in self.follow else theta
 
     def _backward(self, cell: int, client: State, raw: Tensor, u_bar: Tensor, data: LocalData) -> tuple[State, State]:
         """Adjoints of a cell's inputs from those of its outputs; it is computed again from inputs that were kept.
@@ -260,7 +269,7 @@ class Learn2pFed(Algorithm):
         slope[:, self._set(cell)] -= server.share[cell] * s.sum()
         slope[:, self._set(cell), who] += s[known]
         after |= State(w_bar=len(uploads) * reduce(Uploads(uploads.who, tuple(vectors))).u, slope=slope)
-        return after if cell else self._server_stepped(after, uploads)
+        return after if cell else self._server_stepped(after, uploads, reduce)
 
     def _weights(self, server: State, uploads: Uploads, cell: int) -> Tensor:
         """p gamma of those who sent, p beginning as the client's part of the samples."""
@@ -284,13 +293,17 @@ class Learn2pFed(Algorithm):
         mask[self._layout(space).places(self.tied)] = 0
         return State(client, **self._descent(client.raw, client.slope * mask, client, axes=1))
 
-    def _server_stepped(self, server: State, uploads: Uploads) -> State:
-        """Line 12."""
+    def _server_stepped(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        """Line 12. Of who dropped out on the way the gradient is not known."""
         mask = server.raw.new_tensor([name in self.learn for name in ("p", "gamma")])[:, None, None]
+        there = torch.zeros_like(server.share[0])
+        there[[who for who in uploads.who if who < len(there)]] = 1
+        mask = mask * there
         server = State(server, **self._descent(server.raw, server.slope * mask, server, axes=3))
         if not self.tied:
             return server
-        slope = torch.stack([u.message.tied for u in uploads.uploads]).sum(0)
+        sent = tuple(Upload(State(tied=u.message.tied)) for u in uploads.uploads)
+        slope = len(uploads) * reduce(Uploads(uploads.who, sent)).tied
         memory = State({name: server[f"tied_{name}"] for name in ("first", "second", "age")})
         after = self._descent(server.tied, slope, memory, axes=1)
         return State(server, tied=after.pop("raw"), **{f"tied_{name}": t for name, t in after.items()})
@@ -331,12 +344,11 @@ class Learn2pFed(Algorithm):
 
     def shows(self, client: State, down: State, space: Space) -> State:
         """Its learnables."""
-        raw = self._with_tied(client.raw, down, space)
-        found = self._layout(space)
-        names = ("lam", *SCALARS)
-        values = {name: raw[..., found.places((name,))] for name in names}
-        lam = values.pop("lam").unflatten(-1, (self._sets, -1)).mean(-2)  # of several sets, the mean
-        return State(lam=lam.exp() if self.positive == "log" else lam.relu(), **{k: t.exp() for k, t in values.items()})
+        raw, found = self._with_tied(client.raw, down, space), self._layout(space)
+        rows = [raw[..., found.places((name,))] for name in ("lam", *SCALARS)]
+        lam = rows[0].unflatten(-1, (self._sets, -1)).mean(-2)  # of several sets, the mean
+        rho, eta, theta = self._followed(*(row.exp() for row in rows[1:]))
+        return State(lam=lam.exp() if self.positive == "log" else lam.relu(), rho=rho, eta=eta, theta=theta)
 
     def personal(self, client: State, down: State, data: LocalData) -> Tensor:
         return self._model(client, client.x[..., 1, :, :, :], data.space)

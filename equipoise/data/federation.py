@@ -84,6 +84,12 @@ class Federation:
         return len(self.names)
 
     @cached_property
+    def numbers(self) -> dict[int, int]:
+        """Every client's number in the order of names, those that train before the others: so servers know them."""
+        training, unseen = self.by_name
+        return {who: number for number, who in enumerate([*training, *unseen])}
+
+    @cached_property
     def by_name(self) -> tuple[list[int], list[int]]:
         """The clients that train, and those that do not, each in the order of their names."""
         order = sorted(range(len(self)), key=lambda i: self.names[i])

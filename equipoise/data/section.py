@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from equipoise import randomness
 from equipoise.data.federation import SPLIT, Federation, check_split, from_shares
@@ -20,7 +22,7 @@ class Dealing(Settings):
 
     clients: Count | None = None
     "how many clients; may be left out where the data name their owners"
-    only: tuple[str, ...] | None = None
+    only: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     "the names of the clients to take, where not all that the data and their partition give are wanted"
     split: tuple[float, float, float] | None = None
     "train, validation and test part of every client's share: 0.7, 0.1, 0.2 where it is not given"
@@ -82,7 +84,7 @@ class DataSection:
         federation = from_shares(x, pool.y, shares, split, seed, pool.classes, pool.part)
         # What stands in tables: a portion of the data never goes under the name of the whole.
         portions = [pool.portion, f"at most {self.dealing.most} a client to train with" if self.dealing.most else ""]
-        portions += [f"{len(self.dealing.only)} of {len(federation)} clients"] if self.dealing.only else []
+        portions += [f"{len(set(self.dealing.only))} of {len(federation)} clients"] if self.dealing.only else []
         portion = "; ".join(text for text in portions if text)
         title = f"{self.name} ({portion})" if portion else self.name
         federation = federation.keeping(self.dealing.only).training_on(self.dealing.most, seed)

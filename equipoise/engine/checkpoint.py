@@ -26,6 +26,8 @@ class Saved:
     """A checkpoint read back."""
 
     round: int
+    step: int
+    "how many exchanges of the next round were done"
     server: State
     kept: dict[str, Tensor]
     "what else the run keeps: tables of scores, where a deployment began"
@@ -44,10 +46,19 @@ class Checkpoints:
         self.digests: dict[str, str] = {}  # segments never change: each is read for its digest once
 
     def save(
-        self, round: int, server: State, store: ClientStore, kept: dict[str, Tensor], facts: dict[str, Any]
+        self,
+        round: int,
+        step: int,
+        server: State,
+        store: ClientStore,
+        kept: dict[str, Tensor],
+        facts: dict[str, Any],
     ) -> None:
+        """After so many rounds and exchanges of the next. What a manifest speaks of is never written over."""
         store.flush()
-        name = f"server-{round:06d}.safetensors"
+        when = f"{round:06d}" + (f"s{step:03d}" if step else "")
+        names = [f"server-{when}{letter}.safetensors" for letter in ("", "b")]
+        name = next((name for name in names if not (self.folder / name).exists()), names[0])
         tensors = {f"server.{k}": t for k, t in server.items()}
         tensors |= {f"kept.{k}": t for k, t in kept.items()}
         tensors |= {f"store.{k}": t for k, t in store.table().items()}
@@ -55,11 +66,13 @@ class Checkpoints:
         self.digests.pop(name, None)
         manifest = {
             "round": round,
+            "step": step,
+            "server": name,
             "files": {path.name: self._digest(path) for path in [self.folder / name, *store.segments()]},
             "store": {"written": store.written, "rows": {str(k): v for k, v in store.rows.items()}},
             "facts": facts,
         }
-        newest = f"round-{round:06d}.json"
+        newest = f"round-{when}.json"
         files.write_json(self.folder / newest, {**manifest, "digest": _digest_of(manifest)})
         self._tidy(store, newest)
 
@@ -99,7 +112,7 @@ class Checkpoints:
                 for name, expected in manifest["files"].items():
                     if files.digest(self.folder / name) != expected:
                         raise ValueError(f"{name} is damaged")
-                name = f"server-{manifest['round']:06d}.safetensors"
+                name = manifest.get("server", f"server-{manifest['round']:06d}.safetensors")
                 tensors = load_file(self.folder / name)
                 groups: dict[str, dict[str, Tensor]] = {"server": {}, "kept": {}, "store": {}}
                 for key, tensor in tensors.items():
@@ -108,7 +121,8 @@ class Checkpoints:
                 rows = {int(k): v for k, v in manifest["store"]["rows"].items()}
                 store.restore(groups["store"], manifest["store"]["written"], rows)
                 self.digests = dict(manifest["files"])
-                return Saved(manifest["round"], State(groups["server"]), groups["kept"], manifest["facts"]), complaints
+                round, step = manifest["round"], manifest.get("step", 0)
+                return Saved(round, step, State(groups["server"]), groups["kept"], manifest["facts"]), complaints
             except FileNotFoundError as error:
                 complaints.append(f"the checkpoint {path.name} cannot be used: {Path(error.filename).name} is missing")
             except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:

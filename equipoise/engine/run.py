@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+from torch import nn
+
 from equipoise.algorithm import Algorithm, Start, announce
 from equipoise.board import KINDS
 from equipoise.devices import Devices
@@ -55,6 +57,11 @@ def _solver_figures(solves: Solves) -> dict[str, float]:
     return figures
 
 
+def _plain_linear(task: Task) -> bool:
+    head = None if task.head is None else task.module.get_submodule(task.head)
+    return type(head) is nn.Linear and all(p.requires_grad for p in head.parameters())
+
+
 def _counted(budgets: dict[str, int]) -> dict[str, int]:
     """How many clients afford each number of iterations, the most first."""
     return {str(k): n for k, n in sorted(Counter(budgets.values()).items(), reverse=True)}
@@ -77,6 +84,11 @@ class Run(ABC):
         self.task, self.algorithm, self.schedule = task, algorithm, schedule
         self.folder, self.watcher = folder, watcher or Watcher()
         self.start = start
+        if algorithm.fits_head and not _plain_linear(task):
+            raise EquipoiseError(
+                f"{type(algorithm).__name__} estimates the model's last layer by least squares, so its head must be "
+                "one submodule, a linear layer of which nothing is frozen; name it with head="
+            )
         self.announced = announce(algorithm, start)
         self.server = algorithm.server(start)
         self.checkpoints = None if folder is None else Checkpoints(folder.checkpoint)
@@ -105,7 +117,8 @@ class Run(ABC):
         self.last = None if first is None else LastMessages(first, start.clients)
         self.malicious: frozenset[str] = frozenset()
         self.counters = Counters()
-        self.done = 0
+        self.done, self.step = 0, 0
+        "rounds, and exchanges of the next one, of which several may be done where the engine can stop in between"
         self.lines: list[dict[str, Any]] = []
         self.complained = 0.0
         "the part of the solves in a round that did not converge, when it was last told"
@@ -180,7 +193,7 @@ class Run(ABC):
             **self.facts(),
         }
         kept |= {} if self.last is None else self.last.tensors()
-        self.checkpoints.save(self.done, self.server, self.store, kept, facts)
+        self.checkpoints.save(self.done, self.step, self.server, self.store, kept, facts)
 
     def restore(self) -> dict[str, int] | None:
         """Back to the newest checkpoint that is whole; the lengths of the logs then, or None if there is none."""
@@ -192,7 +205,7 @@ class Run(ABC):
             return None
         if saved.facts["fingerprint"] != self.fingerprint:
             raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
-        self.done, self.server = saved.round, saved.server
+        self.done, self.step, self.server = saved.round, saved.step, saved.server
         counted = dict(saved.facts["counters"])
         solves = counted.pop("solves", {})
         self.counters = Counters(**counted, solves=Solves(**{way: Tally(**t) for way, t in solves.items()}))

@@ -54,14 +54,14 @@ class Simulation(Run):
             )
         if not federation.x.is_floating_point():
             task.check_symbols(federation.x)
-        self.training, unseen = federation.by_name
-        self.numbered = [*self.training, *unseen]
-        "clients by the numbers that the algorithm's server knows them by, which do not depend on their order here"
-        self.number = {who: number for number, who in enumerate(self.numbered)}
+        self.training, _ = federation.by_name
+        self.number = federation.numbers
         samples = int(federation.train.lengths[self.training].sum())
         start = Start(task.space, task.w0, len(self.training), samples, schedule.seed)
         super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
         self.longest = int(federation.train.lengths[self.training].max())
+        if algorithm.needs_validation:
+            self._look_for_validation()
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
         if (attack := self.between.attack) is not None:
             self.malicious = attack.malicious([federation.names[who] for who in self.training], schedule.seed)
@@ -77,6 +77,17 @@ class Simulation(Run):
         self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
         self.scores = self._scores()
 
+    def _look_for_validation(self) -> None:
+        without = [self.federation.names[who] for who in self.training if not len(self.federation.validation[who])]
+        if len(without) == len(self.training):
+            raise EquipoiseError(
+                f"{type(self.algorithm).__name__} is to learn from validation samples, and no client has any; "
+                "give data.split a part for validation"
+            )
+        if without:
+            others = f" and {len(without) - 1} others" if len(without) > 1 else ""
+            self.watcher.tell(f"{without[0]}{others} without validation samples: nothing is learned from them there")
+
     @cached_property
     def fingerprint(self) -> str:
         start = blake2b(self.task.w0.numpy().tobytes(), digest_size=8).hexdigest()
@@ -84,7 +95,7 @@ class Simulation(Run):
 
     @property
     def kept(self) -> Numbered:
-        return Numbered(self.store, self.numbered)
+        return Numbered(self.store, list(self.number))
 
     @property
     def mode(self) -> str:
@@ -230,11 +241,14 @@ class Simulation(Run):
         sizes = {name: getattr(self.federation, name).lengths for name in ("train", "validation", "test")}
         marks = {"unseen": self.federation.unseen, "malicious": self.malicious}
         self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
-        jobs = [self.job(who) for who in range(len(self.federation)) if who in set(self.training)]
-        space, before = self.task.space, self.algorithm.server(self.start)
-        shown = [self.algorithm.shows(job.client, job.down, space) for job in jobs]
-        if shown[0]:
-            begun = self.algorithm.shows(self.algorithm.client(self.start), self.algorithm.down(before, 0), space)
-            first = {f"begin.{name}": t for name, t in stack([begun] * len(jobs)).items()}
-            files.write_tensors(self.folder.shown, {**stack(shown), **first})
         files.write_json(self.folder.summary, self.summary())
+        if self.algorithm.has_shows:
+            files.write_tensors(self.folder.shown, self._shown())
+
+    def _shown(self) -> State:
+        """What the algorithm shows of the clients that trained, as they are and as they began."""
+        space, shows = self.task.space, self.algorithm.shows
+        now = stack([shows(job.client, job.down, space) for job in map(self.job, sorted(self.training))])
+        down = self.algorithm.down(self.algorithm.server(self.start), 0)
+        begun = stack([shows(self.algorithm.client(self.start), down, space)] * len(self.training))
+        return State(now, **{f"begin.{name}": t for name, t in begun.items()})

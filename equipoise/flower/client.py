@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
@@ -120,7 +121,7 @@ class Client:
             if self.announced.client or self.task.keeps:  # else there is nothing to get out of step
                 if order.number <= kept.newest:
                     raise Refused("stale", f"order {order.number} comes after {kept.newest}; it is left alone")
-                kept = kept.settled(order.accepted)
+                kept = kept.settled(order.accepted, order.within)
             return self._work(home, kept, order, tensors)
 
     def data(self) -> Federation:
@@ -143,7 +144,7 @@ class Client:
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
         executor = Threads(task, federation, experiment.algorithm, experiment.schedule.seed, 1, threads)
         try:
-            state = kept.state
+            state = kept.now
             if state is None:
                 state = self._initial(order, tensors, len(federation.train[0]))
             job = Job(0, state, down, self._budget(order))
@@ -171,9 +172,9 @@ class Client:
                 facts |= solver_facts(solves)
                 sent |= named(wire, "up")
                 # Written before it is sent: an update that the server takes is never lost here.
-                home.write(Kept(kept.accepted, kept.state, order.number, done.client, order.number))
+                home.write(kept.trained_on(order.number, done.client))
             else:
-                home.write(Kept(kept.accepted, kept.state, newest=order.number))
+                home.write(replace(kept, trained=0, pending=None, newest=order.number))
             return self._answer(order, **facts), sent
         finally:
             executor.close()

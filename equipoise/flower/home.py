@@ -3,13 +3,16 @@
 A client trains, writes the new state down as *pending*, and answers. With the next order the server says to which order
 it took the update last: either the pending one, which then becomes the client's state, or an earlier one, and the
 pending one is dropped. So the client's state moves on only with what the server accepted, whoever dies in between.
+
+Where a round is several exchanges, the server says as well which of its orders within the round it took last. The state
+before the round stays until all of them are done: who drops out of a round goes back to it.
 """
 
 import fcntl
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -23,7 +26,7 @@ from equipoise.state import State
 @dataclass(frozen=True)
 class Kept:
     accepted: int = 0
-    "the number of the last order whose update the server took; 0: none"
+    "the number of the order that ended the last round in which the server took this client's updates; 0: none"
     state: State | None = None
     "the client's state after it"
     trained: int = 0
@@ -32,18 +35,35 @@ class Kept:
     "the client's state if it has"
     newest: int = 0
     "the number of the newest order"
+    within: int = 0
+    "the number of the last order of a round that has begun whose update the server took; 0: none"
+    step: State | None = None
+    "the client's state after it"
 
-    def settled(self, accepted: int) -> "Kept":
+    def settled(self, accepted: int, within: int = 0) -> "Kept":
         """With the pending state taken over or dropped, as the server says."""
-        if accepted and accepted == self.trained:
-            return Kept(accepted, self.pending, newest=self.newest)
-        if accepted == self.accepted:
+        if within:
+            if accepted == self.accepted and within in (self.trained, self.within):
+                step = self.pending if within == self.trained else self.step
+                return Kept(self.accepted, self.state, newest=self.newest, within=within, step=step)
+        elif accepted and accepted in (self.trained, self.within):
+            return Kept(accepted, self.pending if accepted == self.trained else self.step, newest=self.newest)
+        elif accepted == self.accepted:
             return Kept(self.accepted, self.state, newest=self.newest)
         raise Refused(
             "out-of-step",
-            f"the server took this client's update to order {accepted}, and the state here is that after order "
-            f"{self.accepted}; put its state folder back, or take part under a new name",
+            f"the server took this client's update to order {within or accepted}, and the state here is that after "
+            f"order {self.within or self.accepted}; put its state folder back, or take part under a new name",
         )
+
+    @property
+    def now(self) -> State | None:
+        """What the next order works on."""
+        return self.step if self.within else self.state
+
+    def trained_on(self, number: int, client: State) -> "Kept":
+        """With what an order made of it, pending."""
+        return replace(self, trained=number, pending=client, newest=number)
 
 
 class Home:
@@ -79,12 +99,15 @@ class Home:
                 facts["trained"],
                 group(tensors, "pending") if facts["trained"] else None,
                 facts["newest"],
+                facts.get("within", 0),
+                group(tensors, "step") if facts.get("within") else None,
             )
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EquipoiseError(f"the client's state in {self.file} cannot be read: {error}") from None
 
     def write(self, kept: Kept) -> None:
-        numbers = {"accepted": kept.accepted, "trained": kept.trained, "newest": kept.newest}
+        numbers = {"accepted": kept.accepted, "trained": kept.trained, "newest": kept.newest, "within": kept.within}
         facts = {"name": self.name, **numbers}
-        tensors = {**named(kept.state or State(), "state"), **named(kept.pending or State(), "pending")}
+        states = {"state": kept.state, "pending": kept.pending, "step": kept.step}
+        tensors = {k: t for name, state in states.items() for k, t in named(state or State(), name).items()}
         files.write_tensors(self.file, {k: t.clone() for k, t in tensors.items()}, {"kept": json.dumps(facts)})

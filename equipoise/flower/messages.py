@@ -52,7 +52,9 @@ class Order(Settings):
     iterations: Round = 0
     "most iterations of a solve, by the experiment's classes of devices; 0: as the model says"
     accepted: Round = 0
-    "the number of the last order to this client whose update the server took; 0: none yet"
+    "the number of the order to this client that ended the last round in which the server took its updates; 0: none yet"
+    within: Round = 0
+    "the number of the last order of this round whose update the server took, where a round is several exchanges"
     train: Round = 0
     "the round to train for; 0: none"
     evaluate: Round = 0

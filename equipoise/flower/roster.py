@@ -20,7 +20,9 @@ class Member:
     samples: int = 0
     "how many training samples it has, where the algorithm asks for it"
     accepted: int = 0
-    "the number of the last order to it whose update the server took; 0: none"
+    "the number of the order to it that ended the last round in which the server took its updates; 0: none"
+    within: int = 0
+    "the number of the last order whose update the server took in a round that is not over; 0: none"
 
 
 class Roster:

@@ -68,8 +68,10 @@ class Deployment(Run):
         "the line of a round whose models are still to be scored"
         self.begun: tuple[str, ...] = ()
         "who is in the round at hand, once some but not all of its exchanges are done"
-        self.step, self.asked = 0, 0
-        "how many of its exchanges that is, and how many clients the first one asked"
+        self.asked, self.abandoned = 0, 0
+        "how many clients its first exchange asked, and how often it was begun anew"
+        self.before = State()
+        "the server's state before it"
         self.starts, self.orders = 0, 0
         "of the server in this run, and of orders in this start: together they number an order"
         self.door = Door(self.post, self.roster, self.fingerprint, self.tell)
@@ -105,7 +107,7 @@ class Deployment(Run):
             self._save()  # before anybody is told this run's name, or gets an order of this start
             self.tell("waiting", f"waiting for {wanted} clients, at most {wait:g} seconds")
             self._gather(wanted, wait)
-            if self.done == 0:
+            if self.done == 0 and not self.step:
                 self.roster.renumber()
                 self._settle()
         while self.done < self.schedule.rounds or self.unlogged is not None:
@@ -187,13 +189,35 @@ class Deployment(Run):
             again = "; asking again" if attempt + 1 < self.settings.attempts else ""
             found = f"{len(accepted)} of {len(cohort)} updates could be used, and {self.settings.minimum} are needed"
             self.tell("too few", f"round {round}: {found}{again}")
+        if self.step and self.abandoned < self.settings.attempts:
+            self._abandon(round)
+            return
         raise RunFailed(self.hopeless(round, f"too few updates, {self.settings.attempts} times", _RESUME))
+
+    def _abandon(self, round: int) -> None:
+        """A round that too few are left of begins anew, with others: everybody goes back to before it."""
+        self.abandoned += 1
+        self.tell("abandoned", f"round {round} is begun anew: too few of its {len(self.begun)} clients are left")
+        self.server, self.before = self.before, State()
+        self._end_round()
+
+    def _end_round(self) -> None:
+        self.step, self.begun = 0, ()
+        for member in self.roster.members.values():
+            member.within = 0
 
     def _cohort(self, round: int) -> list[Member]:
         """Who is asked: a sample, or later in a round those of it who are still here."""
         if not self.step:
             return self.sample(round)
-        return [member for member in self.door.present() if member.name in self.begun]
+        until = time.monotonic() + self.settings.deadline
+        while True:
+            here = [member for member in self.door.present() if member.name in self.begun]
+            if len(here) >= self.settings.minimum or time.monotonic() > until:
+                return here
+            self._greet()
+            Exchange(0, round, self.post, self.door, self.tell).look()
+            self.post.pause()
 
     def _conclude(self) -> None:
         """The last exchange: everybody scores the models of the last round and keeps its own."""
@@ -252,6 +276,7 @@ class Deployment(Run):
             malicious=member.name in self.malicious,
             iterations=self.budgets.get(member.name, 0),
             accepted=member.accepted,
+            within=member.within,
             train=train,
             evaluate=evaluate,
             finish=last,
@@ -282,18 +307,23 @@ class Deployment(Run):
     def _aggregate(
         self, round: int, cohort: list[Member], accepted: list[Accepted], number: int, seconds: float
     ) -> None:
+        if not self.step:
+            self.before, self.asked = self.server, len(cohort)
         uploads = Uploads(tuple(m.index for m, _ in accepted), tuple(upload for _, upload in accepted))
         for who, sent in self.aggregate(round, uploads, [member.name for member, _ in accepted]).items():
             self.store.put(who, sent)
         for member, _ in accepted:
-            member.accepted = number
-        self.asked = self.asked if self.step else len(cohort)
-        self.counters.left_out += len(cohort) - len(accepted)
-        self.step = (self.step + 1) % self.algorithm.exchanges
-        self.begun = tuple(member.name for member, _ in accepted) if self.step else ()
+            member.within = number
+        self.step += 1
+        self.begun = tuple(member.name for member, _ in accepted)
         self.seconds += seconds
-        if self.step:
+        if self.step < self.algorithm.exchanges:
             return
+        for member, _ in accepted:
+            member.accepted = number
+        self._end_round()
+        self.abandoned, self.before = 0, State()
+        self.counters.left_out += self.asked - len(accepted)
         self.done = round
         line: dict[str, Any] = {"round": round, "clients": self.asked, "left_out": self.asked - len(accepted)}
         line |= self.solved(round, self.solves)
@@ -334,7 +364,7 @@ class Deployment(Run):
             "malicious": sorted(self.malicious),
             "budgets": self.budgets,
             "unlogged": self.unlogged,
-            "within": [self.step, self.asked, self.begun],
+            "within": [self.asked, self.begun],
             "tally": self.tally.facts(),
         }
 
@@ -347,15 +377,18 @@ class Deployment(Run):
         self.post.bytes_sent, self.post.bytes_received = facts["bytes"]
         self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
         self.budgets = facts.get("budgets", {})
-        self.step, self.asked, begun = facts.get("within", (0, 0, ()))
+        self.asked, begun = facts.get("within", (0, ()))
         self.begun = tuple(begun)
+        self.before = group(saved.kept, "before")
         self.malicious = self.tally.malicious = frozenset(facts["malicious"])
         self._begin(replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"]))
         self.buffers = saved.kept["buffers"]
 
     def _save(self) -> None:
         """Every round: a client learns that its update was taken only after that is on the server's disk."""
-        self.save({"w0": self.start.w0, "buffers": self.buffers})
+        self.save(
+            {"w0": self.start.w0, "buffers": self.buffers, **named(self.before if self.step else State(), "before")}
+        )
 
     def summary(self) -> dict[str, Any]:
         training = [name for name, member in self.roster.members.items() if not member.unseen]

@@ -204,8 +204,8 @@ def table4(columns: dict[str, tuple[list[Run], int]]) -> str:
                 meant = PAPER["table4"][name][at + k]
                 row.append(spread([100 * f["score"] for f in found]) + f" ({meant:.2f})" if found else "")
         first = next((runs for runs, _ in columns.values()), [])
-        sent = {round(r.summary["bytes_a_round"] / 1e3) for r in where(first, algorithm__name=name)}
-        rows.append([*row, *map(str, sent)])
+        sent = [r.summary["bytes_a_round"] / 1e3 for r in where(first, algorithm__name=name)]
+        rows.append([*row, f"{mean(sent):,.0f}" if sent else ""])
     heads = [f"{title}, Dir({beta})" for title in columns for beta in (0.1, 0.5)]
     return markdown("Table IV: accuracy in %", ["method", *heads, "kB a round"], rows)
 
