@@ -1,5 +1,6 @@
 """Pictures of runs side by side."""
 
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
@@ -50,6 +51,7 @@ def draw(kind: str, runs: list[Run], path: Path) -> None:
 def _learned(runs: list[Run], figure: Any) -> None:
     """How strongly each client's parameters are tied to the others', in the beginning and as it was learned."""
     from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
     from safetensors.numpy import load_file
 
     runs = [run for run in runs if (run.path / SHOWN).exists()]
@@ -65,7 +67,8 @@ def _learned(runs: list[Run], figure: Any) -> None:
     image = None
     for axis, (title, lam) in zip(axes, panels, strict=True):
         image = axis.imshow(lam, aspect="auto", norm=LogNorm(low, max(high, 10 * low)), interpolation="nearest")
-        axis.set_title(title, fontsize=8, wrap=True)
+        axis.set_title(textwrap.fill(title, 42), fontsize=7)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_xlabel("parameter")
         axis.set_facecolor("white")  # zero
     axes[0].set_ylabel("client")
