@@ -25,7 +25,7 @@ class State(dict[str, Tensor]):
 
     @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.values())
+        return sum([t.nbytes for t in self.values()])
 
     @property
     def numel(self) -> int:
@@ -38,7 +38,9 @@ class State(dict[str, Tensor]):
     def finite(self) -> bool:
         """No NaN and no infinity anywhere; one pass, no copy (NaN spreads through minimum and maximum)."""
         ends = [m for t in self.values() if t.numel() and t.is_floating_point() for m in torch.aminmax(t)]
-        return all(map(isfinite, torch.stack([m.double() for m in ends]).tolist())) if ends else True
+        if len({m.dtype for m in ends}) > 1:
+            ends = [m.double() for m in ends]
+        return all(map(isfinite, torch.stack(ends).tolist())) if ends else True
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         return {name: (tuple(t.shape), t.dtype) for name, t in self.items()}

@@ -274,7 +274,8 @@ class Learn2pFed(Algorithm):
     def _weights(self, server: State, uploads: Uploads, cell: int) -> Tensor:
         """p gamma of those who sent, p beginning as the client's part of the samples."""
         raw = server.raw[:, self._set(cell)].sum(0).double()
-        logs = torch.stack([raw[i] if i < len(raw) else raw.mean() for i in uploads.who])
+        raw = torch.cat([raw, raw.mean(0, keepdim=True)])  # the last is for newcomers
+        logs = raw[[min(who, len(raw) - 1) for who in uploads.who]]
         sizes = torch.cat([u.weight for u in uploads.uploads if u.weight is not None]).double()
         return sizes * (logs - logs.max()).exp()
 
