@@ -1,12 +1,13 @@
 """The tables of docs/results/learn2pfed.md: python experiments/learn2pfed/tables.py RUNS
 
-RUNS holds a folder a sweep, named as its file: polynomial, ablation, depth, variants, electricity, electricity-all,
-fashion-mnist, fashion-mnist-100, cifar10, start; what is missing is left out. The paper's figure stands in parentheses.
+RUNS holds a folder a sweep, named as its file (polynomial, segments, ablation, ...); what is missing is left out. The
+paper's figure stands in parentheses.
 """
 
 import argparse
 import tomllib
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -61,9 +62,10 @@ def area(lam: np.ndarray, shared: int) -> float:
     return float(np.mean((above > below) + 0.5 * (above == below)))
 
 
-def known(setting: int, seed: int) -> dict[str, float]:
-    """RMSE of local least squares, and of an oracle that knows which coefficients are shared; in one place."""
-    federation = load_data("polynomial", seed=seed, clients=10, setting=setting)
+@cache
+def known(setting: int, seed: int, layout: str = "alike") -> dict[str, tuple[float, float]]:
+    """RMSE and MSE of local least squares, and of an oracle that knows which coefficients are shared; in one place."""
+    federation = load_data("polynomial", seed=seed, clients=10, setting=setting, layout=layout)
     shared = Polynomial(setting=setting).shared
     pairs = [federation.gather(torch.from_numpy(federation.train[i])) for i in range(10)]
     xs, ys = ([pair[k].double().numpy() for pair in pairs] for k in (0, 1))
@@ -79,11 +81,12 @@ def known(setting: int, seed: int) -> dict[str, float]:
     oracle = [np.concatenate([a[:shared], a[shared + i * free : shared + (i + 1) * free]]) for i in range(10)]
     tests = [federation.gather(torch.from_numpy(federation.test[i])) for i in range(10)]
 
-    def rmse(models: list[np.ndarray]) -> float:
+    def errors(models: list[np.ndarray]) -> tuple[float, float]:
         pairs = zip(models, tests, strict=True)
-        return mean(float(np.sqrt(np.mean((x.double().numpy() @ v - y.numpy()) ** 2))) for v, (x, y) in pairs)
+        squares = [float(np.mean((x.double().numpy() @ v - y.numpy()) ** 2)) for v, (x, y) in pairs]
+        return mean(square**0.5 for square in squares), mean(squares)
 
-    return {"local": rmse(own), "oracle": rmse(oracle)}
+    return {"local": errors(own), "oracle": errors(oracle)}
 
 
 def lam_of(run: Run) -> np.ndarray:
@@ -91,27 +94,40 @@ def lam_of(run: Run) -> np.ndarray:
     return found
 
 
-def table1(runs: list[Run]) -> str:
+def mse(run: Run) -> float:
+    """The mean over clients of their squared errors, from the mean and the variance of their RMSE."""
+    found = run.summary[scored(run.config["algorithm.name"])]
+    return float(found["rmse"] ** 2 + found["rmse_variance"])
+
+
+def table1(runs: list[Run], title: str = "Table I: RMSE against the noise-free polynomials") -> str:
     rows: list[list[str]] = []
-    settings = (1, 2, 3)
+    settings, layout = (1, 2, 3), runs[0].config["data.layout"]
     groups = sorted({(method(run), str(run.config["model.name"])) for run in runs}, key=lambda g: (g[1], g[0]))
     for name, model in groups:
+        ours = [run for run in where(runs, model__name=model) if method(run) == name]
+        by_setting = [where(ours, data__setting=setting) for setting in settings]
+        meant = PAPER["table1"].get("learn2pfed" if name.startswith("learn2pfed") else name)
         row = [name, model]
-        for k, setting in enumerate(settings):
-            found = [r for r in where(runs, data__setting=setting, model__name=model) if method(r) == name]
+        for k, found in enumerate(by_setting):
             values = [run.summary[scored(run.config["algorithm.name"])]["rmse"] for run in found]
-            meant = PAPER["table1"].get("learn2pfed" if name.startswith("learn2pfed") else name)
-            row.append(spread(values, 4) + (f" ({meant[k]:.4f})" if meant else ""))
-        lams = [run for run in runs if method(run) == name and name.startswith("learn2pfed")]
-        for setting in settings:
-            areas = [area(lam_of(run), 4 - setting) for run in where(lams, data__setting=setting)]
-            row.append(f"{mean(areas):.2f}" if areas else "")
-        rows.append(row)
-    for kind, title in (("local", "local least squares, in closed form"), ("oracle", "oracle")):
-        figures = [[known(s, seed)[kind] for seed in sorted({r.config["seed"] for r in runs})] for s in settings]
-        rows.append([title, "linear", *(spread(values, 4) for values in figures), "", "", ""])
-    head = ["method", "model", *(f"setting {s}" for s in settings), *(f"ROC {s}" for s in settings)]
-    return markdown("Table I: RMSE against the noise-free polynomials", head, rows)
+            row.append(spread(values, 4) + (f" ({meant[k]:.4f})" if meant and layout == "alike" else ""))
+        row.append(" / ".join(f"{1e4 * mean(map(mse, found)):.3g}" if found else "–" for found in by_setting))
+        if name.startswith("learn2pfed"):
+            areas = [[area(lam_of(run), 4 - s) for run in found] for s, found in zip(settings, by_setting, strict=True)]
+            row.append(" / ".join(f"{mean(found):.2f}" if found else "–" for found in areas))
+        rows.append([*row, ""][:7])
+    for kind, name in (("local", "local least squares, in closed form"), ("oracle", "oracle")):
+        seeds = sorted({run.config["seed"] for run in runs})
+        found = [[known(s, seed, layout)[kind] for seed in seeds] for s in settings]
+        squares = " / ".join(f"{1e4 * mean(square for _, square in each):.3g}" for each in found)
+        rows.append([name, "linear", *(spread([root for root, _ in each], 4) for each in found), squares, ""])
+    head = ["method", "model", *(f"setting {s}" for s in settings), "MSE × 10⁴", "ROC areas"]
+    return markdown(title, head, rows)
+
+
+def segments(runs: list[Run]) -> str:
+    return table1(runs, "Each client its own stretch of x")
 
 
 def table2(runs: list[Run]) -> str:
@@ -141,7 +157,7 @@ def variants(runs: list[Run]) -> str:
     def row(found: list[Run]) -> list[str]:
         config, values = found[0].config, [run.summary["personal"]["rmse"] for run in found]
         refs = [known(1, run.config["seed"]) for run in found]
-        local, oracle = (mean(ref[k] for ref in refs) for k in ("local", "oracle"))
+        local, oracle = (mean(ref[k][0] for ref in refs) for k in ("local", "oracle"))
         areas = [area(lam_of(run), 3) for run in found]
         closed = (local - mean(values)) / (local - oracle)
         words = [config[f"algorithm.{key}"] for key in ("outer", "backward")]
@@ -251,7 +267,8 @@ def main() -> None:
         return runs_of(HERE / f"{name}.toml", given.runs / name, given.scale)
 
     plain: dict[str, Callable[[list[Run]], str]] = {
-        "polynomial": table1, "ablation": table2, "depth": depth, "variants": variants, "start": table5,
+        "polynomial": table1, "segments": segments, "ablation": table2, "depth": depth, "variants": variants,
+        "start": table5,
     }  # fmt: skip
     for name, table in plain.items():
         if found := runs(name):
