@@ -77,8 +77,9 @@ class Learn2pFed(Algorithm):
     outer_clip: NonNegative = 1.0
     "largest norm of the gradient that a client, or the server, follows; 0: any"
     decay_after: Count = 60
-    "epochs after which outer_lr is multiplied by decay"
+    "epochs in which a client takes part before outer_lr becomes smaller"
     decay: Annotated[float, Field(gt=0, le=1)] = 0.1
+    "by which outer_lr is multiplied then"
     train: Literal["body", "all"] = "body"
     "what of the client's network its own training moves: the body under the head v, or all, before v is estimated anew"
 
