@@ -33,6 +33,13 @@ def plan(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generato
     return order.reshape(-1, batch)[:total]
 
 
+def adam(first: Any, second: Any, count: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Its two means after one more gradient, the count-th, and the direction to go (Kingma and Ba, 2015, Alg. 1)."""
+    first = 0.9 * first + 0.1 * g
+    second = 0.999 * second + 0.001 * g.square()
+    return first, second, (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
+
+
 class Update:
     """A step of SGD, with or without momentum, or Adam, in place, for (P,) and (cohort, P) alike."""
 
@@ -46,11 +53,9 @@ class Update:
     def __call__(self, v: Tensor, g: Tensor) -> None:
         if self.clip is not None:
             g = g * (self.clip / g.norm(dim=-1, keepdim=True).clamp(min=self.clip))
-        if self.adam:  # Kingma and Ba, 2015, Alg. 1, with its usual constants
+        if self.adam:
             self.count += 1
-            self.first = 0.9 * self.first + 0.1 * g
-            self.second = 0.999 * self.second + 0.001 * g.square()
-            g = (self.first / (1 - 0.9**self.count)) / ((self.second / (1 - 0.999**self.count)).sqrt() + 1e-8)
+            self.first, self.second, g = adam(self.first, self.second, self.count, g)
         elif self.momentum:
             self.first = g = self.momentum * self.first + g
         v.add_(g, alpha=-self.lr)

@@ -1,5 +1,6 @@
 """Pieces of an unrolled ADMM: a linear head as a matrix, its cells' learnables as one vector, and what cells fit to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithm import linear_head
+from equipoise.descend import adam
 from equipoise.space import Space
 from equipoise.state import State
 
@@ -60,6 +62,14 @@ class Layout:
         first = self.sets * self.inputs * self.outputs + k
         return raw[..., first :: self.sets].exp()[..., None, None, None].unbind(-4)
 
+    def slope(self, k: int, lam: Tensor, scalars: Tensor) -> Tensor:
+        """The learnables' gradient from those of set k; that of all others is zero."""
+        size = self.inputs * self.outputs
+        slope = lam.new_zeros((*scalars.shape[:-1], self.sets * (size + len(SCALARS))))
+        slope[..., k * size : (k + 1) * size] = lam.flatten(-3)
+        slope[..., self.sets * size + k :: self.sets] = scalars
+        return slope
+
 
 @lru_cache(maxsize=16)
 def layout(space: Space, sets: int) -> Layout:
@@ -94,6 +104,55 @@ class Fit(NamedTuple):
         return self.U @ y
 
 
+class Values(NamedTuple):
+    """Λ and the scalars of a cell."""
+
+    lam: Tensor
+    rho: Tensor
+    eta: Tensor
+    theta: Tensor
+
+
+class Adjoints(NamedTuple):
+    """The derivatives of a loss by all that goes into a cell; of the scalars by their logarithms."""
+
+    inputs: list[Tensor]
+    "of alpha, v and z as they came in"
+    w: Tensor
+    lam: Tensor
+    scalars: Tensor
+    "(..., 3): of rho, eta and theta"
+
+
+def closed_cell_adjoints(
+    fit: Fit, values: Values, inputs: Sequence[Tensor], x_bar: Sequence[Tensor], u_bar: Tensor
+) -> tuple[Tensor, Adjoints]:
+    """What a cell with a closed solve sends, u, and its adjoints from those of alpha, v, z and u as they come out.
+
+    By hand, as matrices are small and autograd's overhead is not; the letters are those of Eqs. 9 to 11.
+    """
+    (lam, rho, eta, theta), (alpha, v, z, w) = values, inputs
+    gap = z - v + w
+    alpha = alpha + theta * gap
+    Uq = fit.U.mT @ (w + z + alpha)
+    Uv = (rho * Uq + fit.UXY) / (fit.d + rho)
+    v = fit.U @ Uv
+    kappa, r = eta / (lam + eta), v - w - alpha  # z = kappa r
+    u = v - kappa * r - alpha
+
+    alpha_bar, v_bar, z_bar = x_bar
+    z_bar = z_bar - u_bar
+    r_bar, kappa_bar = kappa * z_bar, z_bar * r / (lam + eta)
+    g = (fit.U.mT @ (v_bar + u_bar + r_bar)) / (fit.d + rho)
+    q_bar = fit.U @ (rho * g)
+    alpha_bar = alpha_bar - u_bar - r_bar + q_bar
+    gap_bar = theta * alpha_bar
+    by_scalar = [g * (Uq - Uv) * rho, kappa_bar * (1 - kappa) * eta, alpha_bar * gap * theta]
+    scalars = torch.stack([t.flatten(-3).sum(-1) for t in by_scalar], dim=-1)
+    lam_bar = -(kappa_bar * kappa).sum(-3, keepdim=True)
+    return u, Adjoints([alpha_bar, -gap_bar, q_bar + gap_bar], q_bar - r_bar + gap_bar, lam_bar, scalars)
+
+
 @dataclass(frozen=True)
 class Descent:
     """Steps of learnables against their gradient, which is clipped first."""
@@ -116,8 +175,7 @@ class Descent:
             norm = slope.flatten(-axes).norm(dim=-1)[(..., *[None] * axes)]
             slope = slope * (self.clip / norm.clamp(min=self.clip))
         first, second, age = memory.first, memory.second, memory.age + 1
-        if self.rule == "adam":  # Kingma and Ba, 2015, Alg. 1, with its usual constants
-            first, second = 0.9 * first + 0.1 * slope, 0.999 * second + 0.001 * slope.square()
-            slope = (first / (1 - 0.9**age)) / ((second / (1 - 0.999**age)).sqrt() + 1e-8)
+        if self.rule == "adam":
+            first, second, slope = adam(first, second, age, slope)
         rate = torch.where(age > self.decay_after, self.rate * self.decay, self.rate)
         return State(raw=raw - rate * slope, first=first, second=second, age=age)
