@@ -122,7 +122,7 @@ def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, 
     """The first thing that is wrong, and what would be right."""
     first = error.errors()[0]
     if not first["loc"]:
-        return f"{where or cls.__name__} is not allowed: {first['msg']}"
+        return f"{where or cls.__name__} is not allowed: {first['msg'].removeprefix('Value error, ')}"
     key = str(first["loc"][0])
     name = f"{where}.{key}" if where else key
     if first["type"] == "extra_forbidden":
