@@ -3,19 +3,25 @@
 from equipoise.algorithm import Algorithm, LocalData, Start
 from equipoise.algorithms import (
     ALGORITHMS,
+    CFL,
     Ditto,
     FedADMM,
     FedAvg,
     FedAvgFT,
+    FedBABU,
+    FedCR,
     FeDEQ,
+    FedPAC,
     FedPer,
     FedProx,
     FedProxFT,
+    FedReCo,
     FedRep,
     Flame,
     FlameLpProj,
     FlDEQ,
     KnnPer,
+    Learn2pFed,
     Local,
     LpProj,
     PFedMe,
@@ -28,6 +34,7 @@ from equipoise.devices import Devices
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.export import load_model
 from equipoise.losses import Metric
+from equipoise.privacy import Privacy
 from equipoise.reducers import (
     REDUCERS,
     GeometricMedian,
@@ -45,6 +52,7 @@ from equipoise.state import State, Upload, Uploads
 __all__ = [
     "ALGORITHMS",
     "ATTACKS",
+    "CFL",
     "REDUCERS",
     "Algorithm",
     "Attack",
@@ -55,9 +63,13 @@ __all__ = [
     "FedADMM",
     "FedAvg",
     "FedAvgFT",
+    "FedBABU",
+    "FedCR",
+    "FedPAC",
     "FedPer",
     "FedProx",
     "FedProxFT",
+    "FedReCo",
     "FedRep",
     "Federation",
     "FlDEQ",
@@ -69,6 +81,7 @@ __all__ = [
     "KnnPer",
     "Krum",
     "LabelPoison",
+    "Learn2pFed",
     "Local",
     "LocalData",
     "LpProj",
@@ -77,6 +90,7 @@ __all__ = [
     "Metric",
     "MultiKrum",
     "PFedMe",
+    "Privacy",
     "Reducer",
     "Result",
     "RunFailed",

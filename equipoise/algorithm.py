@@ -13,12 +13,18 @@ from torch import Tensor, nn
 from equipoise.errors import EquipoiseError
 from equipoise.features import Moments
 from equipoise.losses import Metric
+from equipoise.representation import HEAD, Tap, Term
 from equipoise.settings import Count, Fraction, Positive, Settings
 from equipoise.space import Part, Space
 from equipoise.state import State, Upload, Uploads
 
 Reduce = Callable[[Uploads], State]
 Split = Literal["train", "validation"]
+Taps = Callable[[str], Tap]
+
+
+def _no_taps(name: str) -> Tap:
+    raise EquipoiseError("nothing is known of the model but its parameters, so that no representation can be read")
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,10 @@ class Start:
     "how many training samples all of them have together"
     seed: int = 0
     "of the run, for what is drawn once and is the same for all"
+    outputs: int = 0
+    "of the model: numbers that it answers, or classes"
+    tap: Taps = _no_taps
+    "where representations are read, by the name of a submodule, or HEAD"
 
 
 class LocalData(Protocol):
@@ -45,6 +55,13 @@ class LocalData(Protocol):
     space: Space
     seed: int
     "of the run"
+
+    @property
+    def outputs(self) -> int:
+        """Of the model: numbers that it answers, or classes."""
+
+    def tap(self, name: str) -> Tap:
+        """A place where representations are read, as in `Start`."""
 
     @property
     def size(self) -> Tensor:
@@ -69,10 +86,16 @@ class LocalData(Protocol):
         stream: int = 0,
         repeat: int = 1,
         only: Tensor | None = None,
+        within: Tensor | None = None,
+        term: Term | None = None,
+        anchor: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Train from `start` and return where it ends; `start` is left alone.
 
-        `part` says which slice of the vector moves. `pull` is added to the gradient (a proximal or a dual term).
+        `part` says which slice of the vector moves, and `within`, a mask of the vector's shape, which coordinates of
+        it. `pull` is added to the gradient (a proximal or a dual term), `term` to the loss. With an `anchor`, a vector
+        and the gradient there of the mean of the term over all samples, the term's gradient on a batch is corrected by
+        what it is amiss there: it keeps its expectation and loses variance as the vector comes near the anchor.
         What is not given comes from the algorithm's own settings. Calls with the same `stream` in a round
         see the same batches in the same order. With `repeat`, that many steps are taken on each batch. With `only`,
         of the shape of `size`, the others stay where they are.
@@ -80,6 +103,15 @@ class LocalData(Protocol):
 
     def slope(self, v: Tensor, *, only: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over all training samples at v; zero for others than `only`."""
+
+    def slope_of(self, term: Term, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
+        """The gradient at v of the mean of `term` alone: over all training samples, or over this many batches."""
+
+    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        """For each class, the sum over its training samples of what `of` makes of v's representations, rows of them.
+
+        Of shape (outputs, columns), or (cohort, outputs, columns).
+        """
 
     def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
         """Of what v's head reads, its body being as it is: all that fitting a linear head by least squares needs."""
@@ -242,6 +274,7 @@ class Rehearsal:
 
     def __init__(self, start: Start):
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
+        self.outputs, self.start = start.outputs, start
         self.size = self.iterations = torch.ones(1, dtype=start.w0.dtype)
 
     def descend(self, start: Tensor, **_: object) -> Tensor:
@@ -249,6 +282,16 @@ class Rehearsal:
 
     def slope(self, v: Tensor, **_: object) -> Tensor:
         return torch.zeros_like(v)
+
+    def tap(self, name: str) -> Tap:
+        return self.start.tap(name)
+
+    def slope_of(self, term: Term, v: Tensor, **_: object) -> Tensor:
+        return torch.zeros_like(v)
+
+    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        columns = of(torch.ones(1, self.tap(at).width, dtype=self.dtype)).shape[1]
+        return torch.zeros(self.outputs, columns, dtype=self.dtype)
 
     def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
         inputs, outputs = linear_head(self.space)[:2]
@@ -272,12 +315,14 @@ class Announcement:
     parameters_personal: int
 
 
-def announce(algorithm: Algorithm, start: Start) -> Announcement:
+def announce(algorithm: Algorithm, start: Start, weighted: bool = True) -> Announcement:
+    """Not `weighted`: clients' weights stay with them."""
     server, client = algorithm.server(start), algorithm.client(start)
     down = algorithm.down(server, 0)
     after, upload = algorithm.local(client, down, Rehearsal(start))
     if after.shapes() != client.shapes():
         raise TypeError(f"{type(algorithm).__name__}.local changes the shape of the client's state")
+    up = upload.wire if weighted else upload.message
     return Announcement(
-        server.shapes(), client.shapes(), down.shapes(), upload.wire.shapes(), upload.message.numel, client.numel
+        server.shapes(), client.shapes(), down.shapes(), up.shapes(), upload.message.numel, client.numel
     )

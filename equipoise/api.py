@@ -20,6 +20,7 @@ from equipoise.engine.options import DTYPES, Engine, Schedule
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric
+from equipoise.privacy import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.runfolder import RunFolder
 from equipoise.settings import choose, read
@@ -32,6 +33,11 @@ class Result:
 
     def __init__(self, simulation: Simulation):
         self._run = simulation
+
+    @property
+    def simulation(self) -> Simulation:
+        """The run itself, as it stands."""
+        return self._run
 
     @property
     def clients(self) -> tuple[str, ...]:
@@ -136,6 +142,7 @@ def train(
     participation: float | int = 1.0,
     attack: Attack | str | None = None,
     reducer: Reducer | str = "weighted-mean",
+    privacy: Privacy | None = None,
     devices: Devices | None = None,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
@@ -155,6 +162,7 @@ def train(
     `loss` is "cross-entropy", "squared" or a function (output, target). `unseen` is the part of the clients that is
     kept out of training, adapts the result to its own data and is scored apart. `attack` makes some clients malicious,
     `reducer` is how the server averages (each by name, or with its settings, such as eq.SignFlip(fraction=0.5));
+    `privacy` clips and noises what clients send, such as eq.Privacy(clip=1.0, target_epsilon=8.0);
     `devices` are classes of clients by the iterations of equilibrium layers that they afford;
     `select` says on which samples the hybrid model is chosen; `targets` are scores whose first round the summary tells.
     With `out` the run is also written there, and with
@@ -177,7 +185,7 @@ def train(
         attack = choose(ATTACKS, {"attack": attack}, "train", "attack")[1]
     if isinstance(reducer, str):
         reducer = choose(REDUCERS, {"reducer": reducer}, "train", "reducer")[1]
-    between = Between(attack, reducer)
+    between = Between(attack, reducer, privacy)
     engine = read(Engine, {"mode": mode, "workers": workers, "dtype": dtype}, "")
     if algorithm.keeps_head and head == "head" and not hasattr(module, "head"):
         raise EquipoiseError(
@@ -202,6 +210,7 @@ def train(
         "algorithm": named,
         **({"attack": {"name": type(attack).__name__, **attack.table()}} if attack else {}),
         "reducer": {"name": type(between.reducer).__name__, **between.reducer.table()},
+        **({"privacy": privacy.table()} if privacy else {}),
         **({"devices": devices.table()} if devices else {}),
         "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
         "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},

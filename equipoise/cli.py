@@ -12,6 +12,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from equipoise.cli_cka import cka
 from equipoise.cli_data import data_app, show
 from equipoise.cli_deploy import deploy_app
 from equipoise.cli_sweep import sweep
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(show)
 app.command()(sweep)
+app.command()(cka)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 

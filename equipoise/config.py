@@ -23,12 +23,13 @@ from equipoise.engine.options import DTYPES, Engine, Schedule
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
+from equipoise.privacy import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.runfolder import WRITTEN, read_toml
 from equipoise.settings import choose, nearest, read
 from equipoise.task import Task
 
-_SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "devices", "engine", "deploy")
+_SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
 _NEEDED = ("data", "model", "algorithm")
 _REDUCER = "weighted-mean"
 
@@ -49,6 +50,7 @@ class Experiment:
     attack: Attack | None = None
     reducer_name: str = _REDUCER
     reducer: Reducer = field(default_factory=REDUCERS[_REDUCER])
+    privacy: Privacy | None = None
     devices: Devices | None = None
 
     @staticmethod
@@ -72,6 +74,7 @@ class Experiment:
         data = DataSection.parse(tables["data"]) if "data" in tables else None
         model_name, model = choose(MODELS, dict(tables["model"]), "model") if "model" in tables else ("", None)
         algorithm_name, algorithm = choose(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
+        privacy = read(Privacy, tables["privacy"], "privacy") if "privacy" in tables else None
         devices = read(Devices, tables["devices"], "devices") if "devices" in tables else None
         engine = read(Engine, tables.get("engine", {}), "engine")
         deploy = read(Deploy, tables.get("deploy", {}), "deploy")
@@ -88,6 +91,7 @@ class Experiment:
             attack=attack,
             reducer_name=reducer_name,
             reducer=reducer,
+            privacy=privacy,
             devices=devices,
             engine=engine,
             deploy=deploy,
@@ -100,7 +104,7 @@ class Experiment:
     @property
     def around(self) -> tuple[Between, Devices | None]:
         """What happens to the clients' messages, and what the clients are like."""
-        return Between(self.attack, self.reducer), self.devices
+        return Between(self.attack, self.reducer, self.privacy), self.devices
 
     def deployed(self) -> "Experiment":
         """As it is run over real machines."""
@@ -115,6 +119,7 @@ class Experiment:
             "algorithm": {"name": self.algorithm_name, **self.algorithm.table()},
             **({"attack": {"name": self.attack_name, **self.attack.table()}} if self.attack else {}),
             "reducer": {"name": self.reducer_name, **self.reducer.table()},
+            **({"privacy": self.privacy.table()} if self.privacy else {}),
             **({"devices": self.devices.table()} if self.devices else {}),
             "engine": self.engine.table(),
             **({"deploy": self.deploy.table()} if self.engine.kind == "flower" else {}),

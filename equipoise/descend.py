@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from equipoise import randomness
 from equipoise.algorithm import Algorithm, Split, linear_head
+from equipoise.errors import EquipoiseError
 from equipoise.features import Moments, Points
+from equipoise.representation import HEAD, Listener, Tap, Term
 from equipoise.space import Part, Space
 from equipoise.task import Task
 
@@ -68,11 +70,14 @@ class Batch(NamedTuple):
     "of the samples, where the batch is padded"
     rows: Tensor | None = None
     "which of the client's samples these are"
+    probed: tuple[Tensor, ...] = ()
+    "the representations of a term's probe, where they are made for many batches at once"
 
 
 class Work(ABC):
     """A client's data, or a cohort's, at work for one algorithm in one round (a `LocalData`)."""
 
+    task: Task
     space: Space
     size: Tensor
     seed: int
@@ -80,25 +85,34 @@ class Work(ABC):
     samples: np.ndarray
     "how many samples each client has had through a backward pass"
 
+    @property
+    def outputs(self) -> int:
+        return self.task.outputs
+
+    def tap(self, name: str) -> Tap:
+        return self.task.tap(name)
+
     @abstractmethod
-    def open(self, start: Tensor, part: Part) -> Tensor:
+    def open(self, start: Tensor, part: Part, within: Tensor | None = None) -> Tensor:
         """A vector to work on in place, equal to `start`."""
 
     @abstractmethod
-    def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
-        """The gradient of the batch's mean loss with respect to the part of v that moves."""
+    def gradient(
+        self, v: Tensor, batch: Batch, part: Part, term: Term | None = None, term_only: bool = False
+    ) -> Tensor:
+        """The gradient of the batch's mean loss with respect to the part of v that moves; of the term too, or alone."""
 
     @abstractmethod
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: Term | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         """The batches in their order, each with a mask of the clients that are done already (None: nobody is).
 
-        Without a stream they are not shuffled.
+        Without a stream they are not shuffled. They are made ready for the term that they are for.
         """
 
     @abstractmethod
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: Term | None = None) -> None:
         """A step of plain SGD, in place."""
 
     def constrain(self) -> None:
@@ -120,25 +134,33 @@ class Work(ABC):
         stream: int = 0,
         repeat: int = 1,
         only: Tensor | None = None,
+        within: Tensor | None = None,
+        term: Term | None = None,
+        anchor: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         if steps is None and epochs is None:
             steps = self.algorithm.steps
         lr = lr or self.algorithm.lr
         moves = self.space.part(part)
-        v = self.open(start, part)
+        v = self.open(start, part, within)
         moving = v[..., moves]
-        update = None if plain(self.algorithm) else Update(self.algorithm, lr)
+        simple = plain(self.algorithm) and within is None and anchor is None
+        update = None if simple else Update(self.algorithm, lr)
         if moving.shape[-1]:
-            for batch, done in self._steps(epochs or self.algorithm.epochs, steps, stream, repeat, only):
+            for batch, done in self._steps(epochs or self.algorithm.epochs, steps, stream, repeat, only, term):
                 extra = None if pull is None else pull(v)[..., moves]
                 before = None if done is None else v[done]
                 if update is not None:
-                    g = self.gradient(v, batch, part)
-                    update(moving, g if extra is None else g + extra)
+                    if term is not None and anchor is not None:
+                        amiss = anchor[1][..., moves] - self._elsewhere(anchor[0], v, batch, part, term)
+                        extra = amiss if extra is None else extra + amiss
+                    g = self.gradient(v, batch, part, term)
+                    g = g if extra is None else g + extra
+                    update(moving, g if within is None else g * within[..., moves])
                 else:
                     if extra is not None and extra.untyped_storage().data_ptr() == v.untyped_storage().data_ptr():
                         extra = extra.clone()  # a pull that is a view of v must not feel the step
-                    self.step(v, batch, part, lr)
+                    self.step(v, batch, part, lr, term)
                     if extra is not None:
                         moving.add_(extra, alpha=-lr)
                 self.constrain()
@@ -146,12 +168,20 @@ class Work(ABC):
                     v[done] = before
         return self.close(v)
 
+    def _elsewhere(self, u: Tensor, v: Tensor, batch: Batch, part: Part, term: Term) -> Tensor:
+        """The term's gradient on the batch at u; v is as it was afterwards."""
+        here = v.clone()
+        v.copy_(u)
+        found = self.gradient(v, batch, part, term, term_only=True).clone()
+        v.copy_(here)
+        return found
+
     def _steps(
-        self, epochs: int, steps: int | None, stream: int, repeat: int, only: Tensor | None
+        self, epochs: int, steps: int | None, stream: int, repeat: int, only: Tensor | None, term: Term | None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         """A batch a step, each as often as `repeat` says."""
         before = self.samples.copy()
-        for step in self.batches(epochs, steps, stream, only):
+        for step in self.batches(epochs, steps, stream, only, term):
             for _ in range(repeat):
                 yield step
         self.samples += (self.samples - before) * (repeat - 1)
@@ -164,6 +194,19 @@ class Work(ABC):
             total.addcmul_(self.gradient(v, batch, "all"), self.shares(batch))
         return total
 
+    def slope_of(self, term: Term, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
+        v = self.open(v, "all")
+        self.calm()
+        total = torch.zeros_like(v)
+        for batch, _ in self.batches(1, steps, None if steps is None else stream, None, term):
+            g = self.gradient(v, batch, "all", term, term_only=True)
+            total.addcmul_(g, self.shares(batch) if steps is None else torch.full_like(self.size, 1 / steps))
+        return total
+
+    @abstractmethod
+    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        """See `LocalData`."""
+
     def calm(self) -> None:
         """No dropout, and buffers stay as they are: a gradient that is only looked at leaves no trace."""
         return
@@ -175,6 +218,10 @@ class Work(ABC):
     @abstractmethod
     def shares(self, batch: Batch) -> Tensor:
         """Which part of each client's samples is in the batch, of the shape of `size`."""
+
+
+_LOOK = 512  # samples at a time
+Of = Callable[[Tensor], Tensor]
 
 
 def client_moments(
@@ -190,6 +237,27 @@ def client_moments(
     if bias:
         features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
     return Moments.of(features, points.values(y, outputs, task.dtype), groups).to(task.dtype)
+
+
+def client_class_sums(
+    task: Task, call: Callable[[Tensor], Tensor], module: nn.Module, x: Tensor, y: Tensor, of: Of, at: str
+) -> Tensor:
+    """Of one client's samples, as `module` represents them when `call` is asked for its outputs."""
+    if y.is_floating_point() or y.ndim != 1:
+        raise EquipoiseError("the method looks at samples class by class, and here they have no one label each")
+    total: Tensor | None = None
+    listener = Listener(module, (at,), task.head)
+    try:
+        with torch.no_grad():
+            for part_x, part_y in zip(x.split(_LOOK), y.split(_LOOK), strict=True):
+                call(part_x)
+                rows = of(listener.take()[0])
+                members = nn.functional.one_hot(part_y.long(), task.outputs).to(rows.dtype)
+                total = members.mT @ rows if total is None else total + members.mT @ rows
+    finally:
+        listener.close()
+    assert total is not None
+    return total
 
 
 def plain(algorithm: Algorithm) -> bool:

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from equipoise.board import HYBRIDS, SCORED
 from equipoise.errors import EquipoiseError
 from equipoise.report import Run, compare, grouped
 from equipoise.runfolder import SHOWN
+
+if TYPE_CHECKING:
+    from equipoise.similarity import Similarity
 
 STYLES: dict[str, Any] = {
     "personal": "-",
@@ -42,6 +45,35 @@ def draw(kind: str, runs: list[Run], path: Path) -> None:
     figure = plt.figure(figsize=(8, 5), layout="constrained")
     try:
         kinds[kind](runs, figure)
+        with files.beside(path) as temporary:
+            figure.savefig(temporary, dpi=130, format="png")
+    finally:
+        plt.close(figure)
+
+
+def draw_similarity(found: "list[Similarity]", path: Path) -> None:
+    """CKA against the layer: the mean over clients, and the least and the most."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(8, 5), layout="constrained")
+    try:
+        axis = figure.subplots()
+        for similarity in found:
+            mean = np.nanmean(similarity.values, axis=1)
+            (line,) = axis.plot(mean, marker="o", label=f"{similarity.run[:50]}, after round {similarity.rounds}")
+            low, high = np.nanmin(similarity.values, axis=1), np.nanmax(similarity.values, axis=1)
+            axis.fill_between(range(len(mean)), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        if len({similarity.layers for similarity in found}) == 1:
+            axis.set_xticks(range(len(found[0].layers)), found[0].layers, rotation=45, ha="right", fontsize=8)
+        else:
+            axis.set_xlabel("layer, from the input on")
+        axis.set(ylim=(0, 1.02), ylabel="linear CKA (band: least to most)")
+        axis.set_title("; ".join(sorted({similarity.between for similarity in found})), fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
         with files.beside(path) as temporary:
             figure.savefig(temporary, dpi=130, format="png")
     finally:

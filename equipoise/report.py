@@ -68,6 +68,10 @@ FAIRNESS = {
 """What tells how evenly a method serves its clients, under the names of the columns."""
 
 
+PRIVACY = {"epsilon_release": "ε once", "epsilon_run": "ε run", "delta": "δ"}
+"""What a run guarantees its clients, under the names of the columns."""
+
+
 def grouped(runs: list[Run]) -> list[list[Run]]:
     """Runs that differ only in the seed, together."""
     groups: dict[str, list[Run]] = {}
@@ -107,6 +111,8 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
         values = [value for value in found if value is not None]
         row["unseen"] = mean(values) if values else None
         row["unseen_std"] = stdev(values) if len(values) > 1 else None
+        privacy = first.summary.get("privacy", {})
+        row |= {"private": bool(privacy)} | {k: privacy.get(k) for k in PRIVACY}
         for field in ("bytes_up", "bytes_down", "gradient_samples", "seconds"):
             row[field] = mean(run.summary[field] for run in group)
         rows.append(row)
@@ -143,7 +149,7 @@ def _differs(key: str, runs: list[Run]) -> bool:
     return any(len(found) > 1 for found in values.values())
 
 
-_ALWAYS = ("data.", "model.", "attack.", "reducer.", "select", "rounds", "participation")
+_ALWAYS = ("data.", "model.", "attack.", "reducer.", "privacy.", "select", "rounds", "participation")
 
 
 def _common(name: str, first: Run, groups: list[list[Run]]) -> tuple[str, ...]:
@@ -165,9 +171,11 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     unseen = any(row["unseen"] is not None for row in rows)
     unit = " %" if all(row["metric"] == "accuracy" for row in rows) and not unseen else ""  # else they would not fit
     rare = (HYBRIDS["test"], "consensus")  # few have them
-    kinds = [kind for kind in KINDS if kind not in rare or any(row[kind] is not None for row in rows)]
+    private = any(row["private"] for row in rows)
+    there = [kind for kind in KINDS if any(row[kind] is not None for row in rows)]
+    kinds = [kind for kind in KINDS if kind in there or not (private or kind in rare)]
     head = ["algorithm", *(f"{kind}{unit}" for kind in kinds), "spread", "worst tenth"]
-    head += [*([f"unseen{unit}"] if unseen else []), "sent MB"]
+    head += [*([f"unseen{unit}"] if unseen else []), *(PRIVACY.values() if private else []), "sent MB"]
     optional = {
         "data": len({row["data"] for row in rows}) > 1,
         "settings": any(row["settings"] for row in rows),
@@ -180,8 +188,15 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
         cells += [_figure(row[k], row[f"{k}_std"], row["metric"]) for k in kinds]
         cells += [_figure(row[f"{kind}_{k}"], None, row["metric"]) for k in ("spread", "worst")]
         cells += [_figure(row["unseen"], row["unseen_std"], row["metric"])] if unseen else []
+        cells += _private_cells(row) if private else []
         body.append([*cells, f"{(row['bytes_up'] + row['bytes_down']) / 1e6:.1f}"])
     return [head[0], *(k for k, wanted in optional.items() if wanted), *head[1:]], body
+
+
+def _private_cells(row: dict[str, Any]) -> list[str]:
+    if not row["private"]:
+        return ["∞", "∞", "–"]
+    return ["∞" if row[k] is None else f"{row[k]:.3g}" for k in PRIVACY]
 
 
 NOTE = (
@@ -202,7 +217,11 @@ def _note(rows: list[dict[str, Any]]) -> str:
     notes = [_UNSEEN_NOTE] if any(row["unseen"] is not None for row in rows) else []
     notes += [_ORACLE_NOTE] if any(row[HYBRIDS["test"]] is not None for row in rows) else []
     notes += [_CONSENSUS_NOTE] if any(row["consensus"] is not None for row in rows) else []
+    notes += [_PRIVACY_NOTE] if any(row["private"] for row in rows) else []
     return data + percent + NOTE + "".join(notes)
+
+
+_PRIVACY_NOTE = "; ε, δ: how well a client is hidden by noise, for one message and for all of the run (∞: not at all)"
 
 
 _FAIRNESS_NOTE = (

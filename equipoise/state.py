@@ -126,6 +126,11 @@ class Uploads:
             }
         )
 
+    def only(self, *names: str) -> "Uploads":
+        """Some fields of all messages, in which every client counts once."""
+        chosen = (Upload(State({k: u.message[k] for k in names})) for u in self.uploads)
+        return Uploads(self.who, tuple(chosen))
+
     def weights(self) -> Tensor:
         """Weights that sum to one; equal where the algorithm sends none."""
         given = [u.weight for u in self.uploads if u.weight is not None]

@@ -14,6 +14,8 @@ from equipoise.equilibrium import Solves, WarmStart, layers, projected, set_budg
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric, fitting_loss, fitting_metric
 from equipoise.memory import peak_tensor_bytes
+from equipoise.representation import HEAD, Listener, Tap
+from equipoise.settings import nearest
 from equipoise.space import Space
 
 # Layers whose operators are small enough that many clients are better worked on in one batched call, as long as
@@ -106,7 +108,7 @@ class Task:
             return "the model's weights are projected after every step, one client at a time"
         if self.buffer_names:
             return "the model has buffers (BatchNorm statistics), which differ by client"
-        if self.unseeded or any(isinstance(m, nn.modules.dropout._DropoutNd) for m in self.module.modules()):
+        if self.unseeded or any(map(_draws, self.module.modules())):
             return "the model draws random numbers (dropout) in training"
         if self.loss.each is None:
             return "the loss gives only a mean over the batch, not one value a sample"
@@ -117,6 +119,34 @@ class Task:
         except RuntimeError as error:
             return f"the model cannot be batched over clients ({str(error).splitlines()[0]})"
         return None
+
+    @cached_property
+    def _taps(self) -> dict[str, Tap]:
+        return {}
+
+    def tap(self, name: str) -> Tap:
+        """The place after the submodule of this name, or before the head, and which parameters lead there."""
+        if name not in self._taps:
+            self._taps[name] = self._find_tap(name)
+        return self._taps[name]
+
+    def _find_tap(self, name: str) -> Tap:
+        module = copy.deepcopy(self.module).eval()
+        if name == HEAD and self.head is None:
+            raise EquipoiseError("representations are what the model's head reads; name the submodule that is the head")
+        if name != HEAD and name not in (names := dict(module.named_modules())):
+            raise EquipoiseError(f"the model has no submodule {name!r}{nearest(name, filter(None, names))}")
+        parameters = {k: t.detach().clone().requires_grad_() for k, t in self.space.views(self.w0).items()}
+        listener = Listener(module, (name,), self.head)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            functional_call(module, parameters, (self.sample[0][:2],))
+            (h,) = listener.take()
+            given = list(parameters.values())
+            found = torch.autograd.grad(h.sum(), given, allow_unused=True) if h.requires_grad else (None,) * len(given)
+        reach = torch.zeros(self.space.size, dtype=torch.bool)
+        for entry, gradient in zip(self.space.entries, found, strict=True):
+            reach[entry.offset : entry.end] = gradient is not None
+        return Tap(name, h.shape[1], reach)
 
     def mode(self) -> str:
         """The fixed rule of `auto`: stacked where every operator is small, threads elsewhere.
@@ -212,6 +242,10 @@ def read_buffers(module: nn.Module, names: Sequence[str], dtype: torch.dtype) ->
     return torch.cat([torch.empty(0, dtype=dtype), *(buffers[name].detach().flatten().to(dtype) for name in names)])
 
 
+def _draws(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.modules.dropout._DropoutNd) or getattr(layer, "draws", False)
+
+
 _SEEDED_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
@@ -225,6 +259,8 @@ class Replica:
         named = dict(self.module.named_parameters())
         self.parameters = [named[entry.name] for entry in task.space.entries]
         self.memory = Memory()
+        self.listeners: dict[tuple[str, ...], Listener] = {}
+        self.head = task.head
         self.equilibria = dict(layers(self.module))
         self.projected = projected(self.module)
         self.unseeded, self.buffer_names = task.unseeded, task.buffer_names
@@ -232,6 +268,8 @@ class Replica:
         for layer in self.module.modules():
             if type(layer) in _SEEDED_DROPOUT:
                 layer.forward = self._dropout(layer)
+            elif getattr(layer, "draws", False):  # a layer of ours, which asks where its numbers come from
+                layer.generator = self.random  # type: ignore[assignment]
 
     def _dropout(self, layer: Any) -> Callable[[Tensor], Tensor]:
         whole_channels = not isinstance(layer, nn.Dropout)
@@ -245,6 +283,12 @@ class Replica:
             return dropped
 
         return forward
+
+    def listener(self, names: tuple[str, ...]) -> Listener:
+        """What the module says at these places; it is there from now on."""
+        if names not in self.listeners:
+            self.listeners[names] = Listener(self.module, names, self.head)
+        return self.listeners[names]
 
     def seed(self, key: int) -> None:
         """Make dropout, and whatever else draws from torch's global stream, depend on `key` alone."""

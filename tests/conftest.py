@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,9 @@ def linear_module(features: int = 3) -> nn.Module:
 def small_mlp(seed: int = 0, features: int = 5, outputs: int = 3) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Split(nn.Sequential(nn.Linear(features, 7), nn.Tanh()), nn.Linear(7, outputs))
+        # The name is that under which FedCR looks for means and spreads.
+        body = nn.Sequential(OrderedDict(encoder=nn.Linear(features, 8), tanh=nn.Tanh()))
+        return Split(body, nn.Linear(8, outputs))
 
 
 def simulation(

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from equipoise.algorithm import Algorithm
 from equipoise.algorithms import (
     ALGORITHMS,
     CFL,
@@ -13,10 +14,14 @@ from equipoise.algorithms import (
     FedADMM,
     FedAvg,
     FedAvgFT,
+    FedBABU,
+    FedCR,
     FeDEQ,
+    FedPAC,
     FedPer,
     FedProx,
     FedProxFT,
+    FedReCo,
     FedRep,
     Flame,
     FlameLpProj,
@@ -27,6 +32,7 @@ from equipoise.algorithms import (
     LpProj,
     PFedMe,
 )
+from equipoise.data.federation import from_clients
 from equipoise.engine.simulate import Simulation
 from tests.conftest import LeastSquares, classification, least_squares, simulation
 
@@ -207,6 +213,38 @@ def learn2pfed_without_ties_reaches_each_clients_least_squares(p: LeastSquares) 
         np.testing.assert_allclose(run.store.get(i).x[1, 0, :, 0], p.local(i), rtol=1e-7)
 
 
+def fedbabu_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
+    _fine_tuned(p, FedBABU(lr=1 / p.smoothness(), batch=FULL, finetune_epochs=500))
+
+
+def fedreco_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
+    """There is nothing to agree on, whatever the pull."""
+    run = least_squares(p, FedReCo(lr=1 / p.smoothness(), batch=FULL, lam=5.0), rounds=400)
+    for i in range(p.clients):
+        np.testing.assert_allclose(run.store.get(i).w.numpy(), p.local(i), rtol=1e-8)
+
+
+def _equal_clients(algorithm: Algorithm) -> Simulation:
+    """Clients with the same samples: each has what it would have alone."""
+    x, y = (t.numpy() for t in classification().gather(torch.arange(20)))
+    federation = from_clients([{"train": (x, y), "test": (x, y)}] * 3)
+    run = simulation(algorithm, federation, rounds=5, participation=1.0)
+    run.run()
+    return run
+
+
+def fedpac_of_equal_clients_is_fedrep(p: LeastSquares) -> None:
+    """Every head is the mean of the same heads, and nothing is pulled."""
+    pac, rep = _equal_clients(FedPAC(lr=0.1, batch=FULL, lam=0.0)), _equal_clients(FedRep(lr=0.1, batch=FULL))
+    torch.testing.assert_close(pac.server.theta, rep.server.phi, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(pac.server.phi[1], rep.store.get(1).h, rtol=1e-9, atol=1e-11)
+
+
+def fedcr_without_pull_is_fedper(p: LeastSquares) -> None:
+    cr, per = finished(FedCR(beta=0.0, **COMMON)), finished(FedPer(**COMMON))
+    assert torch.equal(cr.server.phi, per.server.w_b)
+
+
 FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "local": local_reaches_each_clients_least_squares,
     "fedavg": fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss,
@@ -223,6 +261,10 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "fedeq": fedeq_by_dual_averages_ends_where_equal_clients_agree,
     "fl-deq": fl_deq_of_equal_devices_is_gradient_descent_on_the_mean_of_losses,
     "cfl": cfl_that_never_splits_is_fedavg,
+    "fedreco": fedreco_with_nothing_but_a_head_is_local,
+    "fedbabu": fedbabu_with_nothing_but_a_head_is_local,
+    "fedpac": fedpac_of_equal_clients_is_fedrep,
+    "fedcr": fedcr_without_pull_is_fedper,
     "learn2pfed": learn2pfed_without_ties_reaches_each_clients_least_squares,
     "knn-per": the_nearest_neighbour_of_a_training_sample_is_itself,
     "flame-lp-proj": flame_in_the_projection_agrees_on_the_projection,

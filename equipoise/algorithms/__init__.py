@@ -6,10 +6,14 @@ from equipoise.algorithms.ditto import Ditto
 from equipoise.algorithms.fedadmm import FedADMM
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.algorithms.fedavg_ft import FedAvgFT
+from equipoise.algorithms.fedbabu import FedBABU
+from equipoise.algorithms.fedcr import FedCR
 from equipoise.algorithms.fedeq import FeDEQ
+from equipoise.algorithms.fedpac import FedPAC
 from equipoise.algorithms.fedper import FedPer
 from equipoise.algorithms.fedprox import FedProx
 from equipoise.algorithms.fedprox_ft import FedProxFT
+from equipoise.algorithms.fedreco import FedReCo
 from equipoise.algorithms.fedrep import FedRep
 from equipoise.algorithms.fl_deq import FlDEQ
 from equipoise.algorithms.flame import Flame
@@ -27,9 +31,13 @@ __all__ = [
     "FedADMM",
     "FedAvg",
     "FedAvgFT",
+    "FedBABU",
+    "FedCR",
+    "FedPAC",
     "FedPer",
     "FedProx",
     "FedProxFT",
+    "FedReCo",
     "FedRep",
     "FlDEQ",
     "Flame",
@@ -60,4 +68,8 @@ ALGORITHMS: dict[str, type[Algorithm]] = {
     "knn-per": KnnPer,
     "cfl": CFL,
     "learn2pfed": Learn2pFed,
+    "fedreco": FedReCo,
+    "fedbabu": FedBABU,
+    "fedpac": FedPAC,
+    "fedcr": FedCR,
 }

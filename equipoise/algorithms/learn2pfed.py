@@ -305,8 +305,7 @@ class Learn2pFed(Algorithm):
         raw = server.raw[:, self._set(cell)].sum(0).double()
         raw = torch.cat([raw, raw.mean(0, keepdim=True)])  # the last is for newcomers
         logs = raw[[min(who, len(raw) - 1) for who in uploads.who]]
-        sizes = torch.cat([u.weight for u in uploads.uploads if u.weight is not None]).double()
-        return sizes * (logs - logs.max()).exp()
+        return uploads.weights() * (logs - logs.max()).exp()
 
     # An epoch's end: steps of the learnables.
 

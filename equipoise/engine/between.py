@@ -1,10 +1,12 @@
-"""What happens between clients and the server's average: an attack, perhaps, and how the average is taken."""
+"""What happens between clients and the server's average: noise, an attack, and how the average is taken."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from equipoise.attacks import Attack, Scene
-from equipoise.reducers import Reducer, WeightedMean
+from equipoise.errors import EquipoiseError
+from equipoise.privacy import Privacy
+from equipoise.reducers import Mean, Reducer, WeightedMean
 from equipoise.state import State, Upload, Uploads
 
 
@@ -12,6 +14,14 @@ from equipoise.state import State, Upload, Uploads
 class Between:
     attack: Attack | None = None
     reducer: Reducer = field(default_factory=WeightedMean)
+    privacy: Privacy | None = None
+
+    def __post_init__(self) -> None:
+        if self.privacy is not None and self.privacy.central and not isinstance(self.reducer, (Mean, WeightedMean)):
+            raise EquipoiseError(
+                "privacy.where = 'central' adds noise to a sum, so that reducer.name must be 'mean'; with other rules "
+                "use privacy.where = 'local'"
+            )
 
     def attacked(
         self,

@@ -21,7 +21,9 @@ FIXED_POINTS = "fixed_points."
 """How the names begin under which its samples' fixed points are kept with its state, where the model asks for it."""
 SENT = "sent."
 """How the names begin under which its last message is kept with its state, where the algorithm asks for it."""
-_KEPT = (FIXED_POINTS, SENT)
+RELEASED = "released."
+"""How the names begin under which a real client keeps its last message as the server has it, if privacy asks for it."""
+_KEPT = (FIXED_POINTS, SENT, RELEASED)
 
 
 def without_kept(state: State) -> State:

@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import nn
 
-from equipoise.algorithm import Algorithm, Start, announce
+from equipoise.accounting import Releases
+from equipoise.algorithm import Algorithm, Reduce, Start, announce
 from equipoise.board import KINDS
 from equipoise.devices import Devices
 from equipoise.engine.between import Between
@@ -20,6 +22,7 @@ from equipoise.engine.store import ClientStore
 from equipoise.equilibrium import Solves, Tally, layers
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.memory import peak_memory_mb
+from equipoise.privacy import Sealed
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Uploads
 from equipoise.task import Task
@@ -89,10 +92,10 @@ class Run(ABC):
                 f"{type(algorithm).__name__} estimates the model's last layer by least squares, so its head must be "
                 "one submodule, a linear layer of which nothing is frozen; name it with head="
             )
-        self.announced = announce(algorithm, start)
+        self.between = between or Between()
+        self.announced = announce(algorithm, start, self.between.privacy is None)
         self.server = algorithm.server(start)
         self.checkpoints = None if folder is None else Checkpoints(folder.checkpoint)
-        self.between = between or Between()
         self.devices = devices or Devices()
         if self.devices.iterations and not any(layers(task.module)):
             raise EquipoiseError(
@@ -116,12 +119,18 @@ class Run(ABC):
             raise TypeError(f"{type(algorithm).__name__}: last messages are kept of rounds with one exchange only")
         self.last = None if first is None else LastMessages(first, start.clients)
         self.malicious: frozenset[str] = frozenset()
+        self.sigma = 0.0
+        "standard deviation of the noise of privacy"
+        self.released: Counter[str] = Counter()
+        "how many messages each client has sent, by name, where that is what privacy depends on"
         self.counters = Counters()
         self.done, self.step = 0, 0
         "rounds, and exchanges of the next one, of which several may be done where the engine can stop in between"
         self.lines: list[dict[str, Any]] = []
         self.complained = 0.0
         "the part of the solves in a round that did not converge, when it was last told"
+        self.uncovered: Sequence[str] = ()
+        "what leaves clients and privacy does not cover"
         self.store: ClientStore
 
     @property
@@ -155,11 +164,34 @@ class Run(ABC):
         uploads = self.between.attacked(uploads, names, self.malicious, self.server, round, self.schedule.seed)
         everyone = None if self.last is None else self.last.with_round(uploads, self.kept)
         seen = uploads if everyone is None else everyone
-        server = self.algorithm.aggregate(self.server, seen, self.between.reducer)
+        reduce: Reduce = self.between.reducer
+        if self.between.privacy is not None and self.between.privacy.central:
+            noise = self.randomness(round, "sum")
+            seen = Sealed.of(seen, self.sigma, noise, type(self.algorithm).__name__)
+            reduce = lambda sealed: sealed.mean()  # noqa: E731
+        server = self.algorithm.aggregate(self.server, seen, reduce)
         if not server.finite():
             raise RunFailed(self.hopeless(round, "the server's new state has NaN or infinite numbers"))
         self.server = server
         return {} if self.last is None or everyone is None else self.last.take(everyone)
+
+    @abstractmethod
+    def randomness(self, round: int, of: str) -> torch.Generator:
+        """Where the noise of privacy comes from."""
+
+    @abstractmethod
+    def releases(self) -> Releases:
+        """What clients have released so far."""
+
+    def find_noise(self, planned: Releases, uncovered: Sequence[str]) -> None:
+        """Before the first round: how much noise privacy asks for; what it does not cover is told."""
+        if (privacy := self.between.privacy) is not None:
+            self.sigma = privacy.noise(planned)
+            self.uncovered = uncovered
+            what = " and ".join(uncovered)
+            self.watcher.tell(
+                f"privacy covers the messages that models are trained with; clients' {what} are not covered by it"
+            )
 
     def hopeless(self, round: int, what: str, advice: str = _ADVICE) -> str:
         saved = self.checkpoints is not None and self.checkpoints.manifests()
@@ -190,6 +222,7 @@ class Run(ABC):
             "counters": asdict(self.counters),
             "logs": {log.name: self.folder.length(log) for log in self.folder.logs},
             "fingerprint": self.fingerprint,
+            "privacy": {"sigma": self.sigma, "released": self.released},
             **self.facts(),
         }
         kept |= {} if self.last is None else self.last.tensors()
@@ -206,6 +239,7 @@ class Run(ABC):
         if saved.facts["fingerprint"] != self.fingerprint:
             raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
         self.done, self.step, self.server = saved.round, saved.step, saved.server
+        self._restore_privacy(saved.facts.get("privacy", {}))
         counted = dict(saved.facts["counters"])
         solves = counted.pop("solves", {})
         self.counters = Counters(**counted, solves=Solves(**{way: Tally(**t) for way, t in solves.items()}))
@@ -214,6 +248,16 @@ class Run(ABC):
             self.last.restore(saved.kept)
         logs: dict[str, int] = saved.facts["logs"]
         return logs
+
+    def _restore_privacy(self, facts: dict[str, Any]) -> None:
+        if (privacy := self.between.privacy) is None:
+            return
+        if facts["sigma"] != self.sigma:
+            raise EquipoiseError(
+                f"the run went with sigma = {facts['sigma']:g}, found for its number of rounds; with "
+                f"{self.schedule.rounds} of them privacy.target_epsilon = {privacy.target_epsilon} needs {self.sigma:g}"
+            )
+        self.released = Counter(facts["released"])
 
     def resume(self) -> None:
         """Go on from the newest checkpoint that is whole, or from the start if there is none."""
@@ -240,6 +284,11 @@ class Run(ABC):
             "parameters_sent": sent // self.task.w0.element_size(),
             "step_memory_mb": round(self.task.step_bytes(self.algorithm.batch, self.longest) / 1e6, 3),
         }
+
+    def _guarantee(self) -> dict[str, Any]:
+        assert self.between.privacy is not None
+        found = self.between.privacy.guarantee(self.sigma, self.releases())
+        return {**found, "not_covered": list(self.uncovered)}
 
     def _rounds_to(self) -> dict[str, dict[str, int | None]]:
         """For each kind of model and each score that was asked for, the first evaluated round that reached it."""
@@ -272,6 +321,7 @@ class Run(ABC):
             "gradient_samples": samples,
             "left_out": self.counters.left_out,
             **_solver_figures(self.counters.solves),
+            **({"privacy": self._guarantee()} if self.between.privacy is not None else {}),
             **({"malicious": sorted(self.malicious)} if self.between.attack is not None else {}),
             **({"devices": _counted(self.budgets)} if self.budgets else {}),
             **({"rounds_to": self._rounds_to()} if self.schedule.targets else {}),

@@ -3,13 +3,17 @@
 import copy
 import threading
 import time
+from collections import Counter
+from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 import numpy as np
+import torch
 
 from equipoise import files, randomness
+from equipoise.accounting import Releases
 from equipoise.algorithm import Algorithm, Start
 from equipoise.attacks import poisoned
 from equipoise.board import KINDS
@@ -17,16 +21,17 @@ from equipoise.data.federation import Federation
 from equipoise.devices import Devices
 from equipoise.engine.between import Between
 from equipoise.engine.checkpoint import Saved
-from equipoise.engine.executor import Done, Held, Job, with_kept
+from equipoise.engine.executor import SENT, Done, Held, Job, with_kept
 from equipoise.engine.interrupt import listening
 from equipoise.engine.options import Engine, Schedule
 from equipoise.engine.run import Run
 from equipoise.engine.store import ClientStore, Numbered
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import LOSSES
+from equipoise.privacy import public_reference
 from equipoise.runfolder import RunFolder
 from equipoise.scores import Scores
-from equipoise.state import State, Uploads, stack
+from equipoise.state import State, Upload, Uploads, stack
 from equipoise.task import Task
 from equipoise.watcher import Watcher
 
@@ -57,7 +62,7 @@ class Simulation(Run):
         self.training, _ = federation.by_name
         self.number = federation.numbers
         samples = int(federation.train.lengths[self.training].sum())
-        start = Start(task.space, task.w0, len(self.training), samples, schedule.seed)
+        start = Start(task.space, task.w0, len(self.training), samples, schedule.seed, task.outputs, task.tap)
         super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
         self.longest = int(federation.train.lengths[self.training].max())
         if algorithm.needs_validation:
@@ -68,6 +73,7 @@ class Simulation(Run):
             self.federation = poisoned(self.federation, attack, self.malicious, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
+        self.find_noise(self._planned(), ["scores"])
         initial = with_kept(algorithm.client(start), task, int(federation.train.lengths.max()))
         if self.last is not None:
             initial |= self.last.initial
@@ -141,7 +147,7 @@ class Simulation(Run):
         """One more round, or False if it was broken off; then nothing has changed."""
         round = self.done + 1
         began = time.perf_counter()
-        before = self.server, copy.deepcopy(self.counters)
+        before = self.server, copy.deepcopy(self.counters), self.released.copy()
         jobs = [self.job(who) for who in self.sample(round)]
         asked, solves, sent = len(jobs), [], {}
         accepted: list[Done] = []
@@ -150,8 +156,12 @@ class Simulation(Run):
                 jobs = [self.job(r.who, r.held) for r in accepted]
             results = list(self.executor.train(round, jobs, self.interrupted.is_set))
             if self.interrupted.is_set():
-                self.server, self.counters = before
+                self.server, self.counters, self.released = before
                 return False
+            if self.between.privacy is not None:
+                results = [
+                    self._released(round, exchange, job, result) for job, result in zip(jobs, results, strict=True)
+                ]
             accepted = self._accept(round, jobs, results)
             uploads = Uploads(tuple(self.number[r.who] for r in accepted), tuple(r.upload for r in accepted))
             sent = self.aggregate(round, uploads, [self.federation.names[r.who] for r in accepted])
@@ -172,6 +182,48 @@ class Simulation(Run):
         if round % self.schedule.checkpoint_every == 0 or round == self.schedule.rounds:
             self._save()
         return True
+
+    def _planned(self) -> Releases:
+        """What one client can come to release in the whole run, as cohorts will be drawn."""
+        clients, exchanges = len(self.training), self.algorithm.exchanges
+        if (privacy := self.between.privacy) is None:
+            return Releases(0)
+        if privacy.central:
+            return self._central(self.schedule.rounds)
+        if self.cohort == clients:
+            return Releases(self.schedule.rounds, exchanges)
+        drawn = Counter(who for round in range(1, self.schedule.rounds + 1) for who in self.sample(round))
+        return Releases(max(drawn.values()), exchanges)
+
+    def _central(self, rounds: int) -> Releases:
+        """Where last messages are kept, every client is in every sum; else cohorts are the server's secret."""
+        clients = len(self.training)
+        return Releases(rounds, self.algorithm.exchanges, clients, clients if self.last is not None else self.cohort)
+
+    def releases(self) -> Releases:
+        assert self.between.privacy is not None
+        if self.between.privacy.central:
+            return self._central(self.done)
+        exchanges = self.algorithm.exchanges
+        return Releases(-(-max(self.released.values(), default=0) // exchanges), exchanges)
+
+    def randomness(self, round: int, of: str) -> torch.Generator:
+        return randomness.torch_generator(self.schedule.seed, "privacy", round, of)
+
+    def _released(self, round: int, exchange: int, job: Job, result: Done) -> Done:
+        """With a message as it leaves the client."""
+        privacy, name = self.between.privacy, self.federation.names[job.who]
+        assert privacy is not None
+        self.released[name] += 1
+        if not result.finite:
+            return replace(result, upload=Upload(result.upload.message))
+        if self.last is None:
+            known = public_reference(result.upload, job.down)
+        else:
+            kept = self.store.get(job.who)
+            known = State({k: kept[SENT + k] for k in result.upload.message})
+        rng = self.randomness(round, f"{exchange} {name}")
+        return replace(result, upload=privacy.release(result.upload, known, self.sigma, rng))
 
     def rescore(self, lines: list[dict[str, Any]]) -> None:
         """Score what another run's training came to, whose newest checkpoint is in the folder and whose log is `lines`.

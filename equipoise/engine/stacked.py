@@ -16,12 +16,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from equipoise.algorithm import Algorithm, Split
 from equipoise.data.federation import Federation, Memory
-from equipoise.descend import Batch, Work, client_moments, order_of, plan
+from equipoise.descend import Batch, Work, client_class_sums, client_moments, order_of, plan
 from equipoise.engine.executor import Done, Executor, Job, Kind, Model, Row, Scores, stacked
 from equipoise.errors import EquipoiseError
 from equipoise.features import Moments
+from equipoise.representation import HEAD, Listener, Term
 from equipoise.space import Entry, Part
-from equipoise.state import stack
+from equipoise.state import State, stack
 from equipoise.task import Task
 
 _GROUP = 20  # clients in a stack: enough to spread the cost of a call, few enough for the cache
@@ -54,47 +55,90 @@ class StackedModule:
         self.memory = Memory()
         self.traced: dict[tuple[object, ...], Callable[..., Tensor]] = {}
 
-    def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
+    def gradient(self, v: Tensor, batch: Batch, part: Part, term: Term | None, term_only: bool) -> Tensor:
         """As one flat (cohort, P) tensor."""
 
-        def flat(v: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-            pieces = [g.permute(0, 1, 3, 4, 2) if g.ndim == 5 else g for _, g in self._each(v, x, y, weights, part)]
+        def flat(v: Tensor, *rest: Tensor) -> Tensor:
+            found = self._each(v, *rest, part=part, term=term, term_only=term_only)
+            pieces = [g.permute(0, 1, 3, 4, 2) if g.ndim == 5 else g for _, g in found]
             return torch.cat([piece.reshape(len(v), -1) for piece in pieces], dim=1)
 
-        return self._call(("gradient", part), flat, v, batch)
+        return self._call(("gradient", part, term_only), flat, v, batch, term)
 
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: Term | None) -> None:
         """Straight into the vector, without putting the gradient together first."""
 
-        def into(v: Tensor, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-            for entry, g in self._each(v, x, y, weights, part):
+        def into(v: Tensor, *rest: Tensor) -> Tensor:
+            for entry, g in self._each(v, *rest, part=part, term=term, term_only=False):
                 entry.view(v).add_(g, alpha=-lr)
             return v
 
-        self._call(("step", part, lr), into, v, batch)
+        self._call(("step", part, lr), into, v, batch, term)
 
-    def _each(self, v: Tensor, x: Tensor, y: Tensor, weights: Tensor, part: Part) -> list[tuple[Entry, Tensor]]:
+    def _each(
+        self,
+        v: Tensor,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor,
+        *beside: Tensor,
+        part: Part,
+        term: Term | None,
+        term_only: bool,
+    ) -> list[tuple[Entry, Tensor]]:
+        """`beside` are the tensors of the term; a trace must not hold those of the term that it was made with."""
         space, each = self.task.space, self.task.loss.each
         low, high, _ = space.part(part).indices(space.size)
         moving = [e for e in space.entries if low <= e.offset < high]
         still = [e for e in space.entries if not low <= e.offset < high]
         assert each is not None
+        listener = None if term is None else Listener(self.module, term.at, self.task.head)
 
-        def loss(p: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
-            return (each(functional_call(self.module, {**p, **fixed}, (x,)), y) * weights).sum()
+        def value(output: Tensor, x: Tensor, y: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
+            """Of each sample, with the term, whose probe is asked in the same pass."""
+            if term is None or listener is None:
+                return each(output, y)
+            h = listener.take()
+            probed: tuple[Tensor, ...] = ()
+            if term.probe is not None:
+                functional_call(self.module, space.views(beside[0]), (x,))
+                probed = listener.take()
+            given = State(zip(term.given, beside[term.probe is not None :], strict=True))
+            found = term.each(h, probed, y, given)
+            return found if term_only else found + each(output, y)
+
+        def loss(
+            p: dict[str, Tensor],
+            fixed: dict[str, Tensor],
+            x: Tensor,
+            y: Tensor,
+            weights: Tensor,
+            beside: tuple[Tensor, ...],
+        ) -> Tensor:
+            return (value(functional_call(self.module, {**p, **fixed}, (x,)), x, y, beside) * weights).sum()
 
         p, fixed = ({e.name: e.view(v) for e in entries} for entries in (moving, still))
-        gradients = vmap(grad(loss))(p, fixed, x, y, weights)
+        try:
+            gradients = vmap(grad(loss))(p, fixed, x, y, weights, beside)
+        finally:
+            if listener is not None:
+                listener.close()
         return [(e, gradients[e.name]) for e in moving]
 
-    def _call(self, what: tuple[object, ...], function: Callable[..., Tensor], v: Tensor, batch: Batch) -> Tensor:
-        x, y, weights, _ = batch
+    def _call(
+        self, what: tuple[object, ...], function: Callable[..., Tensor], v: Tensor, batch: Batch, term: Term | None
+    ) -> Tensor:
+        x, y, weights = batch[:3]
+        beside: list[Tensor] = []
+        if term is not None:
+            beside = [t[: len(v)] for t in ([] if term.probe is None else [term.probe]) + list(term.given.values())]
+            what = (*what, type(term), term.at, tuple(term.given), *(t.shape for t in beside))
         key = (*what, x.shape, y.shape, v.dtype)
         if key not in self.traced:
-            graph = make_fx(function)(v.clone(), x, y, weights)
+            graph = make_fx(function)(v.clone(), x, y, weights, *beside)
             _simplify(graph)
             self.traced[key] = torch.compile(graph, dynamic=False) if self.compiled else graph
-        return self.traced[key](v, x, y, weights)
+        return self.traced[key](v, x, y, weights, *beside)
 
 
 def _simplify(module: torch.fx.GraphModule) -> None:
@@ -121,29 +165,39 @@ class Cohort(Work):
         purpose: str,
     ):
         self.module, self.federation, self.algorithm = module, federation, algorithm
-        self.space, self.dtype = module.task.space, module.task.dtype
+        self.task, self.space, self.dtype = module.task, module.task.space, module.task.dtype
         self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
         self.samples = np.zeros(len(who), dtype=np.int64)
         self.size = torch.tensor([[len(federation.train[i])] for i in who], dtype=self.dtype)
         self.iterations = torch.ones_like(self.size)
 
-    def open(self, start: Tensor, part: Part) -> Tensor:
+    def open(self, start: Tensor, part: Part, within: Tensor | None = None) -> Tensor:
         return start.clone(memory_format=torch.contiguous_format)
 
     # A batch may hold the first clients of the stack only: the others are done.
 
-    def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
+    def gradient(
+        self, v: Tensor, batch: Batch, part: Part, term: Term | None = None, term_only: bool = False
+    ) -> Tensor:
         first = len(batch.x)
-        found = self.module.gradient(v[:first], batch, part)
+        found = self.module.gradient(v[:first], batch, part, term, term_only)
         return found if first == len(v) else nn.functional.pad(found, (0, 0, 0, len(v) - first))
 
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
-        self.module.step(v[: len(batch.x)], batch, part, lr)
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: Term | None = None) -> None:
+        self.module.step(v[: len(batch.x)], batch, part, lr, term)
 
     def shares(self, batch: Batch) -> Tensor:
         assert batch.weights is not None  # 1 / (samples in the batch), or 0
         counts = (batch.weights > 0).sum(1, keepdim=True)
         return nn.functional.pad(counts, (0, 0, 0, len(self.size) - len(counts))) / self.size
+
+    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        scoring, found = self.module.scoring, []
+        for who, row in zip(self.who, v, strict=True):
+            x, y = self.federation.gather(torch.from_numpy(self.federation.train[who]))
+            call = partial(functional_call, scoring, self.space.views(row))
+            found.append(client_class_sums(self.task, call, scoring, x, y, of, at))
+        return torch.stack(found)
 
     def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
         scoring, found = self.module.scoring, []
@@ -155,7 +209,7 @@ class Cohort(Work):
         return Moments.stack(found)
 
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: Term | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         owned = [self.federation.train[i] for i in self.who]
         batch = min(self.algorithm.batch, max(len(indices) for indices in owned))

@@ -9,15 +9,17 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import functional_call
 
 from equipoise import randomness
 from equipoise.algorithm import Algorithm, Split
 from equipoise.data.federation import Federation
-from equipoise.descend import Batch, Work, client_moments, order_of, plan
+from equipoise.descend import Batch, Work, client_class_sums, client_moments, order_of, plan
 from equipoise.engine.executor import BUFFERS, FIXED_POINTS, Done, Executor, Job, Kind, Model, Scores, without_kept
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
 from equipoise.features import Moments
+from equipoise.representation import HEAD, Term
 from equipoise.space import Part
 from equipoise.state import State
 from equipoise.task import Replica, Task
@@ -54,13 +56,13 @@ class OneClient(Work):
         # Fixed points are remembered for as long as this work lasts, over all that it trains.
         self.warm = WarmStart(replica.module, len(self.indices)) if replica.equilibria else None
 
-    def open(self, start: Tensor, part: Part) -> Tensor:
+    def open(self, start: Tensor, part: Part, within: Tensor | None = None) -> Tensor:
         """Load the replica; the gradients of the part that moves will gather in one buffer, of which each is a view."""
         low, high, _ = self.space.part(part).indices(self.space.size)
         buffer = torch.zeros_like(self.replica.vector)
         self.moving, self.slopes = self.replica.vector[low:high], buffer[low:high]
         for entry, parameter in zip(self.space.entries, self.replica.parameters, strict=True):
-            moves = low <= entry.offset < high
+            moves = low <= entry.offset < high and (within is None or bool(within[entry.offset : entry.end].any()))
             parameter.requires_grad_(moves)
             parameter.grad = entry.view(buffer) if moves else None
         self.constrained = [
@@ -74,7 +76,7 @@ class OneClient(Work):
         return v.clone()
 
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: Term | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         if only is not None and not bool(only):
             return
@@ -89,8 +91,23 @@ class OneClient(Work):
             sizes = there.sum(1).tolist()
             self.samples += len(y)
             which = repeat(None) if self.warm is None else torch.from_numpy(rows[there]).split(sizes)
-            for xb, yb, rb in zip(x.split(sizes), y.split(sizes), which, strict=False):
-                yield Batch(xb, yb, rows=rb), None
+            # A probe stands still, so that its representations are made for many batches in one pass.
+            probed = [h.split(sizes) for h in self._probed(term, x)]
+            beside = zip(*probed, strict=True) if probed else repeat(())
+            for xb, yb, rb, hb in zip(x.split(sizes), y.split(sizes), which, beside, strict=False):
+                yield Batch(xb, yb, rows=rb, probed=hb), None
+
+    @torch.no_grad()
+    def _probed(self, term: Term | None, x: Tensor) -> tuple[Tensor, ...]:
+        """What a term's probe makes of samples: without dropout, and with the client's own buffers."""
+        if term is None or term.probe is None:
+            return ()
+        module, listener = self.replica.module, self.replica.listener(term.at)
+        training = module.training
+        module.eval()
+        functional_call(module, self.space.views(term.probe), (x,))
+        module.train(training)
+        return listener.take()
 
     def calm(self) -> None:
         self.replica.module.eval()
@@ -104,22 +121,38 @@ class OneClient(Work):
     def shares(self, batch: Batch) -> Tensor:
         return len(batch.y) / self.size
 
-    def gradient(self, v: Tensor, batch: Batch, part: Part) -> Tensor:
+    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        self.replica.vector.copy_(v)
+        self.calm()
+        x, y = self.federation.gather(torch.from_numpy(self.indices))
+        return client_class_sums(self.task, self.replica.module, self.replica.module, x, y, of, at)
+
+    def gradient(
+        self, v: Tensor, batch: Batch, part: Part, term: Term | None = None, term_only: bool = False
+    ) -> Tensor:
         self.slopes.zero_()
         try:
-            self._loss(batch).backward()
+            self._loss(batch, term, term_only).backward()
         except (RuntimeError, ValueError, IndexError) as error:
             raise EquipoiseError(
                 f"the model or its loss fails on a batch of {len(batch.x)} samples: {error}"
             ) from error
         return self.slopes
 
-    def _loss(self, batch: Batch) -> Tensor:
+    def _loss(self, batch: Batch, term: Term | None, term_only: bool) -> Tensor:
         if self.warm is None:
-            return self.task.loss.mean(self.replica.module(batch.x), batch.y)
+            return self._value(batch, term, term_only)
         assert batch.rows is not None
         with self.warm.at(batch.rows):
-            return self.task.loss.mean(self.replica.module(batch.x), batch.y)
+            return self._value(batch, term, term_only)
+
+    def _value(self, batch: Batch, term: Term | None, term_only: bool) -> Tensor:
+        listener = None if term is None else self.replica.listener(term.at)
+        output = self.replica.module(batch.x)
+        if term is None or listener is None:
+            return self.task.loss.mean(output, batch.y)
+        value = term.each(listener.take(), batch.probed, batch.y, term.given).mean()
+        return value if term_only else value + self.task.loss.mean(output, batch.y)
 
     def constrain(self) -> None:
         if self.constrained:
@@ -141,8 +174,8 @@ class OneClient(Work):
             kept[FIXED_POINTS + name] = torch.cat([found, table[len(found) :]])
         return kept
 
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float) -> None:
-        self.moving.add_(self.gradient(v, batch, part), alpha=-lr)
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: Term | None = None) -> None:
+        self.moving.add_(self.gradient(v, batch, part, term), alpha=-lr)
 
 
 class Threads(Executor):

@@ -15,11 +15,12 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise import files
+from equipoise.accounting import Releases
 from equipoise.algorithm import Start, announce
 from equipoise.attacks import poisoned
 from equipoise.board import row
 from equipoise.data.federation import Federation
-from equipoise.engine.executor import BUFFERS, Job, Kind, Model, with_kept
+from equipoise.engine.executor import BUFFERS, RELEASED, Done, Job, Kind, Model, with_kept
 from equipoise.engine.threads import Threads
 from equipoise.errors import EquipoiseError
 from equipoise.export import write_model
@@ -38,8 +39,9 @@ from equipoise.flower.messages import (
 )
 from equipoise.flower.plan import Plan
 from equipoise.flower.wire import Refused, group, named
+from equipoise.privacy import public_reference, unforeseen
 from equipoise.settings import MOST, Settings, read
-from equipoise.state import State
+from equipoise.state import State, Upload
 
 log = logging.getLogger("equipoise")
 
@@ -89,8 +91,9 @@ class Client:
         self.plan, self.hook, self.given = plan, hook, settings
         self.settings = client_settings(settings, hook is not None)
         self.task = plan.task()
-        start = Start(self.task.space, self.task.w0, 1, seed=plan.experiment.schedule.seed)
-        self.announced = announce(plan.experiment.algorithm, start)
+        task, seed = self.task, plan.experiment.schedule.seed
+        start = Start(task.space, task.w0, 1, 0, seed, task.outputs, task.tap)
+        self.announced = announce(plan.experiment.algorithm, start, plan.experiment.privacy is None)
         self.accepts = order_shapes(self.announced, start, len(self.task.buffers))
 
     def __call__(self, message: Message) -> Message:
@@ -162,7 +165,6 @@ class Client:
                     del facts["adapted"]
             if order.train:
                 done = next(iter(executor.train(order.train, [job], lambda: False)))
-                wire = done.upload.wire
                 solves, complaint = task.judge([done.solves])
                 if complaint:
                     log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
@@ -170,14 +172,29 @@ class Client:
                     raise Refused("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
                 facts |= {"trained": order.train, "samples": done.gradient_samples}
                 facts |= solver_facts(solves)
-                sent |= named(wire, "up")
+                upload, client = self._released(done, job)
+                sent |= named(upload.wire, "up")
                 # Written before it is sent: an update that the server takes is never lost here.
-                home.write(kept.trained_on(order.number, done.client))
+                home.write(kept.trained_on(order.number, client))
             else:
                 home.write(replace(kept, trained=0, pending=None, newest=order.number))
             return self._answer(order, **facts), sent
         finally:
             executor.close()
+
+    def _released(self, done: Done, job: Job) -> tuple[Upload, State]:
+        """What leaves, and what is kept, with the last message as the server has it where that is needed."""
+        experiment = self.plan.experiment
+        if (privacy := experiment.privacy) is None:
+            return done.upload, done.client
+        known = State(
+            {k.removeprefix(RELEASED): t for k, t in job.client.items() if k.startswith(RELEASED)}
+        ) or public_reference(done.upload, job.down)
+        sigma = privacy.noise(Releases(experiment.schedule.rounds, experiment.algorithm.exchanges))
+        upload = privacy.release(done.upload, known, sigma, unforeseen())
+        if not any(k.startswith(RELEASED) for k in job.client):
+            return upload, done.client
+        return upload, State(done.client, **{RELEASED + k: t for k, t in upload.message.items()})
 
     def _budget(self, order: Order) -> int | None:
         """The iterations that it affords: what it says itself, and what the experiment's classes of devices give it."""
@@ -191,11 +208,12 @@ class Client:
         start = group(tensors, "start")
         if "w0" not in start or ("buffers" in start) != bool(len(self.task.buffers)):
             raise Refused("failed", "the server did not send the model that all began with")
-        seed = self.plan.experiment.schedule.seed
-        state = self.plan.experiment.algorithm.client(
-            Start(self.task.space, start.w0, order.clients, order.samples, seed)
-        )
-        return with_kept(state, self.task, samples, start.get("buffers"))
+        seed, algorithm = self.plan.experiment.schedule.seed, self.plan.experiment.algorithm
+        task = self.task
+        begin = Start(task.space, start.w0, order.clients, order.samples, seed, task.outputs, task.tap)
+        state = with_kept(algorithm.client(begin), task, samples, start.get("buffers"))
+        first = None if self.plan.experiment.privacy is None else algorithm.first(begin)
+        return State(state, **{RELEASED + k: t for k, t in (first or State()).items()})
 
     def _evaluate(
         self, executor: Threads, job: Job, round: int, shared: Tensor | None

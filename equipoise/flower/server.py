@@ -17,6 +17,7 @@ import torch
 from flwr.serverapp import Grid
 
 from equipoise import files, randomness
+from equipoise.accounting import Releases
 from equipoise.algorithm import Start
 from equipoise.board import SCORED
 from equipoise.engine.checkpoint import Saved
@@ -35,6 +36,7 @@ from equipoise.flower.roster import Member, Roster
 from equipoise.flower.tally import Tally
 from equipoise.flower.updates import update_of
 from equipoise.flower.wire import Refused, group, named
+from equipoise.privacy import unforeseen
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Upload, Uploads
 from equipoise.watcher import Watcher
@@ -49,7 +51,7 @@ class Deployment(Run):
     def __init__(self, plan: Plan, grid: Grid, folder: RunFolder, watcher: Watcher | None = None):
         self.plan, self.settings = plan, plan.experiment.deploy
         task, experiment = plan.task(), plan.experiment
-        start = Start(task.space, task.w0, self.settings.clients, seed=experiment.schedule.seed)
+        start = Start(task.space, task.w0, self.settings.clients, 0, experiment.schedule.seed, task.outputs, task.tap)
         super().__init__(task, experiment.algorithm, experiment.schedule, start, folder, watcher, *experiment.around)
         self.buffers = task.buffers
         # Clients keep their states themselves; the server may have to keep their last messages.
@@ -75,6 +77,19 @@ class Deployment(Run):
         self.starts, self.orders = 0, 0
         "of the server in this run, and of orders in this start: together they number an order"
         self.door = Door(self.post, self.roster, self.fingerprint, self.tell)
+        scores = ["scores"] if self.settings.evaluate else []
+        self.find_noise(Releases(self.schedule.rounds, self.algorithm.exchanges), [*scores, "numbers of samples"])
+
+    def randomness(self, round: int, of: str) -> torch.Generator:
+        """Nobody's to foresee: not drawn from the run's seed, which all know."""
+        return unforeseen()
+
+    def releases(self) -> Releases:
+        """Every order to train counts, whether its answer was used or not; who takes part is no secret here."""
+        assert self.between.privacy is not None
+        most = self.done if self.between.privacy.central else max(self.released.values(), default=0)
+        exchanges = self.algorithm.exchanges
+        return Releases(most if self.between.privacy.central else -(-most // exchanges), exchanges)
 
     @property
     def mode(self) -> str:
@@ -285,6 +300,7 @@ class Deployment(Run):
         self.post.send(member.node, member.name, order, tensors, self._lifetime)
         if train:
             self.counters.bytes_down += down.nbytes
+            self.released[member.name] += 1
 
     def _accept(self, round: int, cohort: list[Member], answers: dict[str, Answered]) -> list[Accepted]:
         """The updates that can be used, in the order of the clients' names."""

@@ -6,20 +6,24 @@ from equipoise.models.convolutional import CNN, FemnistCNN, LeNet, MmnistCNN
 from equipoise.models.dense import MLP, Linear, Softmax
 from equipoise.models.equilibrium import DeqMLP, DeqResNetM, DeqResNetS
 from equipoise.models.fl_deq import CnnL, DeqCNN, DeqResidual, ResNet5Blocks
+from equipoise.models.gaussian import GaussianLeNet, GaussianMLP
 from equipoise.models.recurrent import LSTM
-from equipoise.models.residual import ResNet14, ResNet20, ResNet34
+from equipoise.models.residual import ResNet14, ResNet18, ResNet20, ResNet34
 
 MODELS: dict[str, type[ModelSettings]] = {
     "linear": Linear,
     "softmax": Softmax,
     "mlp": MLP,
     "lenet": LeNet,
+    "gaussian-mlp": GaussianMLP,
+    "gaussian-lenet": GaussianLeNet,
     "cnn": CNN,
     "cnn-mmnist": MmnistCNN,
     "cnn-femnist": FemnistCNN,
     "cnn-L": CnnL,
     "resnet-5-blocks": ResNet5Blocks,
     "resnet-14": ResNet14,
+    "resnet-18": ResNet18,
     "resnet-20": ResNet20,
     "resnet-34": ResNet34,
     "lstm": LSTM,

@@ -14,7 +14,7 @@ _WIDTH = {3: 64, 4: 32}
 """Channels of the first group, by how many groups there are; every further group has twice as many."""
 
 
-class _ResNet(ModelSettings, FullyConnected, Stem, ABC):
+class _Residual(ModelSettings, Stem, ABC):
     name: ClassVar[str]
     published: ClassVar[dict[str, tuple[int, ...]]]
     "blocks a group for grey images (FEMNIST), colour ones with up to 10 classes (CIFAR-10), and with more (CIFAR-100)"
@@ -39,8 +39,28 @@ class _ResNet(ModelSettings, FullyConnected, Stem, ABC):
             for k in range(count):
                 layers.append(BasicBlock(before, channels, 2 if group and k == 0 else 1, self.activation))
                 before = channels
-        layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), *self.fully_connected(before, self.activation)]
-        return Split(nn.Sequential(*layers), nn.Linear(self.hidden[-1], outputs))
+        tail, before = self.tail(before)
+        return Split(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *tail), nn.Linear(before, outputs))
+
+    def tail(self, width: int) -> tuple[list[nn.Module], int]:
+        """What follows the blocks, before the head, and how many numbers it gives."""
+        return [], width
+
+
+class _ResNet(_Residual, FullyConnected, ABC):
+    def tail(self, width: int) -> tuple[list[nn.Module], int]:
+        return self.fully_connected(width, self.activation), self.hidden[-1]
+
+
+class ResNet18(_Residual):
+    """Eight residual blocks, and the head right after them."""
+
+    paper: ClassVar[str] = "He et al., 2016, with a first convolution for small images; FedReCo's Fig. 2"
+    name: ClassVar[str] = "resnet-18"
+    published: ClassVar[dict[str, tuple[int, ...]]] = dict.fromkeys(("grey", "colour", "many"), (2, 2, 2, 2))
+
+    width: Channels | None = 64
+    "channels in the first group, doubled in each further one"
 
 
 class ResNet14(_ResNet):

@@ -1,0 +1,56 @@
+"""FedBABU: a body for all, learned with a head that never learns; the head is everybody's own, at the end."""
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.settings import Count, Positive
+from equipoise.space import Part, Space
+from equipoise.state import State, Upload, Uploads
+
+
+class FedBABU(Algorithm):
+    """Only the body is trained and averaged, with the head as it was drawn; then every client fine-tunes for itself.
+
+    theta_ext: the common body; theta_cls: the head that all begin with. With an empty head this is FedAvg+FT.
+    """
+
+    paper: ClassVar[str] = "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
+    keeps_head: ClassVar[bool] = True
+
+    finetune_epochs: Count = 5
+    "passes over the client's data that make the global model its own"
+    finetune_part: Part = "all"
+    "what they train: all, head or body"
+    finetune_lr: Positive | None = None
+    "learning rate of fine-tuning; lr where it is not given"
+
+    def server(self, start: Start) -> State:
+        return State(theta_ext=start.space.body(start.w0), theta_cls=start.space.head(start.w0))
+
+    def client(self, start: Start) -> State:
+        return State(theta_cls=start.space.head(start.w0))
+
+    def down(self, server: State, who: int) -> State:
+        return State(theta_ext=server.theta_ext)
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        theta = data.descend(data.space.join(down.theta_ext, client.theta_cls), part="body")
+        return client, Upload(State(theta_ext=data.space.body(theta)), reference=down, weight=data.size)
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return State(theta_ext=reduce(uploads).theta_ext, theta_cls=server.theta_cls)
+
+    def _tuned(self, client: State, down: State, data: LocalData, epochs: int) -> Tensor:
+        theta = data.space.join(down.theta_ext, client.theta_cls)
+        return data.descend(theta, part=self.finetune_part, epochs=epochs, lr=self.finetune_lr)
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return self._tuned(client, down, data, self.finetune_epochs)
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return self._tuned(client, down, data, self.adapt_epochs)
+
+    def shared(self, server: State) -> Tensor:
+        return Space.join(server.theta_ext, server.theta_cls)

@@ -1,0 +1,84 @@
+"""FedCR: representations are random, and those of a class are distributed alike at all clients."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.errors import EquipoiseError
+from equipoise.models.gaussian import ENCODER, normal
+from equipoise.representation import Term
+from equipoise.settings import NonNegative
+from equipoise.state import State, Upload, Uploads
+
+
+class Divergence(Term):
+    """KL(r(z|y) | p(z|x)), both normal with independent coordinates."""
+
+    @staticmethod
+    def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
+        mean, sd = normal(h[0])
+        r_mean, r_sd = given.mean[y], given.sd[y]
+        terms = (r_sd / sd).square() + ((mean - r_mean) / sd).square() - 1 + 2 * (sd / r_sd).log()
+        return given.weight * terms.sum(-1) / 2
+
+
+class FedCR(Algorithm):
+    """Random representations z, normal given x; those of a class are drawn to what all clients' samples of it say.
+
+    phi: the common body, which gives the mean and the spread of z; h: a client's head; p(z|x): what the body makes of a
+    sample; r(z|y): the product of the p(z|x) of all samples of a class, of all clients, and of a standard normal one.
+    """
+
+    paper: ClassVar[str] = "Zhang et al., FedCR: Across-Client Common Representation, ICML 2023; KL as in its code"
+    keeps_head: ClassVar[bool] = True
+
+    beta: NonNegative = 1e-4
+    "strength of the pull of p(z|x) to r(z|y)"
+
+    def _latent(self, of: Start | LocalData) -> int:
+        try:
+            return of.tap(ENCODER).width // 2
+        except EquipoiseError:
+            raise EquipoiseError(
+                "fedcr needs a model whose representation is random: gaussian-lenet or gaussian-mlp, or one with a "
+                f"submodule {ENCODER} whose outputs are means and spreads"
+            ) from None
+
+    def server(self, start: Start) -> State:
+        r = start.w0.new_zeros((start.outputs, self._latent(start)))
+        return State(phi=start.space.body(start.w0), mean=r, sd=torch.ones_like(r))
+
+    def client(self, start: Start) -> State:
+        return State(h=start.space.head(start.w0))
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        weight = torch.full_like(down.mean[..., 0, :1], self.beta)
+        pull = Divergence((ENCODER,), given=State(mean=down.mean, sd=down.sd, weight=weight))
+        w = data.descend(data.space.join(down.phi, client.h), term=pull if self.beta else None)
+        found = data.class_sums(w, _natural, at=ENCODER)
+        precision, shift = found.split(self._latent(data), dim=-1)
+        message = State(phi=data.space.body(w), precision=precision, shift=shift)
+        return State(h=data.space.head(w)), Upload(message, reference=State(phi=down.phi), weight=data.size)
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        # Densities multiply, so what their exponents are made of adds up; a standard normal one is among them.
+        total = reduce(uploads.only("precision", "shift"))
+        precision = 1 + len(uploads) * total.precision.clamp(min=0)  # noise may make it negative
+        mean = len(uploads) * total.shift / precision
+        return State(phi=reduce(uploads).phi, mean=mean, sd=precision.rsqrt())
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.space.join(down.phi, client.h)
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.descend(data.space.join(down.phi, client.h), part="head", epochs=self.adapt_epochs)
+
+
+def _natural(h: Tensor) -> Tensor:
+    """The natural parameters of p(z|x): its precision, and its mean times it."""
+    mean, sd = normal(h)
+    precision = sd**-2
+    return torch.cat([precision, mean * precision], dim=-1)

@@ -1,0 +1,114 @@
+"""FedPAC: features of a class lie together at all clients, and heads are put together from those that help."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.representation import HEAD, Term
+from equipoise.settings import Count, NonNegative, Positive
+from equipoise.state import State, Upload, Uploads
+
+
+class Alignment(Term):
+    """R: how far features lie from their class's centre."""
+
+    @staticmethod
+    def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
+        return given.weight[y] * (h[0] - given.c[y]).square().mean(-1)
+
+
+class FedPAC(Algorithm):
+    """A common extractor whose features are pulled to common centres of the classes; a head made of several clients'.
+
+    theta: the extractor; phi_i: client i's head; c: the classes' centres over all clients; mu_i: the client's own, each
+    times the class's share of its samples; V_i: the variance of its features; alpha_ij: how much of phi_j is in phi_i.
+    """
+
+    paper: ClassVar[str] = "Xu et al., Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023"
+    keeps_head: ClassVar[bool] = True
+
+    lam: NonNegative = 1.0
+    "strength of the pull of features to their class's centre"
+    head_epochs: Count = 1
+    "passes that train the head, before the extractor's"
+    head_lr: Positive | None = None
+    "learning rate of the head; lr where it is not given"
+
+    def server(self, start: Start) -> State:
+        classes, width = start.outputs, start.tap(HEAD).width
+        return State(
+            theta=start.space.body(start.w0),
+            phi=start.space.head(start.w0).expand(start.clients, -1).clone(),  # of each client, by its number
+            c=start.w0.new_zeros((classes, width)),
+            known=start.w0.new_zeros(classes),
+        )
+
+    def down(self, server: State, who: int) -> State:
+        phi = server.phi[who] if who < len(server.phi) else server.phi.mean(0)  # nobody knows what suits a newcomer
+        return State(theta=server.theta, phi=phi, c=server.c, known=server.known)
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        w = data.space.join(down.theta, down.phi)
+        mu, V = self._statistics(w, data)  # of the extractor as it came
+        w = data.descend(w, part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1)
+        pull = Alignment(given=State(c=down.c, weight=self.lam * down.known))
+        w = data.descend(w, part="body", term=pull if self.lam else None)
+        sums = data.class_sums(w, _with_count)
+        message = State(theta=data.space.body(w), phi=data.space.head(w), sums=sums[..., :-1], n=sums[..., -1])
+        before = State(theta=down.theta, phi=down.phi)
+        return client, Upload(State(message, mu=mu, V=V), reference=before, weight=data.size)
+
+    def _statistics(self, w: Tensor, data: LocalData) -> tuple[Tensor, Tensor]:
+        n = data.size
+        sums = data.class_sums(w, lambda h: torch.cat([h, h.square().sum(-1, keepdim=True)], dim=1)) / n.unsqueeze(-1)
+        mu, squares = sums[..., :-1], sums[..., -1]
+        return mu, (squares.sum(-1, keepdim=True) - mu.square().sum((-2, -1)).unsqueeze(-1)) / n
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        theta = reduce(uploads).theta
+        seen = reduce(uploads.only("sums", "n"))
+        c = torch.where(seen.n[:, None] > 0, seen.sums / seen.n[:, None].clamp(min=1e-12), server.c)
+        phi, sent = server.phi.clone(), [upload.message for upload in uploads.uploads]
+        heads, alpha = torch.stack([m.phi for m in sent]), combination([m.mu for m in sent], [m.V for m in sent])
+        for who, mixed in zip(uploads.who, alpha.to(heads.dtype) @ heads, strict=True):
+            if who < len(phi):
+                phi[who] = mixed
+        return State(theta=theta, phi=phi, c=c, known=torch.maximum(server.known, (seen.n > 0).to(c.dtype)))
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return data.space.join(down.theta, down.phi)
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        w = data.space.join(down.theta, down.phi)
+        return data.descend(w, part="head", epochs=self.adapt_epochs, lr=self.head_lr)
+
+
+def _with_count(h: Tensor) -> Tensor:
+    return torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
+
+
+def combination(mu: Sequence[Tensor], V: Sequence[Tensor]) -> Tensor:
+    """alpha, a row a client: the weights with the least expected error of a head put together with them.
+
+    Row i is the smallest sum_j alpha_j^2 V_j + |sum_j alpha_j (mu_i - mu_j)|^2 over weights that are not negative and
+    sum to one.
+    """
+    from scipy.optimize import nnls
+
+    flat = torch.stack([m.flatten() for m in mu]).double().numpy()
+    variance = torch.cat([v.reshape(1) for v in V]).double().clamp(min=0).numpy()
+    found = np.empty((len(mu), len(mu)))
+    for i, row in enumerate(found):
+        apart = flat[i] - flat
+        P = np.diag(variance) + apart @ apart.T
+        values, vectors = np.linalg.eigh(P / max(np.trace(P), 1e-300) * len(mu))
+        root = np.sqrt(values.clip(min=0))[:, None] * vectors.T
+        # On rays a quadratic form is q t^2, and min over t of q t^2 + (t - 1)^2 grows with q: with one more row that
+        # asks for the sum one, the ray of the smallest without a condition on the sum is that of the smallest with it.
+        alpha, _ = nnls(np.vstack([root, np.ones(len(mu))]), np.append(np.zeros(len(mu)), 1.0))
+        row[:] = alpha / alpha.sum()
+    return torch.from_numpy(found)

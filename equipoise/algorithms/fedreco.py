@@ -1,0 +1,117 @@
+"""FedReCo: everybody's own model, and consensus on what the models make of samples, not on their parameters."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.representation import HEAD, Term
+from equipoise.settings import Count, NonNegative, Positive
+from equipoise.state import State, Upload, Uploads
+
+
+class Discord(Term):
+    """H: how far the representations of two extractors lie apart."""
+
+    @staticmethod
+    def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
+        """The squared distance, at each of the places as much as given.weight says."""
+        apart = [(a - b).square().sum(-1) for a, b in zip(h, probed, strict=True)]
+        return torch.stack(apart, dim=-1) @ given.weight
+
+
+class FedReCo(Algorithm):
+    """Representations are pulled towards those of a common probe, which moves to meet them; models are never shared.
+
+    u_i, v_i: client i's extractor and head; u_0: the probe, an extractor as well; h: the representation of a sample;
+    H_i: the mean over the client's samples of |h(u_i) - h(u_0)|^2, of which only the gradient in u_0 is sent.
+    lam = 0 is Local, head and extractor in turn.
+    """
+
+    paper: ClassVar[str] = "Consensus Optimization at Representation (FedReCo), 2023, Alg. 1"
+    keeps_head: ClassVar[bool] = True
+
+    lam: NonNegative = 0.01
+    "strength of the pull of a client's representations towards the probe's"
+    server_lr: NonNegative = 0.01
+    "learning rate of the probe (eta_0); 0 leaves it as it began"
+    head_epochs: Count = 1
+    "passes that train the head, before the extractor's"
+    head_lr: Positive | None = None
+    "learning rate of the head; lr where it is not given"
+    sent_batches: Count = 1
+    "batches of which the gradient is made that is sent"
+    variance_reduction: bool = False
+    "correct the pull of each batch by what it is amiss where the round began (partial variance reduction)"
+    split: tuple[str, ...] = ()
+    "submodule whose output is the representation, in place of what the head reads; of several, clients take turns"
+
+    @property
+    def _at(self) -> tuple[str, ...]:
+        return self.split or (HEAD,)
+
+    def _reaches(self, of: Start | LocalData) -> Tensor:
+        """A row a place to split: which parameters its extractor has."""
+        return torch.stack([of.tap(name).reach for name in self._at])
+
+    def server(self, start: Start) -> State:
+        return State(u_0=start.w0[self._reaches(start).any(0)])
+
+    def client(self, start: Start) -> State:
+        return State(w=start.w0)  # (u_i, v_i)
+
+    def down(self, server: State, who: int) -> State:
+        if len(self._at) == 1:
+            return server
+        mine = torch.arange(len(self._at)) == who % len(self._at)
+        return State(server, mine=mine.to(server.u_0.dtype))
+
+    def _parts(self, down: State, data: LocalData) -> tuple[dict[str, Any], dict[str, Any], Tensor]:
+        """What of the vector is v_i and what u_i, for `descend`; how much each place counts for the client."""
+        reaches = self._reaches(data)
+        mine = down.get("mine", torch.ones(*down.u_0.shape[:-1], 1, dtype=down.u_0.dtype))
+        body = torch.zeros_like(reaches[0])
+        body[data.space.part("body")] = True
+        if len(reaches) == 1 and torch.equal(reaches[0], body):
+            return {"part": "head"}, {"part": "body"}, mine
+        u = mine @ reaches.to(mine.dtype)
+        return {"within": 1 - u}, {"within": u}, mine
+
+    def _with_probe(self, w: Tensor, down: State, data: LocalData) -> Tensor:
+        """w with the probe in the place of the extractor."""
+        probe = w.clone()
+        probe[..., self._reaches(data).any(0)] = down.u_0.expand(*w.shape[:-1], -1)
+        return probe
+
+    def _local(self, w: Tensor, down: State, data: LocalData, epochs: int | None = None) -> Tensor:
+        """Alg. 1, lines 8 to 17."""
+        v, u, mine = self._parts(down, data)
+        w = data.descend(w, **v, epochs=epochs or self.head_epochs, lr=self.head_lr, stream=1)
+        if self.lam == 0 or not down.u_0.shape[-1]:
+            return data.descend(w, **u, epochs=epochs)
+        pull = Discord(self._at, self._with_probe(w, down, data), State(weight=self.lam / 2 * mine))
+        anchor = (w, data.slope_of(pull, w)) if self.variance_reduction else None
+        return data.descend(w, **u, epochs=epochs, term=pull, anchor=anchor)
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        w = self._local(client.w, down, data)
+        if not down.u_0.shape[-1]:
+            return State(w=w), Upload(State(g=torch.zeros_like(down.u_0)))  # a model that is all head
+        # H is the same seen from both sides: its gradient in u_0 is that at u_0 of the distance from u_i.
+        H = Discord(self._at, w, State(weight=self._parts(down, data)[2]))
+        g = data.slope_of(H, self._with_probe(w, down, data), steps=self.sent_batches, stream=2)
+        return State(w=w), Upload(State(g=g[..., self._reaches(data).any(0)]))
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        return State(u_0=server.u_0 - self.server_lr * reduce(uploads).g)  # Eq. 8
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return client.w
+
+    def consensus(self, client: State, down: State, data: LocalData) -> Tensor:
+        return self._with_probe(client.w, down, data)
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        return self._local(self._with_probe(client.w, down, data), down, data, self.adapt_epochs)
