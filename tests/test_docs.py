@@ -21,6 +21,7 @@ from equipoise.engine.deploy import Deploy
 from equipoise.equilibrium import SOLVERS
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
+from equipoise.privacy import Privacy
 from equipoise.reducers import REDUCERS
 from equipoise.runfolder import read_toml
 from equipoise.settings import read
@@ -97,6 +98,19 @@ def test_the_page_on_deployments_names_the_settings() -> None:
         assert f"`{name}`" in table
     [code] = [block for block in blocks("docs/deploy.md", "python") if "App(" in block]
     compile(code, "deploy.md", "exec")
+
+
+def test_the_page_on_privacy_names_the_settings_and_its_commands_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "privacy.md").read_text()
+    for name in Privacy.model_fields:
+        assert f"| `{name}` |" in text
+    [table] = blocks("docs/privacy.md", "toml")
+    read(Privacy, tomllib.loads(table)["privacy"], "privacy")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    for command in "".join(blocks("docs/privacy.md", "sh")).splitlines():
+        short = ["--set", "rounds=2"] if " run " in command else []
+        done = equipoise_command(*shlex.split(command)[1:], *short, cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
 
 
 def test_the_page_on_equilibria_runs_and_names_what_there_is() -> None:

@@ -11,6 +11,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS
 from equipoise.engine.between import Between
+from equipoise.privacy import Privacy
 from equipoise.reducers import REDUCERS
 from tests.conftest import classification, simulation, small_mlp
 from tests.flower_memory import deployed, run
@@ -73,6 +74,39 @@ def test_engines_agree_under_attack(name: str, attack: str, reducer: str, tmp_pa
     same({k: ours[k] for k in theirs if k not in WALL}, {k: v for k, v in theirs.items() if k not in WALL})
     for field, t in simulated.server.items():
         np.testing.assert_allclose(over_flower.server[field], t, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "flame", "fedreco"])
+@pytest.mark.parametrize("where", ["local", "central"])
+def test_engines_agree_on_what_is_clipped(name: str, where: str, tmp_path: Path) -> None:
+    """Noise is nobody's to foresee in a deployment; without it both engines send the same, weights apart."""
+    federation, algorithm = classification(), ALGORITHMS[name](lr=0.1, batch=4)
+    privacy = {"clip": 0.05, "sigma": 0.0, "where": where}
+    simulated = simulation(
+        algorithm, federation, small_mlp(), rounds=3, participation=1.0, between=Between(privacy=Privacy(**privacy))
+    )
+    simulated.run()
+    options = {"rounds": 3, "participation": 1.0, "privacy": privacy}
+    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **options)
+    over_flower = run(app, grid, tmp_path / "flower")
+    for field, t in simulated.server.items():
+        np.testing.assert_allclose(over_flower.server[field], t, rtol=1e-9, atol=1e-12)
+    found = over_flower.summary()["privacy"]
+    assert found["epsilon_run"] is None  # no noise
+    assert found["releases"] == 3
+    assert found["not_covered"] == ["scores", "numbers of samples"]
+
+
+def test_the_noise_of_a_deployment_cannot_be_computed_from_its_seed(tmp_path: Path) -> None:
+    federation, algorithm = classification(), ALGORITHMS["fedavg"](lr=0.1, batch=4)
+    ends = []
+    for name in "ab":
+        options = {"rounds": 2, "participation": 1.0, "privacy": {"clip": 0.1, "sigma": 0.01}}
+        app, grid = deployed(tmp_path / name, federation, small_mlp(), table(algorithm), **options)
+        ends.append(run(app, grid, tmp_path / f"{name}-run").server.w.numpy())
+    assert not np.array_equal(*ends)
+    # The difference is that of noise on six messages in two rounds, not more.
+    assert 0.2 < np.std(ends[0] - ends[1]) / (0.01 * np.sqrt(2 * 2 / 6)) < 5
 
 
 def test_clients_that_never_come_do_not_count(tmp_path: Path) -> None:

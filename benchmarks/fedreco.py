@@ -1,0 +1,70 @@
+"""What a round of local training costs, relative to Ditto's: python benchmarks/fedreco.py --data DIR [--dataset NAME]
+
+The setting of FedReCo's Table 1, one thread a client. Methods take turns in the same process, so that whatever else the
+machine does falls on all of them; the median over the turns of each method's time over Ditto's is printed.
+"""
+
+import argparse
+from pathlib import Path
+from statistics import median
+
+from equipoise.config import Experiment
+from equipoise.engine.simulate import Simulation
+
+METHODS = {
+    "ditto": {},
+    "fedreco": {},
+    "fedrep": {},
+    "fedpac": {},
+    "fedbabu": {"epochs": 2},
+    "fedavg": {"epochs": 2},
+    "fedcr": {"epochs": 2},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--dataset", default="fashion-mnist")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=10, help="that take part in a round, of 50")
+    arguments = parser.parse_args()
+    labels = {"fashion-mnist": 4, "cifar10": 2}[arguments.dataset]
+    runs = {}
+    for name, settings in METHODS.items():
+        tables = {
+            "rounds": 10**6,
+            "participation": arguments.clients,
+            "evaluate_every": 10**6,
+            "checkpoint_every": 10**6,
+            "data": {
+                "name": arguments.dataset,
+                "clients": 50,
+                "partition": {"kind": "labels", "per_client": labels},
+                "split": [0.8, 0.06, 0.14],
+            },
+            "model": {"name": "gaussian-lenet" if name == "fedcr" else "lenet"},
+            "algorithm": {"name": name, "lr": 0.01, "batch": 20, **settings},
+            "engine": {"workers": 1},
+        }
+        experiment = Experiment.parse(tables)
+        federation = experiment.federation(arguments.data)
+        run = Simulation(
+            experiment.task(federation), federation, experiment.algorithm, experiment.schedule, experiment.engine
+        )
+        run.advance()
+        runs[name] = run
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(arguments.turns):
+        for name, run in runs.items():
+            before = run.counters.seconds
+            run.advance()
+            seconds[name].append(run.counters.seconds - before)
+    for name, run in runs.items():
+        ratio = median(a / b for a, b in zip(seconds[name], seconds["ditto"], strict=True))
+        print(f"{name:8}  {ratio:.2f} of Ditto's time a round  ({median(seconds[name]):.2f} s)")
+        run.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The tables of docs/results/fedreco.md: python experiments/fedreco/tables.py RUNS [SCALE]
+
+RUNS holds fedreco/, and in it a folder a sweep, named as its file. Of those the runs count that the file asks for at
+that scale (small); what is missing is left out. The paper's figure stands in parentheses.
+"""
+
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from equipoise.report import Run
+from equipoise.tables import markdown, runs_of, spread
+
+PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
+DATA = ("fashion-mnist", "cifar10")
+LOCAL, FROZEN = "fedreco without its pull (local)", "fedreco with a probe that stands still"
+METHODS = ("fedavg", "fedavg-ft", "ditto", "fedrep", "fedbabu", "fedpac", "fedcr", "fedreco", LOCAL, FROZEN)
+TARGETS = {"fashion-mnist": (0.88, 0.90, 0.91), "cifar10": (0.75, 0.78, 0.80)}
+
+
+def method_of(run: Run) -> str:
+    name = str(run.config["algorithm.name"])
+    if name != "fedreco":
+        return name
+    if run.config["algorithm.lam"] == 0:
+        return LOCAL
+    return name if run.config["algorithm.server_lr"] else FROZEN
+
+
+def accuracy(run: Run) -> float:
+    """What the paper's tables speak of: the global model of FedAvg, the personal one of all others."""
+    return 100 * float(run.summary["global" if method_of(run) == "fedavg" else "personal"]["accuracy"])
+
+
+def rounds_to(run: Run, target: float) -> int | None:
+    kind = "global" if method_of(run) == "fedavg" else "personal"
+    scores = [(line["round"], line[kind]["accuracy"]) for line in run.metrics if kind in line]
+    return next((round for round, score in scores if score >= target), None)
+
+
+def tables_1_and_2(folder: Path, scale: str) -> None:
+    here = Path(__file__).parent
+    runs = {name: runs_of(here / f"{name}.toml", folder / name, scale) for name in DATA}
+    body = []
+    for method in METHODS:
+        row: list[object] = [method]
+        for k, name in enumerate(DATA):
+            found = [accuracy(run) for run in runs[name] if method_of(run) == method]
+            published = f" ({PAPER['table1'][method][k]:.2f})" if method in PAPER["table1"] and found else ""
+            row.append(spread(found) + published)
+        sent = [run.summary["parameters_shared"] for run in runs["fashion-mnist"] if method_of(run) == method]
+        body.append([*row, f"{sent[0]:,}" if sent else "–"])
+    print(markdown("Table 1: accuracy in %", ["method", *DATA, "numbers in a message (fashion-mnist)"], body))
+    for name in DATA:
+        body = []
+        for method in METHODS:
+            found = [run for run in runs[name] if method_of(run) == method]
+            if found:
+                body.append([method, *(rounds_to(found[0], target) or "–" for target in TARGETS[name])])
+        head = ["method", *(f"to {100 * target:.0f}%" for target in TARGETS[name])]
+        print(markdown(f"Rounds to an accuracy, {name}", head, body))
+
+
+def table_3(folder: Path, scale: str) -> None:
+    body = []
+    for run in runs_of(Path(__file__).parent / "privacy.toml", folder / "privacy", scale):
+        method, privacy = method_of(run), run.summary["privacy"]
+        key = f"{method}-{privacy['epsilon_classical']:.2g}"
+        published = f" ({PAPER['table3'][key][0]:.2f})" if key in PAPER["table3"] else ""
+        figures = [privacy[k] for k in ("epsilon_classical", "epsilon_release", "epsilon_run")]
+        shown = ["∞" if v is None else f"{v:.3g}" for v in figures]
+        setting = [f"{privacy['clip']:g}", f"{privacy['sigma']:.3g}", privacy["delta"]]
+        body.append([method, *setting, *shown, f"{accuracy(run):.2f}{published}"])
+    head = ["method", "C", "σ", "δ", "ε of a release (textbook)", "ε of a release (exact)", "ε of the run", "accuracy"]
+    print(markdown("Table 3: accuracy in % with noise, fashion-mnist", head, body))
+
+
+def tuned(folder: Path) -> None:
+    for name in ("tune-lr", "tune", "tune-clip"):
+        body = []
+        for run in runs_of(Path(__file__).parent / f"{name}.toml", folder / name):
+            keys = ("algorithm.name", "algorithm.lr", "algorithm.batch", "algorithm.momentum", "algorithm.lam")
+            keys += ("algorithm.server_lr", "privacy.clip")
+            kind = "global" if method_of(run) == "fedavg" else "personal"
+            score = 100 * run.summary[kind]["validation_accuracy"]
+            body.append([*(run.config.get(key, "–") for key in keys), f"{score:.2f}"])
+        head = ["method", "lr", "batch", "momentum", "lam", "server_lr", "clip", "validation accuracy"]
+        print(markdown(f"{name}, 15 rounds", head, body))
+
+
+if __name__ == "__main__":
+    root, size = Path(sys.argv[1]) / "fedreco", sys.argv[2] if len(sys.argv) > 2 else "small"
+    tables_1_and_2(root, size)
+    table_3(root, size)
+    tuned(root)
