@@ -1,6 +1,7 @@
 """The Python interface: any module, any clients' data, one call."""
 
 import copy
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,8 @@ def train(
     if isinstance(reducer, str):
         reducer = choose(REDUCERS, {"reducer": reducer}, "train", "reducer")[1]
     between = Between(attack, reducer, privacy)
+    if privacy is not None and watcher is None:
+        warnings.warn("privacy covers what models are trained with, not the clients' scores", stacklevel=2)
     engine = read(Engine, {"mode": mode, "workers": workers, "dtype": dtype}, "")
     if algorithm.keeps_head and head == "head" and not hasattr(module, "head"):
         raise EquipoiseError(

@@ -146,7 +146,7 @@ class Work(ABC):
         moving = v[..., moves]
         simple = plain(self.algorithm) and within is None and anchor is None
         update = None if simple else Update(self.algorithm, lr)
-        if moving.shape[-1]:
+        if moving.shape[-1] and (within is None or bool(within[..., moves].any())):
             for batch, done in self._steps(epochs or self.algorithm.epochs, steps, stream, repeat, only, term):
                 extra = None if pull is None else pull(v)[..., moves]
                 before = None if done is None else v[done]

@@ -230,6 +230,16 @@ _FAIRNESS_NOTE = (
 )
 
 
+def _fair_note(rows: list[dict[str, Any]]) -> str:
+    """Beside what the columns mean, the guarantees, for which there is no room in them."""
+    told = [
+        f"{row['algorithm']} {row['settings']}".strip() + ": " + ", ".join(f"{k} {v}" for k, v in shown)
+        for row in rows
+        if row["private"] and (shown := zip(PRIVACY.values(), _private_cells(row), strict=True))
+    ]
+    return _FAIRNESS_NOTE + "".join(f"; {text}" for text in told)
+
+
 def _fair_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """How evenly each kind of model serves the clients."""
     settings = any(row["settings"] for row in rows)
@@ -247,7 +257,7 @@ def _fair_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
 
 def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> Table:
     head, body = (_fair_cells if fairness else _cells)(rows)
-    note = _FAIRNESS_NOTE if fairness else _note(rows)
+    note = _fair_note(rows) if fairness else _note(rows)
     table = Table(caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     words = ("algorithm", "data", "settings", "model")
     for column in head:
@@ -270,4 +280,4 @@ def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False) -> 
     head, body = (_fair_cells if fairness else _cells)(rows)
     lines = [head, ["---"] * len(head), *body]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"{table}\n\n{_FAIRNESS_NOTE if fairness else _note(rows)}"
+    return f"{table}\n\n{_fair_note(rows) if fairness else _note(rows)}"

@@ -167,6 +167,13 @@ def test_an_earlier_split_leaves_the_later_layers_to_the_head(mode: str) -> None
         assert len(moved)
 
 
+@pytest.mark.parametrize("mode", ["threads", "stacked"])
+def test_a_split_after_the_head_leaves_nothing_to_the_head(mode: str) -> None:
+    run = simulation(FedReCo(lam=0.1, split=("head",), lr=0.1), module=deep(), mode=mode)
+    run.run()
+    assert len(run.server.u_0) == run.task.space.size
+
+
 def one_client(run: Simulation, who: int) -> OneClient:
     return OneClient(run.task, Replica(run.task), run.federation, run.algorithm, 0, 1, who, "batches")
 
