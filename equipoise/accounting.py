@@ -21,6 +21,9 @@ def _accountant() -> Any:
     return dp_accounting
 
 
+_NOTHING = 1e-4  # less noise than this hides nothing: epsilon would be in the millions
+
+
 @dataclass(frozen=True)
 class Releases:
     """What is released in a run, as far as one client can be in it."""
@@ -39,26 +42,32 @@ class Releases:
 
     def epsilon(self, z: float, delta: float) -> float:
         """Of all releases together."""
-        if z == 0:
-            return inf if self.rounds else 0.0
+        dp = _accountant()
         if not self.rounds:
             return 0.0
-        dp, z = _accountant(), z / sqrt(self.exchanges)
-        if not self.sampled:  # n releases with noise z tell as much as one with z / sqrt(n)
-            return float(dp.get_epsilon_gaussian(z / sqrt(self.rounds), delta))
-        return float(self._renyi().compose(self._event(z), self.rounds).get_epsilon(delta))
+        z = z / sqrt(self.exchanges)
+        if z / sqrt(self.rounds) < _NOTHING:
+            return inf
+        # n releases with noise z tell as much as one with z / sqrt(n).
+        alone = float(dp.get_epsilon_gaussian(z / sqrt(self.rounds), delta))
+        if not self.sampled:
+            return alone
+        return min(alone, float(self._renyi().compose(self._event(z), self.rounds).get_epsilon(delta)))
 
     def noise(self, epsilon: float, delta: float) -> float:
         """The smallest z with which all releases together have this epsilon."""
-        dp, found = _accountant(), 0.0
-        if not self.sampled:
-            found = float(dp.get_sigma_gaussian(epsilon, delta)) * sqrt(self.rounds)
-        else:
+        dp = _accountant()
+        found = float(dp.get_sigma_gaussian(epsilon, delta)) * sqrt(self.rounds)
+        # What sampling saves is bounded from above, loosely where much is sampled; it may save nothing.
+        if self.sampled and self._saves(found, epsilon, delta):
             event = lambda z: dp.SelfComposedDpEvent(self._event(z), self.rounds)  # noqa: E731
-            alone = Releases(self.rounds).noise(epsilon, delta)
-            bracket = dp.LowerEndpointAndGuess(min(0.1, alone / 2), alone)
+            bracket = dp.ExplicitBracketInterval(min(0.1, found / 2), found)
             found = float(dp.calibrate_dp_mechanism(self._renyi, event, epsilon, delta, bracket))
         return found * sqrt(self.exchanges)
+
+    def _saves(self, z: float, epsilon: float, delta: float) -> bool:
+        """Is less noise than z enough, as cohorts are drawn?"""
+        return float(self._renyi().compose(self._event(z), self.rounds).get_epsilon(delta)) < epsilon
 
     def _renyi(self) -> Any:
         dp = _accountant()

@@ -137,6 +137,9 @@ class Algorithm(Settings, ABC):
     fits_head: ClassVar[bool] = False
     """Does it fit the head by least squares, so that it must be one linear layer?"""
 
+    needs_labels: ClassVar[bool] = False
+    """Does it look at samples class by class, so that each must have one label?"""
+
     lr: Positive = 0.01
     "learning rate of local training"
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
@@ -220,6 +223,13 @@ class Algorithm(Settings, ABC):
         """
         return None
 
+    def trained(self, client: State, message: State) -> Tensor | None:
+        """The whole model that a client has trained, before it is averaged, from its new state and what it sends.
+
+        For methods without personal models; None where there is none.
+        """
+        return message.get("w")
+
     def shared(self, server: State) -> Tensor | None:
         """The global model, or None where the method has none."""
         return None
@@ -252,7 +262,9 @@ def _only_scores(cls: type[Algorithm]) -> bool:
     written = {k for k, v in vars(cls).items() if isinstance(v, kinds) and not k.startswith("__")}
     parent = cls.__bases__[0]
     concrete = issubclass(parent, Algorithm) and not getattr(parent, "__abstractmethods__", None)
-    return concrete and len(cls.__bases__) == 1 and written <= {"personal", "consensus", "adapt", "predictor"}
+    return (
+        concrete and len(cls.__bases__) == 1 and written <= {"personal", "consensus", "adapt", "predictor", "trained"}
+    )
 
 
 def linear_head(space: Space) -> tuple[int, int, bool]:

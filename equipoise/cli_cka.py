@@ -20,7 +20,7 @@ def cka(
     ] = None,
     data: Data = None,
     samples: Annotated[
-        int, typer.Option("--samples", min=2, max=100_000, help="Test samples that models are compared on.")
+        int, typer.Option("--samples", min=2, max=5000, help="Test samples that models are compared on.")
     ] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
 ) -> None:

@@ -141,6 +141,8 @@ class Work(ABC):
         if steps is None and epochs is None:
             steps = self.algorithm.steps
         lr = lr or self.algorithm.lr
+        if anchor is not None and (why := self.task.why_not_twice) is not None:
+            raise EquipoiseError(f"variance reduction is not possible for a model with {why}")
         moves = self.space.part(part)
         v = self.open(start, part, within)
         moving = v[..., moves]
@@ -174,6 +176,7 @@ class Work(ABC):
         v.copy_(u)
         found = self.gradient(v, batch, part, term, term_only=True).clone()
         v.copy_(here)
+        self.samples += (self.shares(batch) * self.size).round().long().flatten().numpy()
         return found
 
     def _steps(

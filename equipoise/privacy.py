@@ -1,26 +1,63 @@
 """Differential privacy of what clients send: it is cut down to a norm, and Gaussian noise is added."""
 
-import secrets
+import math
+import os
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from hashlib import shake_256
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
+from equipoise import randomness
 from equipoise.accounting import Releases, classical_epsilon, classical_noise
 from equipoise.errors import EquipoiseError
 from equipoise.settings import NonNegative, Positive, Settings
 from equipoise.state import State, Upload, Uploads
+
+Noise = Callable[[Sequence[int]], Tensor]
+"""Standard normal numbers of a shape, in float64."""
+
+
+def seeded(seed: int, *parts: int | str) -> Noise:
+    """The same in every run: for simulations, where nobody's data are at stake."""
+    rng = randomness.generator(seed, "privacy", *parts)
+    return lambda shape: torch.from_numpy(rng.standard_normal(tuple(shape)))
+
+
+def unforeseen(secret: bytes = b"") -> Noise:
+    """From the operating system's entropy or, with a secret, from a cryptographic stream that it begins.
+
+    Whoever could guess how a generator was seeded, or compute its state from what it gave, could subtract the noise.
+    """
+    drawn = 0
+
+    def stream(length: int) -> bytes:
+        nonlocal drawn
+        drawn += 1
+        return shake_256(secret + drawn.to_bytes(8, "little")).digest(length) if secret else os.urandom(length)
+
+    def normal(shape: Sequence[int]) -> Tensor:
+        count = math.prod(shape)
+        half = -(-count // 2)
+        whole = np.frombuffer(stream(16 * half), dtype=np.uint64).reshape(2, half)
+        radius, angle = ((whole >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        radius, angle = np.sqrt(-2 * np.log(radius)), 2 * np.pi * angle  # Box and Muller
+        both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+        return torch.from_numpy(both[:count].reshape(tuple(shape)))
+
+    return normal
 
 
 class Transform(ABC):
     """Something done to a message on its way; `a >> b` does a, then b."""
 
     @abstractmethod
-    def __call__(self, message: State, rng: torch.Generator) -> State: ...
+    def __call__(self, message: State, noise: Noise) -> State: ...
 
     def __rshift__(self, then: "Transform") -> "Transform":
         return _Both(self, then)
@@ -31,8 +68,8 @@ class _Both(Transform):
     first: Transform
     then: Transform
 
-    def __call__(self, message: State, rng: torch.Generator) -> State:
-        return self.then(self.first(message, rng), rng)
+    def __call__(self, message: State, noise: Noise) -> State:
+        return self.then(self.first(message, noise), noise)
 
 
 @dataclass(frozen=True)
@@ -41,7 +78,7 @@ class clip(Transform):
 
     norm: float
 
-    def __call__(self, message: State, rng: torch.Generator) -> State:
+    def __call__(self, message: State, noise: Noise) -> State:
         largest = max((float(t.abs().max()) for t in message.values() if t.numel()), default=0.0)
         if largest == 0:
             return message
@@ -60,12 +97,10 @@ class gaussian(Transform):
 
     sigma: float
 
-    def __call__(self, message: State, rng: torch.Generator) -> State:
+    def __call__(self, message: State, noise: Noise) -> State:
         if self.sigma == 0:
             return message
-        return State(
-            {k: t + self.sigma * torch.randn(t.shape, dtype=t.dtype, generator=rng) for k, t in message.items()}
-        )
+        return State({k: (t + self.sigma * noise(t.shape)).to(t.dtype) for k, t in message.items()})
 
 
 class Privacy(Settings):
@@ -114,13 +149,13 @@ class Privacy(Settings):
         of = releases if self.per == "run" else Releases(1)
         return 2 * self.clip * of.noise(self.target_epsilon, self.delta)
 
-    def release(self, upload: Upload, reference: State, sigma: float, rng: torch.Generator) -> Upload:
+    def release(self, upload: Upload, reference: State, sigma: float, noise: Noise) -> Upload:
         """What leaves the client: its message as it differs from what the server has already, clipped and noised."""
         channel: Transform = clip(self.clip)
         if not self.central:
             channel = channel >> gaussian(sigma)
         message = upload.message
-        new = channel(State({k: t - reference[k] if k in reference else t for k, t in message.items()}), rng)
+        new = channel(State({k: t - reference[k] if k in reference else t for k, t in message.items()}), noise)
         return Upload(State({k: reference[k] + t if k in reference else t for k, t in new.items()}))
 
     def guarantee(self, sigma: float, releases: Releases) -> dict[str, Any]:
@@ -136,14 +171,9 @@ class Privacy(Settings):
             "clip": self.clip,
             "sigma": sigma,
             "delta": self.delta,
-            **{k: v if v is not None and isfinite(v) else None for k, v in found.items()},
+            **{k: v if v is not None and math.isfinite(v) else None for k, v in found.items()},
             "releases": releases.rounds * releases.exchanges,
         }
-
-
-def unforeseen() -> torch.Generator:
-    """Random numbers of which nobody knows the seed."""
-    return torch.Generator().manual_seed(secrets.randbits(63))
 
 
 def public_reference(upload: Upload, down: State) -> State:
@@ -169,9 +199,10 @@ class Sealed(Uploads):
     method: str
 
     @staticmethod
-    def of(uploads: Uploads, sigma: float, rng: torch.Generator, method: str) -> "Sealed":
+    def of(uploads: Uploads, noise: State, method: str) -> "Sealed":
+        """With this noise on the sum."""
         count = getattr(uploads, "clients", len(uploads))
-        noised = gaussian(sigma / count)(uploads.mean(), rng)
+        noised = {k: (t + noise[k] / count).to(t.dtype) for k, t in uploads.mean().items()}
         return Sealed(uploads.who, (), State(noised), method)
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.state import State
 
-HEAD = ""
+HEAD = "(head)"
 """The place right before the head: what the head reads."""
 
 
@@ -46,6 +46,10 @@ class Listener:
         """The representations of the last call, (batch, width) each, in the order of the names; they are forgotten."""
         heard, self.heard = self.heard, {}
         return tuple(heard[name] for name in self.names)
+
+    def silent(self) -> list[str]:
+        """Places that said nothing since they were last asked, as their submodule was not called."""
+        return [name for name in self.names if name not in self.heard]
 
     def close(self) -> None:
         for handle in self.handles:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from itertools import combinations
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
@@ -12,29 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import files, randomness
-from equipoise.engine.executor import BUFFERS, Model
+from equipoise.engine.executor import BUFFERS, Model, without_kept
 from equipoise.engine.simulate import Simulation
 from equipoise.equilibrium import layers as equilibria
 from equipoise.errors import EquipoiseError
 from equipoise.representation import Listener
-from equipoise.state import State
 
 _BATCH = 256
-_PAIRS = 100  # of clients, where each would be compared with each
+_EACH = 15  # clients, where each is compared with each
+
+
+def gram(x: Tensor) -> Tensor:
+    """The inner products of samples, a row of x each, their columns centred; scaled to length one.
+
+    NaN where a representation is the same for all samples.
+    """
+    x = x.double() - x.double().mean(0)
+    k: Tensor = x @ x.mT
+    return k.div_(k.norm())
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """|Y'X|^2 / (|X'X| |Y'Y|) of two representations of the same samples, a row a sample, their columns centred.
-
-    Kornblith et al., 2019, Eq. 5. NaN where a representation is the same for all samples.
-    """
-    x, y = (t.double() - t.double().mean(0) for t in (x, y))
-    if max(x.shape[1], y.shape[1]) > len(x):  # the same in inner products of samples, of which there are fewer
-        k, m = x @ x.mT, y @ y.mT
-        cross, own = (k * m).sum(), k.norm() * m.norm()
-    else:
-        cross, own = (y.mT @ x).square().sum(), (x.mT @ x).norm() * (y.mT @ y).norm()
-    return float(cross / own) if own > 0 else float("nan")
+    """|Y'X|^2 / (|X'X| |Y'Y|) of two representations of the same samples, centred (Kornblith et al., 2019, Eq. 5)."""
+    return float((gram(x) * gram(y)).sum())
 
 
 def layers(module: nn.Module) -> list[str]:
@@ -62,6 +62,17 @@ def representations(module: nn.Module, x: Tensor, names: Sequence[str]) -> list[
     finally:
         listener.close()
     return [torch.cat(column) for column in zip(*pieces, strict=True)]
+
+
+@torch.no_grad()
+def heard_layers(module: nn.Module, x: Tensor) -> list[str]:
+    """Those layers that the module calls; PyTorch's attention, for one, uses weights of layers that it never calls."""
+    listener = Listener(module.eval(), names := layers(module), None)
+    try:
+        module(x[:2])
+        return [name for name in names if name not in listener.silent()]
+    finally:
+        listener.close()
 
 
 @dataclass(frozen=True)
@@ -112,7 +123,11 @@ def sides(run: Simulation) -> Sides:
             if shared is None:
                 raise EquipoiseError(f"{type(run.algorithm).__name__} has neither personal models nor a global one")
             done = executor.train(run.done + 1, jobs, lambda: False)
-            local = [Model(d.who, _like(d.upload.message, shared), d.client.get(BUFFERS)) for d in done]
+            for d in done:
+                trained = run.algorithm.trained(without_kept(d.client), d.upload.message)
+                if trained is None:
+                    raise EquipoiseError(f"{type(run.algorithm).__name__} has no models of clients to compare")
+                local.append(Model(d.who, trained, d.client.get(BUFFERS)))
             what = "models after local training"
         if shared is not None:
             return Sides(local, [replace(model, vector=shared) for model in local], f"{what} and the global one")
@@ -124,14 +139,6 @@ def sides(run: Simulation) -> Sides:
         executor.close()
 
 
-def _like(message: State, shared: Tensor) -> Tensor:
-    """Of what a client sends, that which is a model."""
-    found = [t for t in message.values() if t.shape == shared.shape]
-    if not found:
-        raise EquipoiseError("the method has no personal models, and its clients do not send whole ones either")
-    return found[0]
-
-
 def measure(run: Simulation, name: str, samples: int, progress: Callable[[int, int], None]) -> Similarity:
     """Clients' models of a run against the global one, on test samples of all clients.
 
@@ -141,32 +148,36 @@ def measure(run: Simulation, name: str, samples: int, progress: Callable[[int, i
     """
     found = sides(run)
     x = _samples(run, samples)
-    names = layers(run.task.module)
-    clients = run.federation.names
+    names = heard_layers(run.task.to_module(found.local[0].vector, found.local[0].buffers), x)
+    clients = [run.federation.names[model.who] for model in found.local]
 
-    @cache
-    def look(other: bool, k: int) -> list[Tensor]:
-        model = (found.other or [])[k] if other else found.local[k]
-        return representations(run.task.to_module(model.vector, model.buffers), x, names)
+    def look(model: Model) -> list[Tensor]:
+        module = run.task.to_module(model.vector, model.buffers)
+        return [gram(h) for h in representations(module, x, names)]
 
-    count = len(found.local)
+    pairs: list[str] = []
+    columns: list[list[float]] = []
+
+    def compare(title: str, one: list[Tensor], two: list[Tensor], total: int) -> None:
+        pairs.append(title)
+        columns.append([float((a * b).sum()) for a, b in zip(one, two, strict=True)])
+        progress(len(pairs), total)
+
     if found.other is not None:
         # A global model without buffers is the same at all clients, and looked at once.
         same = all(model.vector is found.other[0].vector and model.buffers is None for model in found.other)
-        pairs = [(clients[m.who], (False, k), (True, 0 if same else k)) for k, m in enumerate(found.local)]
+        common = look(found.other[0]) if same else []
+        for title, model, other in zip(clients, found.local, found.other, strict=True):
+            compare(title, look(model), common or look(other), len(clients))
     else:
-        every = [(i, j) for i in range(count) for j in range(i)]
-        chosen = sorted(randomness.generator(0, "cka pairs").permutation(len(every))[:_PAIRS])
-        names_of = [clients[model.who] for model in found.local]
-        pairs = [(f"{names_of[i]} {names_of[j]}", (False, i), (False, j)) for i, j in (every[k] for k in chosen)]
-    if not pairs:
-        raise EquipoiseError("there is one client and no global model, so that there is nothing to compare it with")
-    columns = []
-    for k, (_, one, two) in enumerate(pairs):
-        columns.append([linear_cka(a, b) for a, b in zip(look(*one), look(*two), strict=True)])
-        progress(k + 1, len(pairs))
-    titles = tuple(title for title, *_ in pairs)
-    return Similarity(name, run.done, found.between, len(x), tuple(names), titles, np.array(columns).T)
+        if len(clients) < 2:
+            raise EquipoiseError("there is one client and no global model, so that there is nothing to compare it with")
+        chosen = sorted(randomness.generator(0, "cka clients").permutation(len(clients))[:_EACH])
+        seen = [look(found.local[k]) for k in chosen]
+        for i, j in combinations(range(len(chosen)), 2):
+            title = f"{clients[chosen[i]]} {clients[chosen[j]]}"
+            compare(title, seen[i], seen[j], len(chosen) * (len(chosen) - 1) // 2)
+    return Similarity(name, run.done, found.between, len(x), tuple(names), tuple(pairs), np.array(columns).T)
 
 
 def _samples(run: Simulation, count: int) -> Tensor:

@@ -136,10 +136,14 @@ class Task:
             raise EquipoiseError("representations are what the model's head reads; name the submodule that is the head")
         if name != HEAD and name not in (names := dict(module.named_modules())):
             raise EquipoiseError(f"the model has no submodule {name!r}{nearest(name, filter(None, names))}")
+        if any(name.startswith(f"{place}.") for place, _ in layers(module)):
+            raise EquipoiseError(f"{name!r} lies within an equilibrium layer, which is one place as a whole")
         parameters = {k: t.detach().clone().requires_grad_() for k, t in self.space.views(self.w0).items()}
         listener = Listener(module, (name,), self.head)
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             functional_call(module, parameters, (self.sample[0][:2],))
+            if listener.silent():
+                raise EquipoiseError(f"the model never calls its submodule {name!r}, so it has no output")
             (h,) = listener.take()
             given = list(parameters.values())
             found = torch.autograd.grad(h.sum(), given, allow_unused=True) if h.requires_grad else (None,) * len(given)
@@ -147,6 +151,15 @@ class Task:
         for entry, gradient in zip(self.space.entries, found, strict=True):
             reach[entry.offset : entry.end] = gradient is not None
         return Tap(name, h.shape[1], reach)
+
+    @property
+    def why_not_twice(self) -> str | None:
+        """What keeps the gradient of a batch from being taken at two vectors alike, or None if nothing does."""
+        if self.buffer_names:
+            return "BatchNorm"
+        if self.unseeded or any(map(_draws, self.module.modules())):
+            return "dropout"
+        return "equilibrium layers" if any(layers(self.module)) else None
 
     def mode(self) -> str:
         """The fixed rule of `auto`: stacked where every operator is small, threads elsewhere.

@@ -15,8 +15,11 @@ from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.executor import Job
 from equipoise.engine.simulate import Simulation
 from equipoise.engine.threads import OneClient
+from equipoise.equilibrium import layers as equilibria
 from equipoise.errors import EquipoiseError
+from equipoise.models import MODELS
 from equipoise.models.base import Split
+from equipoise.representation import HEAD
 from equipoise.state import State
 from equipoise.task import Replica
 from tests.conftest import classification, simulation
@@ -30,6 +33,17 @@ def deep(seed: int = 0) -> nn.Module:
         torch.manual_seed(seed)
         body = OrderedDict(one=nn.Linear(5, 6), a=nn.Tanh(), two=nn.Linear(6, 4), b=nn.Tanh())
         return Split(nn.Sequential(body), nn.Linear(4, 3))
+
+
+class Idle(nn.Module):
+    """With a submodule that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.never = nn.Linear(5, 4), nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(x)
 
 
 def smooth() -> Federation:
@@ -101,9 +115,18 @@ def test_the_probe_takes_a_step_down_the_mean_of_the_gradients_that_are_sent() -
     before = run.server.u_0.clone()
     run.run()
     after = run.server.u_0
-    run.server = State(u_0=before)  # Gamma_1 at u_0 as it was, and the u_i that came of the round
-    norm = gammas(run)[0] ** 0.5 * 2 / algorithm.lam
-    assert float((after - before).norm()) == pytest.approx(algorithm.server_lr * norm, rel=1e-9)
+    slopes, space, body = [], run.task.space, run.task.module.body
+
+    def h(u: Tensor, x: Tensor) -> Tensor:
+        views = space.views(space.join(u, run.task.w0[space.body_size :]))
+        return functional_call(body, {n.removeprefix("body."): t for n, t in views.items() if "body." in n}, (x,))
+
+    for who in range(3):
+        x, _ = run.federation.gather(torch.from_numpy(run.federation.train[who]))
+        u_0 = before.clone().requires_grad_()
+        H = (h(space.body(run.store.get(who).w), x) - h(u_0, x)).square().sum(-1).mean()
+        slopes.append(torch.autograd.grad(H, u_0)[0])
+    torch.testing.assert_close(after, before - 0.2 * torch.stack(slopes).mean(0), rtol=1e-10, atol=1e-13)
 
 
 def deep_regression() -> nn.Module:
@@ -148,19 +171,16 @@ def test_the_split_right_before_the_head_is_the_usual_one() -> None:
     assert torch.equal(usual.server.u_0, named.server.u_0)
 
 
-@pytest.mark.parametrize("mode", ["threads", "stacked"])
-def test_an_earlier_split_leaves_the_later_layers_to_the_head(mode: str) -> None:
+def test_an_earlier_split_leaves_the_later_layers_to_the_head() -> None:
     algorithm = FedReCo(lam=0.1, split=("body.a",), lr=0.1, batch=4)
-    run = simulation(algorithm, module=deep(), mode=mode, participation=1.0)
+    run = simulation(algorithm, module=deep(), participation=1.0)
     first = run.task.space.entries[0].numel + run.task.space.entries[1].numel
     assert len(run.server.u_0) == first == 5 * 6 + 6
     before = run.store.get(0).w
-    seen = []
     work = one_client(run, 3)
     v, u, _ = algorithm._parts(State(u_0=run.server.u_0), work)
     for moves, expected in ((v, slice(first, None)), (u, slice(0, first))):
         moved = (work.descend(before, **moves) != before).nonzero().flatten()
-        seen.append(moved)
         inside = torch.zeros(run.task.space.size, dtype=torch.bool)
         inside[expected] = True
         assert inside[moved].all()
@@ -194,6 +214,10 @@ def test_clients_may_be_split_at_different_layers() -> None:
     assert not sent[0][first:].any()  # it is split after the first layer, and knows nothing of the second
     assert sent[0][:first].any()
     assert sent[1][first:].any()
+    # What the first client's extractor does not have is its own in the consensus model as well.
+    mixed = algorithm.consensus(run.store.get(0), algorithm.down(run.server, 0), one_client(run, 0))
+    assert torch.equal(mixed[first:], run.store.get(0).w[first:])
+    assert torch.equal(mixed[:first], run.server.u_0[:first])
 
 
 def test_the_reach_of_a_place_is_what_it_depends_on() -> None:
@@ -202,13 +226,20 @@ def test_the_reach_of_a_place_is_what_it_depends_on() -> None:
     for place, layers in (
         ("body.one", {"body.one"}),
         ("body.b", {"body.one", "body.two"}),
-        ("", {"body.one", "body.two"}),
+        (HEAD, {"body.one", "body.two"}),
     ):
         for name, entry in by_name.items():
             assert bool(task.tap(place).reach[entry.offset]) == (name.rpartition(".")[0] in layers)
-    assert [task.tap(p).width for p in ("body.one", "body.b", "")] == [6, 4, 4]
+    assert [task.tap(p).width for p in ("body.one", "body.b", HEAD)] == [6, 4, 4]
     with pytest.raises(EquipoiseError, match=r"no submodule 'body\.c'; did you mean 'body"):
         task.tap("body.c")
+    with pytest.raises(EquipoiseError, match="never calls its submodule"):
+        simulation(FedReCo(), module=Split(Idle(), nn.Linear(4, 3))).task.tap("body.never")
+    equilibrium = simulation(FedRep(), module=MODELS["deq-mlp"]().build((5,), 3)).task
+    (place, _), *_ = equilibria(equilibrium.module)
+    inside = next(name for name, _ in equilibrium.module.named_modules() if name.startswith(f"{place}."))
+    with pytest.raises(EquipoiseError, match="lies within an equilibrium layer"):
+        equilibrium.tap(inside)
 
 
 def test_the_variance_reduced_gradient_is_unbiased_and_exact_at_its_anchor() -> None:
@@ -232,6 +263,31 @@ def test_the_variance_reduced_gradient_is_unbiased_and_exact_at_its_anchor() -> 
     assert not torch.allclose(raw[0], here)
     for found in at_anchor:
         torch.testing.assert_close(found, there, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", ["threads", "stacked"])
+def test_variance_reduction_takes_the_steps_of_svrg(mode: str) -> None:
+    """Against a loop written out: g(u; b) - g(anchor; b) + g(anchor), for the pull alone."""
+    algorithm = FedReCo(lam=0.5, server_lr=0.0, lr=0.1, batch=6, variance_reduction=True)
+    run = simulation(algorithm, classification(4), deep(), mode=mode, rounds=1, participation=1.0)
+    w0, who = run.task.w0, 3
+    run.run()
+    work = one_client(run, who)
+    v = work.descend(w0, part="head", epochs=1, stream=1)
+    pull = Discord(probe=w0, given=State(weight=torch.full((1,), 0.25, dtype=torch.float64)))
+    anchor, there = v.clone(), work.slope_of(pull, v)
+    at, body = work.open(v, "body"), run.task.space.part("body")
+    for batch, _ in work.batches(1, None, 0, None, pull):
+        wrong = work._elsewhere(anchor, at, batch, "body", pull)
+        g = work.gradient(at, batch, "body", pull) - wrong + there[body]
+        at[body] -= 0.1 * g
+    torch.testing.assert_close(run.store.get(who).w, at, rtol=1e-9, atol=1e-12)
+
+
+def test_variance_reduction_is_refused_where_a_batch_cannot_be_asked_twice() -> None:
+    norm = Split(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), nn.Linear(4, 3))
+    with pytest.raises(EquipoiseError, match="not possible for a model with BatchNorm"):
+        simulation(FedReCo(variance_reduction=True), classification(3), norm).run()
 
 
 def test_variance_reduction_with_full_batches_changes_nothing() -> None:

@@ -1,16 +1,21 @@
 """Both engines give the same numbers, for every registered algorithm."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from flwr.app import Message
 from torch import nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS
 from equipoise.engine.between import Between
+from equipoise.errors import RunFailed
+from equipoise.flower.messages import Answer, opened
 from equipoise.privacy import Privacy
 from equipoise.reducers import REDUCERS
 from tests.conftest import classification, simulation, small_mlp
@@ -94,7 +99,7 @@ def test_engines_agree_on_what_is_clipped(name: str, where: str, tmp_path: Path)
     found = over_flower.summary()["privacy"]
     assert found["epsilon_run"] is None  # no noise
     assert found["releases"] == 3
-    assert found["not_covered"] == ["scores", "numbers of samples"]
+    assert found["not_covered"] == ["scores", "numbers of samples", "failures to train"]
 
 
 def test_the_noise_of_a_deployment_cannot_be_computed_from_its_seed(tmp_path: Path) -> None:
@@ -107,6 +112,39 @@ def test_the_noise_of_a_deployment_cannot_be_computed_from_its_seed(tmp_path: Pa
     assert not np.array_equal(*ends)
     # The difference is that of noise on six messages in two rounds, not more.
     assert 0.2 < np.std(ends[0] - ends[1]) / (0.01 * np.sqrt(2 * 2 / 6)) < 5
+
+
+def small_mlp_size() -> int:
+    return sum(p.numel() for p in small_mlp().parameters())
+
+
+def test_what_was_asked_for_counts_though_the_server_failed(tmp_path: Path) -> None:
+    """Answers that are lost have left the client all the same; asked again, it says the same again."""
+    federation, algorithm = classification(3), ALGORITHMS["fedavg"](lr=0.1, batch=4)
+    options = {"rounds": 2, "participation": 1.0, "privacy": {"clip": 0.1, "target_epsilon": 5.0}}
+    options["deploy"] = {"minimum": 3, "attempts": 2, "deadline": 3.0, "evaluate": False}
+    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **options)
+    up = {"up.w": ((small_mlp_size(),), torch.float64)}
+    lost = []
+
+    def lose(order: Message, reply: Message) -> list[Message]:
+        if opened(reply, Answer, up)[0].trained == 1 and len(lost) < 2:
+            lost.append(reply)
+            return []
+        return [reply]
+
+    grid.nodes[100].tamper = lose
+    with pytest.raises(RunFailed, match="too few updates"):
+        run(app, grid, tmp_path / "out")
+    done = run(app, grid, tmp_path / "out", resume=True)
+    answers = [opened(m, Answer, up) for m in grid.nodes[100].sent]
+    trained = [(answer.trained, tensors) for answer, tensors in answers if answer.trained]
+    assert [round for round, _ in trained] == [1, 1, 1, 2]
+    assert all(torch.equal(tensors["up.w"], trained[0][1]["up.w"]) for round, tensors in trained if round == 1)
+    assert done.released == dict.fromkeys(federation.names, 4)
+    assert done.summary()["privacy"]["epsilon_run"] > 5.0
+    sent = json.loads(next((tmp_path / "app" / "state-0").glob("*/releases.json")).read_text())["sent"]
+    assert len(sent) == 2  # two different messages, whatever was asked for
 
 
 def test_clients_that_never_come_do_not_count(tmp_path: Path) -> None:

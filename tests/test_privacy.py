@@ -20,14 +20,14 @@ from equipoise.engine.between import Between
 from equipoise.engine.executor import SENT
 from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
-from equipoise.privacy import Privacy, Sealed, clip, gaussian, public_reference
+from equipoise.privacy import Noise, Privacy, Sealed, clip, gaussian, public_reference, seeded, unforeseen
 from equipoise.reducers import Mean, Median
 from equipoise.report import compare, find_runs
 from equipoise.state import State, Upload, Uploads
 from tests.conftest import simulation
 from tests.test_cli import SMALL, equipoise_command
 
-NOBODY = torch.Generator()
+NOBODY = seeded(0)
 
 
 def length(message: State) -> float:
@@ -64,10 +64,11 @@ def test_two_clients_messages_never_lie_further_apart_than_twice_the_clip(a: np.
     assert float((one - two).norm()) <= 2 * 0.7 * (1 + 1e-12)
 
 
-def test_noise_has_the_stated_variance_and_no_direction() -> None:
+@pytest.mark.parametrize("source", [seeded(1), unforeseen(), unforeseen(b"secret")])
+def test_noise_has_the_stated_variance_and_no_direction(source: Noise) -> None:
     n, sigma = 200_000, 0.3
     message = State(a=torch.full((n,), 5.0).double(), b=torch.zeros(n).double())
-    noise = gaussian(sigma)(message, torch.Generator().manual_seed(1))
+    noise = gaussian(sigma)(message, source)
     a, b = (noise.a - message.a).numpy(), (noise.b - message.b).numpy()
     for values in (a, b):
         assert abs(values.mean()) < 5 * sigma / math.sqrt(n)
@@ -78,17 +79,16 @@ def test_noise_has_the_stated_variance_and_no_direction() -> None:
 
 def test_transforms_compose_in_their_order() -> None:
     message = State(u=torch.full((50_000,), 3.0).double())
-    rng = torch.Generator().manual_seed(0)
-    then_noise = (clip(1.0) >> gaussian(0.1))(message, rng).u
+    then_noise = (clip(1.0) >> gaussian(0.1))(message, NOBODY).u
     assert float(then_noise.var()) == pytest.approx(0.01, rel=0.05)
-    then_clip = (gaussian(0.1) >> clip(1.0))(message, rng)
+    then_clip = (gaussian(0.1) >> clip(1.0))(message, NOBODY)
     assert length(then_clip) <= 1
 
 
 def test_central_noise_is_on_the_sum() -> None:
     n, m = 100_000, 5
     uploads = Uploads(tuple(range(m)), tuple(Upload(State(u=torch.full((n,), float(k)).double())) for k in range(m)))
-    sealed = Sealed.of(uploads, 0.5, torch.Generator().manual_seed(2), "X")
+    sealed = Sealed.of(uploads, gaussian(0.5)(State(u=torch.zeros(n).double()), seeded(2)), "X")
     noise = (sealed.mean().u - 2.0) * m
     assert float(noise.var()) == pytest.approx(0.25, rel=0.03)
     assert len(sealed) == m
@@ -140,6 +140,14 @@ def test_the_noise_for_a_target_meets_it(target: float, rounds: int, exchanges: 
     assert releases.epsilon(0.99 * z, 1e-5) > target
 
 
+def test_sampling_never_costs_more_than_asking_all() -> None:
+    """The bound on what it saves is loose where nearly all are drawn."""
+    nearly, everyone = Releases(50, 1, 100, 99), Releases(50)
+    assert nearly.noise(1.0, 1e-5) == pytest.approx(everyone.noise(1.0, 1e-5))
+    assert nearly.epsilon(20.0, 1e-5) == pytest.approx(everyone.epsilon(20.0, 1e-5))
+    assert Releases(500).epsilon(1e-160, 1e-5) == math.inf
+
+
 def test_cohorts_that_nobody_sees_help_and_more_noise_helps() -> None:
     sampled, all_of_them = Releases(50, 1, 100, 10), Releases(50, 1, 100, 100)
     assert not all_of_them.sampled
@@ -152,6 +160,35 @@ def test_cohorts_that_nobody_sees_help_and_more_noise_helps() -> None:
     assert Releases(50, 2, 100, 10).epsilon(2.0, 1e-5) == pytest.approx(sampled.epsilon(2.0 / math.sqrt(2), 1e-5))
     assert Releases(0).epsilon(1.0, 1e-5) == 0
     assert Releases(3).epsilon(0.0, 1e-5) == math.inf
+
+
+def test_noise_from_a_secret_is_that_secrets_and_other_noise_is_nobodys() -> None:
+    one, two, other = unforeseen(b"a"), unforeseen(b"a"), unforeseen(b"b")
+    first = one((4, 3))
+    assert torch.equal(first, two((4, 3)))
+    assert not torch.equal(first, other((4, 3)))
+    assert not torch.equal(first, one((4, 3)))  # it goes on
+    assert not torch.equal(unforeseen()((5,)), unforeseen()((5,)))
+    assert unforeseen()(()).shape == ()
+
+
+def test_a_client_lets_out_so_many_messages_and_the_same_one_only_with_the_same_noise(tmp_path: Path) -> None:
+    from equipoise.flower.ledger import Ledger
+    from equipoise.flower.wire import Refused
+
+    path = tmp_path / "releases.json"
+    messages = [State(u=torch.full((4,), float(k)).double()) for k in range(3)]
+    first = Ledger(path, 2).noise(messages[0])((4,))
+    assert torch.equal(Ledger(path, 2).noise(messages[0])((4,)), first)
+    assert path.stat().st_mode & 0o077 == 0
+    second = Ledger(path, 2).noise(messages[1])((4,))
+    assert not torch.equal(first, second)
+    with pytest.raises(Refused, match="2 messages have left"):
+        Ledger(path, 2).noise(messages[2])
+    assert torch.equal(Ledger(path, 2).noise(messages[1])((4,)), second)
+    path.write_text("{")
+    with pytest.raises(EquipoiseError, match="cannot be read"):
+        Ledger(path, 2)
 
 
 def finished(algorithm: Algorithm, privacy: Privacy | None, **options) -> Simulation:
@@ -178,11 +215,11 @@ def test_without_clip_and_noise_it_is_the_plain_mean(one_of_a_kind: Algorithm, w
 
 
 def test_every_algorithm_can_be_private(algorithm: Algorithm) -> None:
-    run = finished(algorithm, Privacy(clip=0.1, sigma=0.001), rounds=2)
+    run = finished(algorithm, Privacy(clip=0.1, sigma=0.001), rounds=2, participation=1.0)
     found = run.summary()["privacy"]
     assert found["epsilon_run"] > found["epsilon_release"] > 0
-    assert found["releases"] == 2 * algorithm.exchanges or run.cohort < len(run.training)
-    assert found["not_covered"] == ["scores"]
+    assert found["releases"] == 2 * algorithm.exchanges
+    assert found["not_covered"] == ["scores", "failures to train"]
 
 
 def test_what_fedavg_sends_differs_from_the_global_model_by_the_clip_at_most() -> None:
@@ -199,22 +236,23 @@ def test_what_fedavg_sends_differs_from_the_global_model_by_the_clip_at_most() -
     assert max(sent) > 0.049
 
 
-def test_a_method_that_sends_changes_of_its_last_message_is_held_to_what_the_server_has() -> None:
+@pytest.mark.parametrize("where", ["local", "central"])
+def test_a_method_that_sends_changes_of_its_last_message_is_held_to_what_the_server_has(where: str) -> None:
     """FLAME's reference is the client's secret; noise on the difference from it would hide nothing."""
     before: dict[int, torch.Tensor] = {}
     moved = []
 
-    class Watched(Flame):
-        def aggregate(self, server, uploads, reduce):
-            for who, upload in zip(uploads.who, uploads.uploads, strict=True):
-                last = before.get(who, server.w if not before else run.start.w0)
-                moved.append(float((upload.message.u - last).norm()))
-                before[who] = upload.message.u
-            return super().aggregate(server, uploads, reduce)
+    privacy = Privacy(clip=0.02, sigma=0.0, where=where)
+    run = simulation(Flame(lr=0.1), between=Between(None, Mean(), privacy), rounds=5, participation=1.0)
+    aggregate = run.aggregate
 
-    run = simulation(
-        Watched(lr=0.1), between=Between(None, Mean(), Privacy(clip=0.02, sigma=0.0)), rounds=5, participation=1.0
-    )
+    def watched(round, uploads, names):
+        for who, upload in zip(uploads.who, uploads.uploads, strict=True):
+            moved.append(float((upload.message.u - before.get(who, run.start.w0)).norm()))
+            before[who] = upload.message.u
+        return aggregate(round, uploads, names)
+
+    run.aggregate = watched
     run.run()
     assert max(moved) <= 0.02 * (1 + 1e-9)
     for who in range(6):
@@ -235,7 +273,7 @@ def test_noise_is_the_seeds_and_another_in_every_exchange_and_for_every_client()
     privacy = Privacy(clip=1.0, sigma=0.1)
     one, two = (finished(FedAvg(lr=0.1), privacy) for _ in range(2))
     assert torch.equal(one.server.w, two.server.w)
-    draws = [torch.randn(3, generator=one.randomness(r, f"{e} {n}")) for r in (1, 2) for e in (0, 1) for n in "ab"]
+    draws = [one.randomness(r, f"{e} {n}")((3,)) for r in (1, 2) for e in (0, 1) for n in "ab"]
     assert len({tuple(d.tolist()) for d in draws}) == 8
 
 
@@ -252,11 +290,17 @@ def test_the_target_is_met_with_full_and_partial_participation() -> None:
     assert once.summary()["privacy"]["epsilon_classical"] == pytest.approx(0.2)
 
 
-def test_central_noise_counts_every_client_in_every_round_where_last_messages_are_kept() -> None:
-    privacy = Privacy(clip=1.0, sigma=5.0, where="central")
-    flame, fedavg = (finished(a, privacy, rounds=3, participation=0.5) for a in (Flame(lr=0.1), FedAvg(lr=0.1)))
-    assert not flame.releases().sampled
-    assert fedavg.releases().sampled
+def test_central_noise_on_a_sum_of_last_messages_stays_in_it() -> None:
+    """A client's last message is all that it ever sent; noise on one round's sum would cover the last change alone."""
+    run = simulation(Flame(lr=0.1), between=Between(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central")))
+    uploads = Uploads((0, 1), tuple(Upload(State(u=torch.zeros(50_000).double())) for _ in range(2)))
+    spreads = [float(run._sealed(uploads, last=True).mean().u.var()) for _ in range(4)]
+    assert spreads == pytest.approx([(2.0 / 2) ** 2 * k for k in (1, 2, 3, 4)], rel=0.05)
+    fresh = simulation(FedAvg(lr=0.1), between=Between(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central")))
+    spreads = [float(fresh._sealed(uploads, last=False).mean().u.var()) for _ in range(3)]
+    assert spreads == pytest.approx([1.0] * 3, rel=0.05)
+    one, two = (fresh._sealed(uploads, last=False).mean().u for _ in range(2))
+    assert not torch.equal(one, two)
 
 
 def test_a_resumed_run_counts_on_and_cannot_stretch_its_target(tmp_path: Path) -> None:
@@ -301,8 +345,10 @@ def test_central_noise_needs_a_mean_and_methods_that_look_at_sums() -> None:
         finished(CFL(lr=0.1), central)
 
 
-def test_without_the_accountant_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_accountant_its_extra_is_named_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    with pytest.raises(EquipoiseError, match="needs the package dp-accounting"):
+        simulation(FedAvg(), between=Between(privacy=Privacy(clip=1.0, sigma=1.0)))
     with pytest.raises(EquipoiseError, match=r"pip install 'equipoise\[privacy\]'"):
         Releases(1).epsilon(1.0, 1e-5)
 
@@ -312,7 +358,7 @@ def test_the_command_line_says_what_is_guaranteed_and_what_is_not(tmp_path: Path
         SMALL.format(rounds=2, name="fedavg") + "[privacy]\nclip = 1.0\ntarget_epsilon = 8.0\n"
     )
     done = equipoise_command("run", "a.toml", "--out", "r", cwd=tmp_path)
-    assert "scores are not covered" in " ".join(done.stderr.split())
+    assert "clients' scores and failures to train are not covered" in " ".join(done.stderr.split())
     assert "ε run" in done.stdout
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())["privacy"]
     assert summary["epsilon_run"] == pytest.approx(8.0, rel=1e-3)

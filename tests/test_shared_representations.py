@@ -1,5 +1,7 @@
 """FedBABU, FedPAC and FedCR: methods with a common extractor, each by what its paper says."""
 
+from collections import OrderedDict
+
 import numpy as np
 import pytest
 import torch
@@ -11,9 +13,10 @@ from equipoise.algorithms.fedcr import Divergence
 from equipoise.algorithms.fedpac import Alignment, combination
 from equipoise.api import Result
 from equipoise.errors import EquipoiseError
+from equipoise.models.base import Split
 from equipoise.models.gaussian import Draw, GaussianMLP, normal
 from equipoise.state import State
-from tests.conftest import classification, simulation
+from tests.conftest import LeastSquares, classification, simulation, small_mlp
 
 
 def test_fedbabus_head_is_the_one_that_was_drawn() -> None:
@@ -148,5 +151,10 @@ def test_runs_with_random_representations_reproduce_with_any_number_of_workers()
 
 
 def test_fedcr_says_what_model_it_needs_and_fedpac_what_data() -> None:
-    with pytest.raises(EquipoiseError, match="fedcr needs a model whose representation is random"):
-        simulation(FedCR(), module=torch.nn.Linear(5, 3))
+    odd = torch.nn.Sequential(OrderedDict(encoder=torch.nn.Linear(5, 7), act=torch.nn.Tanh()))
+    for module in (torch.nn.Linear(5, 3), Split(odd, torch.nn.Linear(7, 3))):
+        with pytest.raises(EquipoiseError, match="fedcr needs a model whose representation is random"):
+            simulation(FedCR(), module=module)
+    for algorithm in (FedPAC(), FedCR()):
+        with pytest.raises(EquipoiseError, match="looks at samples class by class"):
+            simulation(algorithm, LeastSquares(features=5).federation(), small_mlp(outputs=1), loss="squared")

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.algorithms import Ditto, FedAvg, FedReCo, FedRep
+from equipoise.algorithms import Ditto, FedADMM, FedAvg, FedReCo, FedRep
+from equipoise.equilibrium import layers as equilibria
 from equipoise.models import MODELS
-from equipoise.similarity import layers, linear_cka, measure
+from equipoise.similarity import heard_layers, layers, linear_cka, measure, representations, sides
 from tests.conftest import simulation
 from tests.test_cli import SMALL, equipoise_command
 
@@ -63,9 +64,32 @@ def test_a_constant_representation_is_like_nothing() -> None:
 def test_layers_are_those_with_weights_and_equilibria_are_one() -> None:
     assert layers(MODELS["lenet"]().build((1, 28, 28), 10)) == ["body.0", "body.3", "body.7", "body.9", "head"]
     assert len(layers(MODELS["resnet-18"](width=8).build((3, 32, 32), 10))) == 18 + 3  # 3 shortcuts change the width
-    names = layers(MODELS["deq-mlp"]().build((1, 8, 8), 10))
-    assert any("equilibrium" in name or name.startswith("body.") for name in names)
+    module = MODELS["deq-mlp"]().build((1, 8, 8), 10)
+    (equilibrium, _), *_ = equilibria(module)
+    names = layers(module)
+    assert equilibrium in names
+    assert not any(name.startswith(f"{equilibrium}.") for name in names)
     assert names[-1] == "head"
+
+
+def test_layers_that_are_never_called_are_left_out_and_a_root_with_weights_is_one() -> None:
+    attention = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    heard = heard_layers(attention, torch.randn(3, 5, 4))
+    assert "linear1" in heard
+    assert "self_attn.out_proj" not in heard
+    root = torch.nn.Linear(3, 2)
+    assert heard_layers(root, torch.randn(3, 3)) == [""]
+    x = torch.randn(6, 3)
+    torch.testing.assert_close(representations(root, x, [""])[0], root(x).detach())
+
+
+def test_fedadmms_models_are_what_it_trained_and_not_what_it_sends() -> None:
+    run = simulation(FedADMM(lr=0.1, rho=0.01), participation=1.0)
+    run.run()
+    (done, *_) = run.engine.executor(run.task, run.federation, run.algorithm, 0).train(5, [run.job(3)], lambda: False)
+    model = sides(run).local[3].vector
+    assert torch.equal(model, done.client.theta)
+    assert not torch.allclose(model, done.upload.message.u)
 
 
 def test_what_is_compared_depends_on_what_there_is() -> None:

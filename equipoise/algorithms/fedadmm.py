@@ -55,6 +55,9 @@ class FedADMM(Algorithm):
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return State(w=reduce(uploads).u)  # the mean of all clients' last u
 
+    def trained(self, client: State, message: State) -> Tensor:
+        return client.theta
+
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.descend(down.w, epochs=self.adapt_epochs)
 

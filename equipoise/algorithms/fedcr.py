@@ -34,18 +34,22 @@ class FedCR(Algorithm):
 
     paper: ClassVar[str] = "Zhang et al., FedCR: Across-Client Common Representation, ICML 2023; KL as in its code"
     keeps_head: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
 
     beta: NonNegative = 1e-4
     "strength of the pull of p(z|x) to r(z|y)"
 
     def _latent(self, of: Start | LocalData) -> int:
         try:
-            return of.tap(ENCODER).width // 2
+            width = of.tap(ENCODER).width
         except EquipoiseError:
+            width = 0
+        if not width or width % 2:
             raise EquipoiseError(
                 "fedcr needs a model whose representation is random: gaussian-lenet or gaussian-mlp, or one with a "
-                f"submodule {ENCODER} whose outputs are means and spreads"
-            ) from None
+                f"submodule {ENCODER} whose outputs are means and as many spreads"
+            )
+        return width // 2
 
     def server(self, start: Start) -> State:
         r = start.w0.new_zeros((start.outputs, self._latent(start)))

@@ -30,6 +30,7 @@ class FedPAC(Algorithm):
 
     paper: ClassVar[str] = "Xu et al., Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023"
     keeps_head: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
 
     lam: NonNegative = 1.0
     "strength of the pull of features to their class's centre"

@@ -71,7 +71,7 @@ class FedReCo(Algorithm):
     def _parts(self, down: State, data: LocalData) -> tuple[dict[str, Any], dict[str, Any], Tensor]:
         """What of the vector is v_i and what u_i, for `descend`; how much each place counts for the client."""
         reaches = self._reaches(data)
-        mine = down.get("mine", torch.ones(*down.u_0.shape[:-1], 1, dtype=down.u_0.dtype))
+        mine = self._mine(down)
         body = torch.zeros_like(reaches[0])
         body[data.space.part("body")] = True
         if len(reaches) == 1 and torch.equal(reaches[0], body):
@@ -80,10 +80,16 @@ class FedReCo(Algorithm):
         return {"within": 1 - u}, {"within": u}, mine
 
     def _with_probe(self, w: Tensor, down: State, data: LocalData) -> Tensor:
-        """w with the probe in the place of the extractor."""
-        probe = w.clone()
-        probe[..., self._reaches(data).any(0)] = down.u_0.expand(*w.shape[:-1], -1)
-        return probe
+        """w with the probe in the place of the client's extractor."""
+        probe, reaches = w.clone(), self._reaches(data)
+        probe[..., reaches.any(0)] = down.u_0.expand(*w.shape[:-1], -1)
+        own = self._mine(down) @ reaches.to(down.u_0.dtype)
+        return torch.where(own > 0, probe, w)
+
+    @staticmethod
+    def _mine(down: State) -> Tensor:
+        """How much each place to split counts for the client."""
+        return down.get("mine", torch.ones(*down.u_0.shape[:-1], 1, dtype=down.u_0.dtype))
 
     def _local(self, w: Tensor, down: State, data: LocalData, epochs: int | None = None) -> Tensor:
         """Alg. 1, lines 8 to 17."""

@@ -22,13 +22,14 @@ from equipoise.engine.store import ClientStore
 from equipoise.equilibrium import Solves, Tally, layers
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.memory import peak_memory_mb
-from equipoise.privacy import Sealed
+from equipoise.privacy import Noise, Sealed, gaussian
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Uploads
 from equipoise.task import Task
 from equipoise.watcher import Watcher
 
 _ADVICE = "A smaller algorithm.lr, or algorithm.clip, may help"
+_NOISE = "privacy.noise."
 _WORTH_TELLING = 0.01  # some samples are always harder than others
 
 
@@ -87,6 +88,10 @@ class Run(ABC):
         self.task, self.algorithm, self.schedule = task, algorithm, schedule
         self.folder, self.watcher = folder, watcher or Watcher()
         self.start = start
+        if algorithm.needs_labels and (task.sample[1].is_floating_point() or task.sample[1].ndim != 1):
+            raise EquipoiseError(
+                f"{type(algorithm).__name__} looks at samples class by class, and here they have no one label each"
+            )
         if algorithm.fits_head and not _plain_linear(task):
             raise EquipoiseError(
                 f"{type(algorithm).__name__} estimates the model's last layer by least squares, so its head must be "
@@ -123,6 +128,8 @@ class Run(ABC):
         "standard deviation of the noise of privacy"
         self.released: Counter[str] = Counter()
         "how many messages each client has sent, by name, where that is what privacy depends on"
+        self.sums, self.noise = 0, State()
+        "of central noise: how many sums were released, and what is in the sum of last messages"
         self.counters = Counters()
         self.done, self.step = 0, 0
         "rounds, and exchanges of the next one, of which several may be done where the engine can stop in between"
@@ -166,8 +173,7 @@ class Run(ABC):
         seen = uploads if everyone is None else everyone
         reduce: Reduce = self.between.reducer
         if self.between.privacy is not None and self.between.privacy.central:
-            noise = self.randomness(round, "sum")
-            seen = Sealed.of(seen, self.sigma, noise, type(self.algorithm).__name__)
+            seen = self._sealed(seen, everyone is not None)
             reduce = lambda sealed: sealed.mean()  # noqa: E731
         server = self.algorithm.aggregate(self.server, seen, reduce)
         if not server.finite():
@@ -175,9 +181,19 @@ class Run(ABC):
         self.server = server
         return {} if self.last is None or everyone is None else self.last.take(everyone)
 
+    def _sealed(self, uploads: Uploads, last: bool) -> Sealed:
+        """With central noise. A sum of last messages is the sum before it and what the round's messages add to it: each
+        round's noise is on what it adds, and stays in the sum."""
+        noise = self.randomness(self.sums, "sum")
+        fresh = gaussian(self.sigma)(State({k: torch.zeros_like(t).double() for k, t in uploads.like.items()}), noise)
+        self.sums += 1
+        if last:
+            fresh = self.noise = State({k: t + self.noise[k] if k in self.noise else t for k, t in fresh.items()})
+        return Sealed.of(uploads, fresh, type(self.algorithm).__name__)
+
     @abstractmethod
-    def randomness(self, round: int, of: str) -> torch.Generator:
-        """Where the noise of privacy comes from."""
+    def randomness(self, number: int, of: str) -> Noise:
+        """Where the noise of privacy comes from, for what has this number."""
 
     @abstractmethod
     def releases(self) -> Releases:
@@ -187,6 +203,7 @@ class Run(ABC):
         """Before the first round: how much noise privacy asks for; what it does not cover is told."""
         if (privacy := self.between.privacy) is not None:
             self.sigma = privacy.noise(planned)
+            privacy.guarantee(self.sigma, planned)  # what cannot be accounted for is said now
             self.uncovered = uncovered
             what = " and ".join(uncovered)
             self.watcher.tell(
@@ -222,10 +239,11 @@ class Run(ABC):
             "counters": asdict(self.counters),
             "logs": {log.name: self.folder.length(log) for log in self.folder.logs},
             "fingerprint": self.fingerprint,
-            "privacy": {"sigma": self.sigma, "released": self.released},
+            "privacy": {"sigma": self.sigma, "released": self.released, "sums": self.sums},
             **self.facts(),
         }
         kept |= {} if self.last is None else self.last.tensors()
+        kept |= {f"{_NOISE}{name}": t for name, t in self.noise.items()}
         self.checkpoints.save(self.done, self.step, self.server, self.store, kept, facts)
 
     def restore(self) -> dict[str, int] | None:
@@ -240,6 +258,8 @@ class Run(ABC):
             raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
         self.done, self.step, self.server = saved.round, saved.step, saved.server
         self._restore_privacy(saved.facts.get("privacy", {}))
+        noise = {k: t for k, t in saved.kept.items() if k.startswith(_NOISE)}
+        self.noise = State({k.removeprefix(_NOISE): t for k, t in noise.items()})
         counted = dict(saved.facts["counters"])
         solves = counted.pop("solves", {})
         self.counters = Counters(**counted, solves=Solves(**{way: Tally(**t) for way, t in solves.items()}))
@@ -257,7 +277,7 @@ class Run(ABC):
                 f"the run went with sigma = {facts['sigma']:g}, found for its number of rounds; with "
                 f"{self.schedule.rounds} of them privacy.target_epsilon = {privacy.target_epsilon} needs {self.sigma:g}"
             )
-        self.released = Counter(facts["released"])
+        self.released, self.sums = Counter(facts["released"]), facts["sums"]
 
     def resume(self) -> None:
         """Go on from the newest checkpoint that is whole, or from the start if there is none."""

@@ -10,7 +10,6 @@ from hashlib import blake2b
 from typing import Any
 
 import numpy as np
-import torch
 
 from equipoise import files, randomness
 from equipoise.accounting import Releases
@@ -28,7 +27,7 @@ from equipoise.engine.run import Run
 from equipoise.engine.store import ClientStore, Numbered
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import LOSSES
-from equipoise.privacy import public_reference
+from equipoise.privacy import Noise, public_reference, seeded
 from equipoise.runfolder import RunFolder
 from equipoise.scores import Scores
 from equipoise.state import State, Upload, Uploads, stack
@@ -73,7 +72,7 @@ class Simulation(Run):
             self.federation = poisoned(self.federation, attack, self.malicious, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
-        self.find_noise(self._planned(), ["scores"])
+        self.find_noise(self._planned(), ["scores", "failures to train"])
         initial = with_kept(algorithm.client(start), task, int(federation.train.lengths.max()))
         if self.last is not None:
             initial |= self.last.initial
@@ -147,7 +146,7 @@ class Simulation(Run):
         """One more round, or False if it was broken off; then nothing has changed."""
         round = self.done + 1
         began = time.perf_counter()
-        before = self.server, copy.deepcopy(self.counters), self.released.copy()
+        before = self.server, copy.deepcopy(self.counters), self.released.copy(), self.sums, self.noise
         jobs = [self.job(who) for who in self.sample(round)]
         asked, solves, sent = len(jobs), [], {}
         accepted: list[Done] = []
@@ -156,7 +155,7 @@ class Simulation(Run):
                 jobs = [self.job(r.who, r.held) for r in accepted]
             results = list(self.executor.train(round, jobs, self.interrupted.is_set))
             if self.interrupted.is_set():
-                self.server, self.counters, self.released = before
+                self.server, self.counters, self.released, self.sums, self.noise = before
                 return False
             if self.between.privacy is not None:
                 results = [
@@ -196,9 +195,8 @@ class Simulation(Run):
         return Releases(max(drawn.values()), exchanges)
 
     def _central(self, rounds: int) -> Releases:
-        """Where last messages are kept, every client is in every sum; else cohorts are the server's secret."""
-        clients = len(self.training)
-        return Releases(rounds, self.algorithm.exchanges, clients, clients if self.last is not None else self.cohort)
+        """Who is in a cohort is the server's secret."""
+        return Releases(rounds, self.algorithm.exchanges, len(self.training), self.cohort)
 
     def releases(self) -> Releases:
         assert self.between.privacy is not None
@@ -207,8 +205,8 @@ class Simulation(Run):
         exchanges = self.algorithm.exchanges
         return Releases(-(-max(self.released.values(), default=0) // exchanges), exchanges)
 
-    def randomness(self, round: int, of: str) -> torch.Generator:
-        return randomness.torch_generator(self.schedule.seed, "privacy", round, of)
+    def randomness(self, number: int, of: str) -> Noise:
+        return seeded(self.schedule.seed, number, of)
 
     def _released(self, round: int, exchange: int, job: Job, result: Done) -> Done:
         """With a message as it leaves the client."""
@@ -222,8 +220,8 @@ class Simulation(Run):
         else:
             kept = self.store.get(job.who)
             known = State({k: kept[SENT + k] for k in result.upload.message})
-        rng = self.randomness(round, f"{exchange} {name}")
-        return replace(result, upload=privacy.release(result.upload, known, self.sigma, rng))
+        noise = self.randomness(round, f"{exchange} {name}")
+        return replace(result, upload=privacy.release(result.upload, known, self.sigma, noise))
 
     def rescore(self, lines: list[dict[str, Any]]) -> None:
         """Score what another run's training came to, whose newest checkpoint is in the folder and whose log is `lines`.

@@ -26,6 +26,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.export import write_model
 from equipoise.flower.clientdata import Hook, client_data
 from equipoise.flower.home import Home, Kept
+from equipoise.flower.ledger import Ledger
 from equipoise.flower.messages import (
     NOBODY,
     PRINTABLE,
@@ -111,6 +112,8 @@ class Client:
     def answer(self, order: Order, tensors: State) -> tuple[Answer, dict[str, Tensor]]:
         if order.hello:
             own = self._own()  # who cannot take part says so now
+            if (privacy := self.plan.experiment.privacy) is not None:
+                privacy.guarantee(privacy.noise(Releases(1)), Releases(1))
             files.make_folder(Path(self.settings.state).expanduser())
             facts: dict[str, Any] = {"unseen": self.settings.unseen, "layout": self.task.space.fingerprint()}
             if self.plan.experiment.algorithm.counts_samples:
@@ -171,8 +174,8 @@ class Client:
                 if not done.finite:
                     raise Refused("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
                 facts |= {"trained": order.train, "samples": done.gradient_samples}
-                facts |= solver_facts(solves)
-                upload, client = self._released(done, job)
+                facts |= solver_facts(solves) if experiment.privacy is None else {}
+                upload, client = self._released(home, done, job)
                 sent |= named(upload.wire, "up")
                 # Written before it is sent: an update that the server takes is never lost here.
                 home.write(kept.trained_on(order.number, client))
@@ -182,7 +185,7 @@ class Client:
         finally:
             executor.close()
 
-    def _released(self, done: Done, job: Job) -> tuple[Upload, State]:
+    def _released(self, home: Home, done: Done, job: Job) -> tuple[Upload, State]:
         """What leaves, and what is kept, with the last message as the server has it where that is needed."""
         experiment = self.plan.experiment
         if (privacy := experiment.privacy) is None:
@@ -190,8 +193,10 @@ class Client:
         known = State(
             {k.removeprefix(RELEASED): t for k, t in job.client.items() if k.startswith(RELEASED)}
         ) or public_reference(done.upload, job.down)
-        sigma = privacy.noise(Releases(experiment.schedule.rounds, experiment.algorithm.exchanges))
-        upload = privacy.release(done.upload, known, sigma, unforeseen())
+        planned = Releases(experiment.schedule.rounds, experiment.algorithm.exchanges)
+        ledger = Ledger(home.path / "releases.json", planned.rounds * planned.exchanges)
+        noise = unforeseen() if privacy.central else ledger.noise(done.upload.message)
+        upload = privacy.release(done.upload, known, privacy.noise(planned), noise)
         if not any(k.startswith(RELEASED) for k in job.client):
             return upload, done.client
         return upload, State(done.client, **{RELEASED + k: t for k, t in upload.message.items()})

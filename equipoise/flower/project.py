@@ -79,7 +79,7 @@ def write_app(folder: Path, experiment: Experiment, out: Path) -> None:
             "name": name,
             "version": "1.0.0",
             "description": f"{experiment.algorithm_name} on {plan.title}",
-            "dependencies": ["equipoise[flower]"],
+            "dependencies": ["equipoise[flower]" if experiment.privacy is None else "equipoise[flower,privacy]"],
         },
         "tool": {
             "flwr": {

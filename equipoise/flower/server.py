@@ -36,7 +36,7 @@ from equipoise.flower.roster import Member, Roster
 from equipoise.flower.tally import Tally
 from equipoise.flower.updates import update_of
 from equipoise.flower.wire import Refused, group, named
-from equipoise.privacy import unforeseen
+from equipoise.privacy import Noise, unforeseen
 from equipoise.runfolder import RunFolder
 from equipoise.state import State, Upload, Uploads
 from equipoise.watcher import Watcher
@@ -78,18 +78,18 @@ class Deployment(Run):
         "of the server in this run, and of orders in this start: together they number an order"
         self.door = Door(self.post, self.roster, self.fingerprint, self.tell)
         scores = ["scores"] if self.settings.evaluate else []
-        self.find_noise(Releases(self.schedule.rounds, self.algorithm.exchanges), [*scores, "numbers of samples"])
+        uncovered = [*scores, "numbers of samples", "failures to train"]
+        self.find_noise(Releases(self.schedule.rounds, self.algorithm.exchanges), uncovered)
 
-    def randomness(self, round: int, of: str) -> torch.Generator:
+    def randomness(self, number: int, of: str) -> Noise:
         """Nobody's to foresee: not drawn from the run's seed, which all know."""
         return unforeseen()
 
     def releases(self) -> Releases:
         """Every order to train counts, whether its answer was used or not; who takes part is no secret here."""
         assert self.between.privacy is not None
-        most = self.done if self.between.privacy.central else max(self.released.values(), default=0)
-        exchanges = self.algorithm.exchanges
-        return Releases(most if self.between.privacy.central else -(-most // exchanges), exchanges)
+        most = self.sums if self.between.privacy.central else max(self.released.values(), default=0)
+        return Releases(-(-most // self.algorithm.exchanges), self.algorithm.exchanges)
 
     @property
     def mode(self) -> str:
@@ -265,6 +265,9 @@ class Deployment(Run):
         exchange = Exchange(self.starts << 32 | self.orders, round, self.post, self.door, self.tell)
         scoring = self.done if self.unlogged is not None else 0
         members = list(members)
+        if self.between.privacy is not None and cohort:
+            self.released.update(member.name for member in cohort)
+            self._save()  # before anything of it can leave
         for member in members:
             self._order(exchange, member, round if member in cohort else 0, scoring, last)
         exchange.wait((member.name for member in members), self.settings.deadline, self._greet)
@@ -300,7 +303,6 @@ class Deployment(Run):
         self.post.send(member.node, member.name, order, tensors, self._lifetime)
         if train:
             self.counters.bytes_down += down.nbytes
-            self.released[member.name] += 1
 
     def _accept(self, round: int, cohort: list[Member], answers: dict[str, Answered]) -> list[Accepted]:
         """The updates that can be used, in the order of the clients' names."""
