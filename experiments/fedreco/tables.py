@@ -77,7 +77,7 @@ def table_3(folder: Path, scale: str) -> None:
 
 
 def tuned(folder: Path) -> None:
-    for name in ("tune-lr", "tune", "tune-clip"):
+    for name in ("tune", "clip"):
         body = []
         for run in runs_of(Path(__file__).parent / f"{name}.toml", folder / name):
             keys = ("algorithm.name", "algorithm.lr", "algorithm.batch", "algorithm.momentum", "algorithm.lam")
@@ -86,7 +86,7 @@ def tuned(folder: Path) -> None:
             score = 100 * run.summary[kind]["validation_accuracy"]
             body.append([*(run.config.get(key, "–") for key in keys), f"{score:.2f}"])
         head = ["method", "lr", "batch", "momentum", "lam", "server_lr", "clip", "validation accuracy"]
-        print(markdown(f"{name}, 15 rounds", head, body))
+        print(markdown(f"{name}.toml, after 15 rounds", head, body))
 
 
 if __name__ == "__main__":
