@@ -178,7 +178,7 @@ def test_an_earlier_split_leaves_the_later_layers_to_the_head() -> None:
     assert len(run.server.u_0) == first == 5 * 6 + 6
     before = run.store.get(0).w
     work = one_client(run, 3)
-    v, u, _ = algorithm._parts(State(u_0=run.server.u_0), work)
+    v, u = algorithm._parts(State(u_0=run.server.u_0), work)
     for moves, expected in ((v, slice(first, None)), (u, slice(0, first))):
         moved = (work.descend(before, **moves) != before).nonzero().flatten()
         inside = torch.zeros(run.task.space.size, dtype=torch.bool)

@@ -35,7 +35,7 @@ class FedReCo(Algorithm):
 
     lam: NonNegative = 0.01
     "strength of the pull of a client's representations towards the probe's"
-    server_lr: NonNegative = 0.01
+    server_lr: NonNegative = 0.001
     "learning rate of the probe (eta_0); 0 leaves it as it began"
     head_epochs: Count = 1
     "passes that train the head, before the extractor's"
@@ -68,36 +68,37 @@ class FedReCo(Algorithm):
         mine = torch.arange(len(self._at)) == who % len(self._at)
         return State(server, mine=mine.to(server.u_0.dtype))
 
-    def _parts(self, down: State, data: LocalData) -> tuple[dict[str, Any], dict[str, Any], Tensor]:
-        """What of the vector is v_i and what u_i, for `descend`; how much each place counts for the client."""
-        reaches = self._reaches(data)
-        mine = self._mine(down)
-        body = torch.zeros_like(reaches[0])
+    @staticmethod
+    def _mine(down: State) -> Tensor:
+        """How much each place to split counts for the client: 1 or 0."""
+        return down.get("mine", torch.ones(*down.u_0.shape[:-1], 1, dtype=down.u_0.dtype))
+
+    def _own(self, down: State, data: LocalData) -> Tensor:
+        """Which parameters the client's extractor has: 1 or 0."""
+        return self._mine(down) @ self._reaches(data).to(down.u_0.dtype)
+
+    def _parts(self, down: State, data: LocalData) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What of the vector is v_i and what u_i, for `descend`: slices, if that is what they are."""
+        reaches, body = self._reaches(data), torch.zeros(data.space.size, dtype=torch.bool)
         body[data.space.part("body")] = True
         if len(reaches) == 1 and torch.equal(reaches[0], body):
-            return {"part": "head"}, {"part": "body"}, mine
-        u = mine @ reaches.to(mine.dtype)
-        return {"within": 1 - u}, {"within": u}, mine
+            return {"part": "head"}, {"part": "body"}
+        u = self._own(down, data)
+        return {"within": 1 - u}, {"within": u}
 
     def _with_probe(self, w: Tensor, down: State, data: LocalData) -> Tensor:
         """w with the probe in the place of the client's extractor."""
-        probe, reaches = w.clone(), self._reaches(data)
-        probe[..., reaches.any(0)] = down.u_0.expand(*w.shape[:-1], -1)
-        own = self._mine(down) @ reaches.to(down.u_0.dtype)
-        return torch.where(own > 0, probe, w)
-
-    @staticmethod
-    def _mine(down: State) -> Tensor:
-        """How much each place to split counts for the client."""
-        return down.get("mine", torch.ones(*down.u_0.shape[:-1], 1, dtype=down.u_0.dtype))
+        probe = w.clone()
+        probe[..., self._reaches(data).any(0)] = down.u_0.expand(*w.shape[:-1], -1)
+        return torch.where(self._own(down, data) > 0, probe, w)
 
     def _local(self, w: Tensor, down: State, data: LocalData, epochs: int | None = None) -> Tensor:
         """Alg. 1, lines 8 to 17."""
-        v, u, mine = self._parts(down, data)
+        v, u = self._parts(down, data)
         w = data.descend(w, **v, epochs=epochs or self.head_epochs, lr=self.head_lr, stream=1)
         if self.lam == 0 or not down.u_0.shape[-1]:
             return data.descend(w, **u, epochs=epochs)
-        pull = Discord(self._at, self._with_probe(w, down, data), State(weight=self.lam / 2 * mine))
+        pull = Discord(self._at, self._with_probe(w, down, data), State(weight=self.lam / 2 * self._mine(down)))
         anchor = (w, data.slope_of(pull, w)) if self.variance_reduction else None
         return data.descend(w, **u, epochs=epochs, term=pull, anchor=anchor)
 
@@ -106,7 +107,7 @@ class FedReCo(Algorithm):
         if not down.u_0.shape[-1]:
             return State(w=w), Upload(State(g=torch.zeros_like(down.u_0)))  # a model that is all head
         # H is the same seen from both sides: its gradient in u_0 is that at u_0 of the distance from u_i.
-        H = Discord(self._at, w, State(weight=self._parts(down, data)[2]))
+        H = Discord(self._at, w, State(weight=self._mine(down)))
         g = data.slope_of(H, self._with_probe(w, down, data), steps=self.sent_batches, stream=2)
         return State(w=w), Upload(State(g=g[..., self._reaches(data).any(0)]))
 
