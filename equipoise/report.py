@@ -68,7 +68,7 @@ FAIRNESS = {
 """What tells how evenly a method serves its clients, under the names of the columns."""
 
 
-PRIVACY = {"epsilon_release": "ε once", "epsilon_run": "ε run", "delta": "δ"}
+PRIVACY = {"epsilon_release": "ε msg", "epsilon_run": "ε run", "delta": "δ"}
 """What a run guarantees its clients, under the names of the columns."""
 
 
@@ -169,12 +169,16 @@ def _figure(value: float | None, spread: float | None, metric: str) -> str:
 def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """What people read: the models' scores, how far clients lie apart, and what was sent."""
     unseen = any(row["unseen"] is not None for row in rows)
-    unit = " %" if all(row["metric"] == "accuracy" for row in rows) and not unseen else ""  # else they would not fit
-    rare = (HYBRIDS["test"], "consensus")  # few have them
     private = any(row["private"] for row in rows)
+    accuracies = all(row["metric"] == "accuracy" for row in rows)
+    unit = " %" if accuracies and not unseen and not private else ""  # else they would not fit
+    rare = (HYBRIDS["test"], "consensus")  # few have them
     there = [kind for kind in KINDS if any(row[kind] is not None for row in rows)]
     kinds = [kind for kind in KINDS if kind in there or not (private or kind in rare)]
-    head = ["algorithm", *(f"{kind}{unit}" for kind in kinds), "spread", "worst tenth"]
+    shown = {"spread": "spread", "worst": "worst tenth"}
+    if private:
+        del shown["spread"]
+    head = ["algorithm", *(f"{kind}{unit}" for kind in kinds), *shown.values()]
     head += [*([f"unseen{unit}"] if unseen else []), *(PRIVACY.values() if private else []), "sent MB"]
     optional = {
         "data": len({row["data"] for row in rows}) > 1,
@@ -186,7 +190,7 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
         kind = "personal" if row["personal"] is not None else "global"
         cells = [row["algorithm"], *(str(row[k]) for k, wanted in optional.items() if wanted)]
         cells += [_figure(row[k], row[f"{k}_std"], row["metric"]) for k in kinds]
-        cells += [_figure(row[f"{kind}_{k}"], None, row["metric"]) for k in ("spread", "worst")]
+        cells += [_figure(row[f"{kind}_{k}"], None, row["metric"]) for k in shown]
         cells += [_figure(row["unseen"], row["unseen_std"], row["metric"])] if unseen else []
         cells += _private_cells(row) if private else []
         body.append([*cells, f"{(row['bytes_up'] + row['bytes_down']) / 1e6:.1f}"])

@@ -206,9 +206,13 @@ class Run(ABC):
             privacy.guarantee(self.sigma, planned)  # what cannot be accounted for is said now
             self.uncovered = uncovered
             what = " and ".join(uncovered)
-            self.watcher.tell(
+            self.warn(
                 f"privacy covers the messages that models are trained with; clients' {what} are not covered by it"
             )
+
+    def warn(self, text: str) -> None:
+        """Something that whoever started the run must know before it begins."""
+        self.watcher.tell(text)
 
     def hopeless(self, round: int, what: str, advice: str = _ADVICE) -> str:
         saved = self.checkpoints is not None and self.checkpoints.manifests()

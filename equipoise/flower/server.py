@@ -109,6 +109,9 @@ class Deployment(Run):
         self.watcher.tell(text)
         self.note(event, text=text)
 
+    def warn(self, text: str) -> None:
+        self.tell("warning", text)
+
     def note(self, event: str, **facts: Any) -> None:
         assert self.folder is not None
         self.folder.append(self.folder.events, {"round": self.done, "event": event, **facts})
