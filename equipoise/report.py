@@ -203,10 +203,8 @@ def _private_cells(row: dict[str, Any]) -> list[str]:
     return ["∞" if row[k] is None else f"{row[k]:.3g}" for k in PRIVACY]
 
 
-NOTE = (
-    "spread: standard deviation over clients; worst tenth: mean of the worst 10% of clients "
-    "(personal model, else global)"
-)
+_SPREAD = "spread: standard deviation over clients; "
+NOTE = "worst tenth: mean of the worst 10% of clients (personal model, else global)"
 
 
 _ORACLE_NOTE = "; oracle: the better of personal and global as the test samples have it, which nobody can know"
@@ -222,7 +220,8 @@ def _note(rows: list[dict[str, Any]]) -> str:
     notes += [_ORACLE_NOTE] if any(row[HYBRIDS["test"]] is not None for row in rows) else []
     notes += [_CONSENSUS_NOTE] if any(row["consensus"] is not None for row in rows) else []
     notes += [_PRIVACY_NOTE] if any(row["private"] for row in rows) else []
-    return data + percent + NOTE + "".join(notes)
+    spread = "" if any(row["private"] for row in rows) else _SPREAD
+    return data + percent + spread + NOTE + "".join(notes)
 
 
 _PRIVACY_NOTE = "; ε, δ: how well a client is hidden by noise, for one message and for all of the run (∞: not at all)"
