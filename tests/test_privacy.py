@@ -149,15 +149,14 @@ def test_sampling_never_costs_more_than_asking_all() -> None:
 
 
 def test_cohorts_that_nobody_sees_help_and_more_noise_helps() -> None:
-    sampled, all_of_them = Releases(50, 1, 100, 10), Releases(50, 1, 100, 100)
+    sampled, all_of_them = Releases(20, 1, 100, 10), Releases(20, 1, 100, 100)
     assert not all_of_them.sampled
     assert sampled.epsilon(2.0, 1e-5) < all_of_them.epsilon(2.0, 1e-5)
-    found = [sampled.epsilon(z, 1e-5) for z in (1.0, 2.0, 4.0)]
-    assert found == sorted(found, reverse=True)
+    assert sampled.epsilon(4.0, 1e-5) < sampled.epsilon(2.0, 1e-5)
     z = sampled.noise(3.0, 1e-5)
     assert sampled.epsilon(z, 1e-5) == pytest.approx(3.0, rel=1e-3)
     # Two messages of a cohort in a round are one with the noise of both, not two draws.
-    assert Releases(50, 2, 100, 10).epsilon(2.0, 1e-5) == pytest.approx(sampled.epsilon(2.0 / math.sqrt(2), 1e-5))
+    assert Releases(20, 2, 100, 10).epsilon(2.0, 1e-5) == pytest.approx(sampled.epsilon(2.0 / math.sqrt(2), 1e-5))
     assert Releases(0).epsilon(1.0, 1e-5) == 0
     assert Releases(3).epsilon(0.0, 1e-5) == math.inf
 
