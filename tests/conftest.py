@@ -167,6 +167,13 @@ def one_of_a_kind(request: pytest.FixtureRequest) -> Algorithm:
     return registered(request.param)
 
 
+@pytest.fixture(params=[*((name, "threads") for name in ALGORITHMS), *((name, "stacked") for name in KINDS)])
+def in_mode(request: pytest.FixtureRequest) -> tuple[Algorithm, str]:
+    """Every algorithm threaded, and one of each kind stacked; stacked equals threaded for all of them."""
+    name, mode = request.param
+    return registered(name), mode
+
+
 @pytest.fixture
 def problem() -> LeastSquares:
     return LeastSquares()

@@ -161,8 +161,8 @@ def test_the_order_of_clients_does_not_matter(algorithm: Algorithm, mode: str) -
         np.testing.assert_array_equal(two.scores.training.board().tables()[kind], table[order])
 
 
-@pytest.mark.parametrize("mode", ["threads", "stacked"])
-def test_a_client_that_takes_no_part_keeps_its_state(algorithm: Algorithm, mode: str) -> None:
+def test_a_client_that_takes_no_part_keeps_its_state(in_mode: tuple[Algorithm, str]) -> None:
+    algorithm, mode = in_mode
     run = simulation(algorithm, mode=mode, participation=2)
     for _ in range(3):
         before = {who: State({k: t.clone() for k, t in run.store.get(who).items()}) for who in range(6)}
@@ -174,10 +174,10 @@ def test_a_client_that_takes_no_part_keeps_its_state(algorithm: Algorithm, mode:
     run.close()
 
 
-@pytest.mark.parametrize("mode", ["threads", "stacked"])
 def test_bytes_counted_are_the_sizes_of_the_messages(
-    algorithm: Algorithm, mode: str, monkeypatch: pytest.MonkeyPatch
+    in_mode: tuple[Algorithm, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    algorithm, mode = in_mode
     sent = {"up": 0, "down": 0}
     accept = Simulation._accept
 
@@ -200,10 +200,10 @@ def test_bytes_counted_are_the_sizes_of_the_messages(
     assert run.counters.bytes_up == up * 3 * 4 * algorithm.exchanges  # three of six clients in four rounds
 
 
-@pytest.mark.parametrize("mode", ["threads", "stacked"])
 def test_every_message_and_state_has_the_shape_that_was_announced(
-    algorithm: Algorithm, mode: str, monkeypatch: pytest.MonkeyPatch
+    in_mode: tuple[Algorithm, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    algorithm, mode = in_mode
     seen = []
     accept = Simulation._accept
 
