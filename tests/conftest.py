@@ -167,7 +167,10 @@ def one_of_a_kind(request: pytest.FixtureRequest) -> Algorithm:
     return registered(request.param)
 
 
-@pytest.fixture(params=[*((name, "threads") for name in ALGORITHMS), *((name, "stacked") for name in KINDS)])
+IN_MODES = [*((name, "threads") for name in ALGORITHMS), *((name, "stacked") for name in KINDS)]
+
+
+@pytest.fixture(params=IN_MODES, ids="-".join)
 def in_mode(request: pytest.FixtureRequest) -> tuple[Algorithm, str]:
     """Every algorithm threaded, and one of each kind stacked; stacked equals threaded for all of them."""
     name, mode = request.param
