@@ -1,4 +1,4 @@
-"""The tables of docs/results/fedreco.md: python experiments/fedreco/tables.py RUNS [SCALE]
+"""The tables of docs/results/fedreco.md: python experiments/fedreco/tables.py RUNS [SCALE [PICTURE]]
 
 RUNS holds fedreco/, and in it a folder a sweep, named as its file. Of those the runs count that the file asks for at
 that scale (small); what is missing is left out. The paper's figure stands in parentheses.
@@ -76,6 +76,30 @@ def table_3(folder: Path, scale: str) -> None:
     print(markdown("Table 3: accuracy in % with noise, fashion-mnist", head, body))
 
 
+def figure_3(folder: Path, scale: str, picture: Path) -> None:
+    """Accuracy against rounds, without and with noise."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    here = Path(__file__).parent
+    panels = [("without noise", "fashion-mnist"), ("with noise", "privacy")]
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for axis, (title, name) in zip(axes, panels, strict=True):
+        for run in runs_of(here / f"{name}.toml", folder / name, scale):
+            method = method_of(run)
+            kind = "global" if method == "fedavg" else "personal"
+            points = [(line["round"], 100 * line[kind]["accuracy"]) for line in run.metrics if kind in line]
+            label = method + (f", ε {run.config['privacy.target_epsilon']:g}" if name == "privacy" else "")
+            axis.plot(*zip(*points, strict=True), marker="." if len(points) < 15 else None, label=label)
+        axis.set(title=title, xlabel="round", ylim=(0 if name == "privacy" else 70, 95))
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7, loc="lower right")
+    axes[0].set_ylabel("test accuracy, mean over clients (%)")
+    figure.savefig(picture, dpi=130)
+
+
 def tuned(folder: Path) -> None:
     for name in ("tune", "clip"):
         body = []
@@ -94,3 +118,5 @@ if __name__ == "__main__":
     tables_1_and_2(root, size)
     table_3(root, size)
     tuned(root)
+    if len(sys.argv) > 3:
+        figure_3(root, size, Path(sys.argv[3]))
