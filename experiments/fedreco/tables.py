@@ -95,7 +95,7 @@ def figure_3(folder: Path, scale: str, picture: Path) -> None:
             axis.plot(*zip(*points, strict=True), marker="." if len(points) < 15 else None, label=label)
         axis.set(title=title, xlabel="round", ylim=(0 if name == "privacy" else 70, 95))
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7, loc="lower right")
+        axis.legend(fontsize=7, loc="center" if name == "privacy" else "lower right")
     axes[0].set_ylabel("test accuracy, mean over clients (%)")
     figure.savefig(picture, dpi=130)
 
