@@ -105,7 +105,7 @@ def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
     run.close()
     lengths = run.federation.train.lengths
     assert work.samples.tolist() == (2 * lengths).tolist()
-    for (_, _, weights, _), done in steps:
+    for (_, _, weights, *_), done in steps:
         totals = weights.sum(1)
         expected = torch.ones(6, dtype=torch.float64) if done is None else (~done).double()
         torch.testing.assert_close(totals, expected)  # each client at work takes a mean, the others nothing

@@ -18,7 +18,7 @@ from equipoise.errors import RunFailed
 from equipoise.flower.messages import Answer, opened
 from equipoise.privacy import Privacy
 from equipoise.reducers import REDUCERS
-from tests.conftest import classification, simulation, small_mlp
+from tests.conftest import KINDS, classification, registered, simulation, small_mlp
 from tests.flower_memory import deployed, run
 
 
@@ -39,8 +39,12 @@ def table(algorithm: Algorithm) -> dict[str, Any]:
     return {"name": name, **algorithm.table()}
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.5])
-def test_engines_agree(algorithm: Algorithm, participation: float, tmp_path: Path) -> None:
+EVERY = [*((name, 0.5) for name in ALGORITHMS), *((name, 1.0) for name in KINDS)]
+
+
+@pytest.mark.parametrize(("name", "participation"), EVERY)
+def test_engines_agree(name: str, participation: float, tmp_path: Path) -> None:
+    algorithm = registered(name)
     federation = classification().holding_out(0.2, 0)
     schedule = {"rounds": 3, "participation": participation}
     simulated = simulation(algorithm, federation, small_mlp(), folder=tmp_path / "simulated", **schedule)

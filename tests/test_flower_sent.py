@@ -7,11 +7,12 @@ import pytest
 import torch
 from flwr.app import ConfigRecord
 
-from equipoise.algorithm import Algorithm, Start, announce
+from equipoise.algorithm import Start, announce
+from equipoise.algorithms import ALGORITHMS
 from equipoise.board import COLUMNS
 from equipoise.flower.messages import Answer
 from equipoise.flower.wire import group, unpack
-from tests.conftest import classification, small_mlp
+from tests.conftest import KINDS, classification, registered, small_mlp
 from tests.flower_memory import MemoryGrid, deployed, run
 from tests.test_flower_engines import table
 
@@ -40,15 +41,19 @@ def captured(grid: MemoryGrid) -> list[tuple[str, dict[str, Any], dict[str, torc
 ALLOWED: dict[str, Any] = {}
 
 
-@pytest.mark.parametrize("evaluate", [True, False])
-def test_only_what_was_announced_is_sent(algorithm: Algorithm, evaluate: bool, tmp_path: Path) -> None:
+EVERY = [*((name, True) for name in ALGORITHMS), *((name, False) for name in KINDS)]
+
+
+@pytest.mark.parametrize(("name", "evaluate"), EVERY)
+def test_only_what_was_announced_is_sent(name: str, evaluate: bool, tmp_path: Path) -> None:
+    algorithm = registered(name)
     federation = classification(4)
     app, grid = deployed(
         tmp_path / "app", federation, small_mlp(), table(algorithm), deploy={"evaluate": evaluate}, participation=0.5
     )
     deployment = run(app, grid, tmp_path / "out")
     task = app.plan.task()
-    up = announce(algorithm, Start(task.space, task.w0, 4)).up
+    up = announce(algorithm, Start(task.space, task.w0, 4, outputs=task.outputs, tap=task.tap)).up
     ALLOWED.clear()
     ALLOWED.update({f"up.{k}": v for k, v in up.items()})
     if evaluate:

@@ -36,6 +36,7 @@ SMALLER: dict[str, dict[str, Any]] = {  # of the same kind, in less time
 NOT_STACKED = {
     "cnn-mmnist": "dropout",
     "lstm": "batched over clients",
+    **{name: "random numbers" for name in MODELS if name.startswith("gaussian-")},
     **{name: "equilibrium layers" for name in MODELS if name.startswith("deq-")},
 }
 

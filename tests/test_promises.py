@@ -134,8 +134,8 @@ def test_killed_and_resumed_ends_with_the_same_bytes(
     assert summaries[0] == summaries[1]
 
 
-@pytest.mark.parametrize("mode", ["threads", "stacked"])
-def test_the_order_of_clients_does_not_matter(algorithm: Algorithm, mode: str) -> None:
+def test_the_order_of_clients_does_not_matter(in_mode: tuple[Algorithm, str]) -> None:
+    algorithm, mode = in_mode
     ordered = classification()
     order = [4, 0, 5, 2, 1, 3]
 
