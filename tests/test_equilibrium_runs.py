@@ -66,9 +66,7 @@ def images(name: str) -> Federation:
 
 
 PAIRS = [(algorithm, DEQ[(k + 1) % len(DEQ)]) for k, algorithm in enumerate(ALGORITHMS)]
-PAIRS = [
-    (algorithm, name) for algorithm, name in PAIRS if algorithm != "fedcr"
-]  # its models are of a kind of their own
+PAIRS = [(algorithm, name) for algorithm, name in PAIRS if algorithm != "fedcr"]  # it has models of its own kind
 PAIRS += [("fedeq", name) for name in DEQ if ("fedeq", name) not in PAIRS]
 
 
