@@ -15,6 +15,7 @@ from rich.table import Table
 from equipoise.cli_cka import cka
 from equipoise.cli_data import data_app, show
 from equipoise.cli_deploy import deploy_app
+from equipoise.cli_reproduce import reproduce
 from equipoise.cli_sweep import sweep
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.terminal import Bar, Data, Out, Sets, err_console, interrupted, out_console, progress_bar
@@ -34,6 +35,7 @@ app = typer.Typer(
 app.command()(show)
 app.command()(sweep)
 app.command()(cka)
+app.command()(reproduce)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 

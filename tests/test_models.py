@@ -26,12 +26,13 @@ CROSS_ENTROPY, ACCURACY = LOSSES["cross-entropy"], METRICS["accuracy"]
 TEXT = [name for name in MODELS if "transformer" in name]
 SHAPES = {"linear": (7,), "lstm": (6, 2), **dict.fromkeys(TEXT, (5,))}
 SMALLER: dict[str, dict[str, Any]] = {  # of the same kind, in less time
-    "resnet-14": {"blocks": (1, 1, 1)},
-    "resnet-20": {"blocks": (1, 2, 1)},
-    "resnet-34": {"blocks": (1, 1, 1, 1)},
+    "resnet-14": {"blocks": (1, 1, 1), "width": 8},
+    "resnet-20": {"blocks": (1, 2, 1), "width": 8},
+    "resnet-34": {"blocks": (1, 1, 1, 1), "width": 8},
+    "resnet-18": {"width": 8},
     "resnet-5-blocks": {"channels": 8},
     "cnn-L": {"channels": 8},
-    "transformer-8": {"width": 8},
+    "transformer-8": {"width": 8, "layers": 2},
 }
 NOT_STACKED = {
     "cnn-mmnist": "dropout",

@@ -77,6 +77,11 @@ def test_the_result_is_among_the_messages_coordinate_by_coordinate(name: str, ro
     assert (result <= rows.amax(0) + 1e-9).all()
 
 
+def test_krum_shares_a_place_among_three_exactly() -> None:
+    rows = torch.eye(3).double() * 3 - 2  # each as far from the others
+    assert torch.equal(reduced(Krum(), rows), rows.mean(0))
+
+
 HUGE = (0.0, 1.0, -1e3, 1e12, 3e38)
 
 

@@ -24,8 +24,8 @@ def held_out(*names: str):
     return replace(classification(), unseen=frozenset(names))
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_training_goes_as_if_they_did_not_exist(algorithm: Algorithm, mode: str) -> None:
+def test_training_goes_as_if_they_did_not_exist(in_mode: tuple[Algorithm, str]) -> None:
+    algorithm, mode = in_mode
     everybody = held_out("client-1", "client-4")
     keep = [0, 2, 3, 5]
     others = replace(

@@ -16,7 +16,7 @@ def lowest(scores: Tensor, count: int) -> Tensor:
     ties = (scores - last).abs() <= 1e-9 * last
     below = (scores < last) & ~ties
     left = count - below.sum()
-    return (below + ties * left / ties.sum()).double() / count
+    return (below.double() + ties.double() * left / ties.sum()) / count
 
 
 class MultiKrum(Reducer):

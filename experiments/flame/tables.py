@@ -12,7 +12,7 @@ from typing import Any
 
 from equipoise.report import Run, find_runs
 
-PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "table3.toml").read_text())
+PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 TITLES = {
     "hybrid": "hybrid",
     "dirichlet": "label, Dir(0.5)",
@@ -60,7 +60,7 @@ def table3(data: str, runs: list[Run]) -> None:
     head = ["partition", *(f"{a} {k}" for a, k in columns), "seeds"]
     print(f"\n### {runs[0].summary['dataset']}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     near = {"personal": 0, "global": 0, "both": 0}
-    paper = PAPER["femnist" if data.startswith("digits") else data]
+    paper = PAPER["table3"][data]
     for name in (name for name in TITLES if name in paper):
         texts, differences, seeds = [], {}, set()
         for (algorithm, kind), (value, spread) in zip(columns, paper[name], strict=True):
