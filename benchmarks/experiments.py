@@ -1,0 +1,121 @@
+"""How long the files of `equipoise reproduce` take: python benchmarks/experiments.py --data DIR
+
+Writes experiments/times.json: for every file, every data set that it is used with and every scale, the number of runs
+and the seconds that one of them takes in the mean, on one core. Runs that differ only in seed, partition, attack or
+noise count alike. One of each other kind does a few rounds, and a later one is timed; where it would take long, it is
+one of two clients with few of their samples. A sample that is scored counts as a third of one through a backward pass.
+The rest is arithmetic, so the figures are estimates: good for an hour or a week, not for minutes. What is in the file
+already is kept; --again measures anew.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.config import Experiment
+from equipoise.data.federation import Federation
+from equipoise.engine.simulate import Simulation
+from equipoise.exhibits import SCALES, TIMES, Exhibit, Part, exhibits, folder, timed
+from equipoise.files import write_json
+from equipoise.runfolder import flatten, read_toml
+from equipoise.sweep import Cell, cells
+
+MOST, CLIENTS = 40, 2
+"""Of a client's samples, and of the clients, that a trial takes."""
+QUICK = 15.0
+"""Seconds of a round that is timed as it is."""
+START = 2.0
+"""Seconds before a run's first round, as decoded data are kept."""
+_ALIKE = (
+    *("seed", "rounds", "participation", "evaluate_every", "checkpoint_every"),
+    *("data.partition", "attack", "privacy"),
+)
+
+
+def kind(cell: Cell) -> str:
+    settings = flatten(cell.experiment.tables())
+    return json.dumps({k: v for k, v in settings.items() if not k.startswith(_ALIKE)}, sort_keys=True)
+
+
+def later_round(experiment: Experiment, data: Path, federation: Federation) -> tuple[float, float]:
+    """The seconds that it takes, and those of a sample through a backward pass in it."""
+    endless = {"rounds": 10**6, "evaluate_every": 10**6, "checkpoint_every": 10**6}
+    schedule = experiment.schedule.model_copy(update=endless)
+    engine = experiment.engine.model_copy(update={"workers": 1})
+    alone = replace(experiment, attack=None, privacy=None)
+    settings = (experiment.algorithm, schedule, engine)
+    run = Simulation(alone.task(federation), federation, *settings, None, None, *alone.around)
+    run.advance()
+    rounds = []
+    while not rounds or (len(rounds) < 3 and sum(rounds) < QUICK):  # the first of them may still be slow
+        spent, samples = run.counters.seconds, run.counters.gradient_samples
+        run.advance()
+        rounds.append(run.counters.seconds - spent)
+    run.close()
+    return min(rounds), min(rounds) / max(run.counters.gradient_samples - samples, 1)
+
+
+def seconds(cell: Cell, data: Path) -> float:
+    experiment, schedule = cell.experiment, cell.experiment.schedule
+    assert experiment.data is not None
+    federation = experiment.federation(data)
+    clients = len(federation) - len(federation.unseen)
+    trained = float(np.mean(federation.train.lengths))
+    # A trial with few samples of few clients, where a whole round would take long.
+    most = min(MOST, experiment.data.dealing.most or MOST)
+    section = replace(experiment.data, dealing=experiment.data.dealing.model_copy(update={"most": most}))
+    small = replace(experiment, data=section, schedule=schedule.model_copy(update={"participation": CLIENTS}))
+    tried = small.federation(data)
+    spent, backward = later_round(small, data, tried)
+    round = spent / CLIENTS / float(np.mean(tried.train.lengths)) * schedule.cohort(clients) * trained
+    if round < QUICK:
+        round, backward = later_round(experiment, data, federation)
+    scored = (federation.test.lengths.sum() + federation.validation.lengths.sum()) / 3
+    tuned = getattr(experiment.algorithm, "finetune_epochs", 0) * trained * clients
+    evaluations = -(-schedule.rounds // schedule.evaluate_every)
+    return float(START + schedule.rounds * round + evaluations * (scored + tuned) * backward)
+
+
+def measured(exhibit: Exhibit, part: Part, file: str, scale: str, data: Path) -> dict[str, Any]:
+    every, _ = cells(read_toml(exhibit.folder / f"{file}.toml"), scale, part.set)
+    known: dict[str, float] = {}
+    for cell in every:
+        if kind(cell) not in known:
+            known[kind(cell)] = seconds(cell, data)
+    return {"runs": len(every), "seconds": round(sum(known[kind(c)] for c in every) / len(every), 1)}
+
+
+def main(given: argparse.Namespace, wanted: Sequence[Exhibit]) -> None:
+    path = folder() / TIMES
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    for exhibit in wanted:
+        for part in exhibit.parts:
+            for file in part.files:
+                name = timed(exhibit.paper, file, part)
+                for scale in SCALES:
+                    if scale in found.get(name, {}) and not given.again:
+                        continue
+                    began = time.perf_counter()
+                    try:
+                        entry = measured(exhibit, part, file, scale, given.data)
+                    except Exception as error:  # data that are not here: the rest is worth having
+                        print(f"{name} {scale}: {error}", flush=True)
+                        continue
+                    found.setdefault(name, {})[scale] = entry
+                    write_json(path, found)
+                    print(f"{name} {scale}: {entry} ({time.perf_counter() - began:.0f} s)", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, default=Path("data"))
+    parser.add_argument("--again", action="store_true", help="measure what was measured before")
+    parser.add_argument("--only", help="of these exhibits: a part of their name")
+    options = parser.parse_args()
+    main(options, [e for e in exhibits().values() if not options.only or options.only in e.id])
