@@ -58,7 +58,8 @@ def later_round(experiment: Experiment, data: Path, federation: Federation) -> t
         run.advance()
         rounds.append(run.counters.seconds - spent)
     run.close()
-    return min(rounds), min(rounds) / max(run.counters.gradient_samples - samples, 1)
+    samples = run.counters.gradient_samples - samples
+    return min(rounds), min(rounds) / samples if samples else 0.0
 
 
 def seconds(cell: Cell, data: Path) -> float:

@@ -15,6 +15,7 @@ from rich.table import Table
 from equipoise.cli_cka import cka
 from equipoise.cli_data import data_app, show
 from equipoise.cli_deploy import deploy_app
+from equipoise.cli_report import report
 from equipoise.cli_reproduce import reproduce
 from equipoise.cli_sweep import sweep
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
@@ -36,6 +37,7 @@ app.command()(show)
 app.command()(sweep)
 app.command()(cka)
 app.command()(reproduce)
+app.command()(report)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 

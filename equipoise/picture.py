@@ -12,6 +12,7 @@ from equipoise.data.federation import SPLITS, Federation
 
 _SHOWN = 5  # clients whose samples are drawn
 _SAMPLES = 8
+_OUTLINED = 300
 _NAMED = 40  # clients that have room for their names
 _LETTERS = " .AIOUaeiorty"  # characters that have room for themselves on an axis of all of them
 
@@ -65,6 +66,18 @@ def numbers(federation: Federation) -> dict[str, Any]:
         found["labels a client, most"] = int(have.max())
         found["mean total-variation distance"] = round(float(total_variation(counts).mean()), 4)
     return found
+
+
+def outline(federation: Federation) -> dict[str, Any]:
+    """Who has how many samples of which label, for reports; of many clients, some that are spread over the list."""
+    shown = np.unique(np.linspace(0, len(federation) - 1, min(_OUTLINED, len(federation))).round().astype(int))
+    counts = label_counts(federation)
+    return {
+        "clients": len(federation),
+        "names": [federation.names[i] for i in shown],
+        "samples": [len(owned(federation, i)) for i in shown],
+        "labels": None if counts is None else counts[shown].tolist(),
+    }
 
 
 def draw(federation: Federation, path: Path) -> None:

@@ -28,12 +28,12 @@ class Run:
 
 
 def find_runs(paths: list[Path]) -> list[Run]:
-    """The runs in these folders, or in the folders right below them."""
+    """The runs in these folders, or in the folders below them: as near as there are any."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
             raise EquipoiseError(f"there is no folder {path}")
-        inside = [path] if (path / "run.toml").exists() else sorted(p.parent for p in path.glob("*/run.toml"))
+        inside = _inside(path)
         if not inside:
             raise EquipoiseError(f"{path} holds no run: neither it nor a folder in it has a run.toml")
         if len(inside) > 1:  # of many, those that are done; one alone must be
@@ -43,8 +43,16 @@ def find_runs(paths: list[Path]) -> list[Run]:
 
 
 def unfinished(paths: list[Path]) -> list[Path]:
-    """Runs right below these folders that have no summary yet; they are left out."""
-    return [p.parent for path in paths for p in sorted(path.glob("*/run.toml")) if not _finished(p.parent)]
+    """Runs below these folders that have no summary yet; they are left out."""
+    return [run for path in paths for run in _inside(path) if run != path and not _finished(run)]
+
+
+def _inside(path: Path) -> list[Path]:
+    """`equipoise reproduce` has runs two folders below a paper's, and three below that of all papers."""
+    for depth in range(4):
+        if found := sorted(p.parent for p in path.glob("*/" * depth + "run.toml")):
+            return found
+    return []
 
 
 def _finished(path: Path) -> bool:
@@ -117,6 +125,12 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
             row[field] = mean(run.summary[field] for run in group)
         rows.append(row)
     return rows
+
+
+def told_apart(runs: list[Run], prefixes: tuple[str, ...]) -> list[str]:
+    """Of each run, the settings under these prefixes that are not the same in all of them."""
+    shown = [k for k in _differences(runs) if k.startswith(prefixes)]
+    return [" ".join(f"{_short(k)}={run.config[k]}" for k in shown if k in run.config) for run in runs]
 
 
 def _short(key: str) -> str:

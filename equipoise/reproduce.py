@@ -1,6 +1,5 @@
 """Running an exhibit of a paper, and setting what came out beside what the paper prints."""
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -337,9 +336,9 @@ def draw(exhibit: Exhibit, runs: Mapping[str, list[Run]], scale: str, out: Path,
 
 
 def keep(exhibit: Exhibit, tables: Sequence[Beside], scale: str, out: Path) -> None:
-    """The tables for `equipoise report`, under the exhibit's name, beside those of others."""
-    path = out / exhibit.paper / PAPER
-    kept = json.loads(path.read_text()) if path.exists() else {}
-    kept = copy.deepcopy(kept) | {f"{exhibit.id} ({scale})": [table.as_json() for table in tables]}
+    """The tables for `equipoise report`, under the exhibit's name, beside those of others and of other parts."""
+    path, name = out / exhibit.paper / PAPER, f"{exhibit.id} ({scale})"
+    kept: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    kept[name] = kept.get(name, {}) | {table.title: table.as_json() for table in tables}
     files.make_folder(path.parent)
     files.write_json(path, kept)

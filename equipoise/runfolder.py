@@ -25,6 +25,9 @@ WRITTEN = "written"
 SHOWN = "shown.safetensors"
 """What an algorithm shows of its clients."""
 
+FEDERATION = "federation.json"
+"""Who has how many samples of which label."""
+
 DEPLOYMENT = "deployment"
 """The folder in which a deployment on one machine keeps its keys, clients and logs."""
 

@@ -27,8 +27,9 @@ from equipoise.engine.run import Run
 from equipoise.engine.store import ClientStore, Numbered
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import LOSSES
+from equipoise.picture import outline
 from equipoise.privacy import Noise, public_reference, seeded
-from equipoise.runfolder import RunFolder
+from equipoise.runfolder import FEDERATION, RunFolder
 from equipoise.scores import Scores
 from equipoise.state import State, Upload, Uploads, stack
 from equipoise.task import Task
@@ -291,6 +292,7 @@ class Simulation(Run):
         sizes = {name: getattr(self.federation, name).lengths for name in ("train", "validation", "test")}
         marks = {"unseen": self.federation.unseen, "malicious": self.malicious}
         self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
+        files.write_json(self.folder.path / FEDERATION, outline(self.federation))
         files.write_json(self.folder.summary, self.summary())
         if self.algorithm.has_shows:
             files.write_tensors(self.folder.shown, self._shown())
