@@ -73,15 +73,21 @@
     details.append(element("summary", "The figures as a table"));
     details.addEventListener("toggle", () => {
       while (details.childElementCount > 1) details.lastChild.remove();
-      if (details.open) details.append(Object.assign(element("div", "", { className: "scroll", tabIndex: 0 })));
-      if (details.open) details.lastChild.append(points(chart));
+      if (!details.open) return;
+      const scroll = element("div", "", { className: "scroll", tabIndex: 0 });
+      scroll.append(points(chart));
+      details.append(scroll);
     });
     figure.append(caption, plot, details);
     place.append(figure);
-    const traces = chart.data.map((trace) => ({ ...trace, visible: visible(trace) }));
     plots.push({ plot, chart });
-    return Plotly.newPlot(plot, traces, layout(chart), config);
+    return () => Plotly.newPlot(plot, traces(chart), layout(chart), config);
   }
+
+  const traces = (chart) => chart.data.map((trace) => ({ ...trace, visible: visible(trace) }));
+
+  // All places first: how wide each is depends on how many there are.
+  const drawAll = (charts, place) => Promise.all(charts.map((chart) => draw(chart, place)).map((plot) => plot()));
 
   const drawn = document.getElementById("drawn");
   async function scene(number) {
@@ -89,7 +95,7 @@
     for (let i = plots.length - 1; i >= 0; i--) if (drawn.contains(plots[i].plot)) plots.splice(i, 1);
     drawn.replaceChildren();
     for (const set of document.querySelectorAll("fieldset.methods")) set.hidden = set.dataset.scene !== String(number);
-    await Promise.all(figures.scenes[number].charts.map((chart) => draw(chart, drawn)));
+    await drawAll(figures.scenes[number].charts, drawn);
   }
 
   // A method may stand in several problems, with a box in each.
@@ -126,7 +132,7 @@
     root.dataset.theme = dark ? "dark" : "light";
     const button = document.getElementById("theme");
     button.setAttribute("aria-pressed", String(dark));
-    for (const { plot, chart } of plots) Plotly.react(plot, chart.data.map((trace) => ({ ...trace, visible: visible(trace) })), layout(chart), config);
+    for (const { plot, chart } of plots) Plotly.react(plot, traces(chart), layout(chart), config);
   }
   const wish = matchMedia("(prefers-color-scheme: dark)");
   wish.addEventListener("change", () => theme(wish.matches));
@@ -164,7 +170,7 @@
     const section = document.getElementById("attacks");
     section.hidden = false;
     document.querySelector('nav a[href="#attacks"]').hidden = false;
-    ready.push(...figures.attacks.map((chart) => draw(chart, document.getElementById("attacked"))));
+    ready.push(drawAll(figures.attacks, document.getElementById("attacked")));
   }
   Promise.all(ready).then(() => { root.dataset.ready = "true"; });
 })();
