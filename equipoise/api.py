@@ -26,6 +26,7 @@ from equipoise.reducers import REDUCERS, Reducer
 from equipoise.runfolder import RunFolder
 from equipoise.settings import choose, read
 from equipoise.task import Task
+from equipoise.tracking import followed
 from equipoise.watcher import Watcher
 
 
@@ -154,6 +155,7 @@ def train(
     dtype: str = "float32",
     out: str | Path | None = None,
     resume: bool = False,
+    track: Sequence[str] = (),
     watcher: Watcher | None = None,
 ) -> Result:
     """Train a federation of `clients` and return every client's model.
@@ -166,8 +168,8 @@ def train(
     `privacy` clips and noises what clients send, such as eq.Privacy(clip=1.0, target_epsilon=8.0);
     `devices` are classes of clients by the iterations of equilibrium layers that they afford;
     `select` says on which samples the hybrid model is chosen; `targets` are scores whose first round the summary tells.
-    With `out` the run is also written there, and with
-    `resume` it goes on from where it was.
+    With `out` the run is also written there, and with `resume` it goes on from where it was; `track` names who else is
+    told of its rounds, "tensorboard" or "mlflow".
     """
     schedule = read(
         Schedule,
@@ -179,6 +181,7 @@ def train(
             "checkpoint_every": checkpoint_every,
             "select": select,
             "targets": tuple(targets) or None,
+            "track": tuple(track),
         },
         "",
     )
@@ -203,6 +206,8 @@ def train(
     federation = federation.holding_out(unseen, seed)
     number = DTYPES[dtype]
     task = Task(module, federation.prepared(number, False).sample(), head=head, loss=loss, metric=metric, dtype=number)
+    if track and out is None:
+        raise EquipoiseError(f"track = {list(track)} needs a run folder; say out=...")
     if out is None:
         simulation = Simulation(task, federation, algorithm, schedule, engine, None, watcher, between, devices)
         _run(simulation)
@@ -220,7 +225,8 @@ def train(
         "engine": engine.table(),
     }
     with RunFolder.at_work(Path(out), settings, resume, mode=engine.mode_for(task)) as folder:
-        simulation = Simulation(task, federation, algorithm, schedule, engine, folder, watcher, between, devices)
+        told = followed(watcher or Watcher(), schedule.track, folder, settings)
+        simulation = Simulation(task, federation, algorithm, schedule, engine, folder, told, between, devices)
         if resume:
             simulation.resume()
         _run(simulation)

@@ -18,6 +18,7 @@ from equipoise.cli_deploy import deploy_app
 from equipoise.cli_report import report
 from equipoise.cli_reproduce import reproduce
 from equipoise.cli_sweep import sweep
+from equipoise.cli_watch import watch
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.terminal import Bar, Data, Out, Sets, err_console, interrupted, out_console, progress_bar
 
@@ -38,6 +39,7 @@ app.command()(sweep)
 app.command()(cka)
 app.command()(reproduce)
 app.command()(report)
+app.command()(watch)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")
 

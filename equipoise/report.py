@@ -14,9 +14,9 @@ from rich.table import Table
 
 from equipoise.board import HYBRIDS, KINDS
 from equipoise.errors import EquipoiseError
-from equipoise.runfolder import WRITTEN, RunFolder, flatten, read_toml
+from equipoise.runfolder import ASIDE, WRITTEN, RunFolder, flatten, read_toml
 
-_FOR_READERS = (f"{WRITTEN}.", "engine.workers", "engine.memory_mb", "checkpoint_every")  # no run is another for these
+_FOR_READERS = (f"{WRITTEN}.", *ASIDE)  # no run is another for these
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,13 @@ def find_runs(paths: list[Path]) -> list[Run]:
 def unfinished(paths: list[Path]) -> list[Path]:
     """Runs below these folders that have no summary yet; they are left out."""
     return [run for path in paths for run in _inside(path) if run != path and not _finished(run)]
+
+
+def newest(path: Path) -> Path | None:
+    """The run in a folder, or of those below it the one that was written last."""
+    if not path.is_dir():
+        return None
+    return max(_inside(path), key=lambda run: max(p.stat().st_mtime for p in run.iterdir()), default=None)
 
 
 def _inside(path: Path) -> list[Path]:

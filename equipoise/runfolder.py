@@ -5,12 +5,13 @@ import fcntl
 import json
 import os
 import shutil
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import tomli_w
@@ -31,8 +32,20 @@ FEDERATION = "federation.json"
 DEPLOYMENT = "deployment"
 """The folder in which a deployment on one machine keeps its keys, clients and logs."""
 
-# What may change between a run and its continuation: no model depends on it.
-_MAY_CHANGE = {"rounds", "checkpoint_every", "engine.workers", "engine.memory_mb"}
+ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb")
+"""Settings on which no result depends."""
+_MAY_CHANGE = {"rounds", *ASIDE}
+"""Between a run and its continuation."""
+_TRIES = 4
+
+
+def _lock(file: IO[str], kind: int, wait: float = 0.05) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(wait)
+        return False
+    return True
 
 
 def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -136,13 +149,17 @@ class RunFolder:
     def locked(self) -> Iterator[None]:
         """Nobody else works in this folder meanwhile; the lock goes with the process, however it ends."""
         with (self.path / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise EquipoiseError(
-                    f"another process is at work in {self.path}; wait for it, or choose another --out"
-                ) from None
+            if not any(_lock(file, fcntl.LOCK_EX) for _ in range(_TRIES)):
+                raise EquipoiseError(f"another process is at work in {self.path}; wait for it, or choose another --out")
             yield
+
+    def at_work_now(self) -> bool:
+        """Does a process hold the folder? Whoever only looks holds it for a moment, which `locked` sits out."""
+        try:
+            with (self.path / "lock").open() as file:
+                return not _lock(file, fcntl.LOCK_SH, wait=0.0)
+        except FileNotFoundError:
+            return False
 
     def append(self, log: Path, line: dict[str, Any]) -> None:
         try:

@@ -12,6 +12,7 @@ from equipoise.engine.simulate import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.runfolder import WRITTEN, RunFolder, read_toml
 from equipoise.task import Task
+from equipoise.tracking import followed
 from equipoise.watcher import Watcher
 
 _TRAINED = "trained"
@@ -69,6 +70,7 @@ def run(
     with RunFolder.at_work(out, experiment.tables(), resume, **written) as folder:
         if trained is not None:
             shutil.copytree(RunFolder(trained).checkpoint, folder.checkpoint, dirs_exist_ok=True)
+        watcher = followed(watcher, experiment.schedule.track, folder, experiment.tables())
         simulation = _simulation(experiment, federation, task, folder, watcher)
         if trained is not None:
             simulation.rescore(RunFolder(trained).read_metrics())

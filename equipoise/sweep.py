@@ -29,7 +29,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.losses import METRICS
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
-from equipoise.runfolder import RunFolder, flatten
+from equipoise.runfolder import ASIDE, RunFolder, flatten
 from equipoise.settings import Settings, read
 
 SECTION, VARIANT, SCALE = "sweep", "variant", "scale"
@@ -37,7 +37,7 @@ USUAL = "small"
 """The scale that is run where none is asked for."""
 FAILED = "failed.json"
 """In the folder of a run that came to nothing, with the reason; it is not tried again while the file is there."""
-_NOT_THE_RUN = ("seed", "checkpoint_every", "engine.workers", "engine.memory_mb")  # no result depends on them
+_NOT_THE_RUN = ("seed", *ASIDE)
 
 
 class Sweep(Settings):

@@ -15,5 +15,8 @@ class Watcher:
     def round(self, line: dict[str, Any]) -> None:
         """A round is over; `line` is what metrics.jsonl says of it."""
 
+    def end(self, summary: dict[str, Any]) -> None:
+        """All rounds are done; `summary` is what summary.json says."""
+
     def tell(self, text: str) -> None:
         """Something a person should know, in a sentence."""

@@ -94,6 +94,8 @@ class Done:
     "is there neither NaN nor infinity in what it keeps and sends?"
     solves: dict[str, Solves] = field(default_factory=dict)
     "what the solves of each of the model's equilibrium layers came to"
+    seconds: float | None = None
+    "that it took, where it was worked on alone"
 
     @property
     def client(self) -> State:

@@ -38,6 +38,9 @@ class Schedule(Settings):
     targets: tuple[float, ...] | None = None
     "scores; the summary tells in which round each kind of model first reached them"
 
+    track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
+    "who else is told of rounds and results, beside the run folder; each is an extra to install"
+
     def cohort(self, clients: int) -> int:
         if isinstance(self.participation, int):
             if self.participation > clients:

@@ -1,10 +1,11 @@
 """What a run is in every engine: the server's state, what was counted and written down, and where it can go on from."""
 
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from heapq import nlargest
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from equipoise.watcher import Watcher
 
 _ADVICE = "A smaller algorithm.lr, or algorithm.clip, may help"
 _NOISE = "privacy.noise."
+_SLOWEST = 5
 _WORTH_TELLING = 0.01  # some samples are always harder than others
 
 
@@ -131,6 +133,8 @@ class Run(ABC):
         self.sums, self.noise = 0, State()
         "of central noise: how many sums were released, and what is in the sum of last messages"
         self.counters = Counters()
+        self.took: defaultdict[str, float] = defaultdict(float)
+        "seconds that clients have taken in the round in work, by name, where each is worked on alone"
         self.done, self.step = 0, 0
         "rounds, and exchanges of the next one, of which several may be done where the engine can stop in between"
         self.lines: list[dict[str, Any]] = []
@@ -228,6 +232,13 @@ class Run(ABC):
             counts = f"{failed:.0%} of the solves of equilibrium layers did not converge; clients' logs say more"
             self.watcher.tell(f"round {round}: {complaint or counts}")
         return _solver_figures(solves)
+
+    def timing(self, round: int, train: float, evaluate: float) -> dict[str, Any]:
+        """A line of timings.jsonl, with the clients that took longest."""
+        longest = nlargest(_SLOWEST, self.took.items(), key=lambda item: item[1])
+        slowest = {name: float(f"{seconds:.4g}") for name, seconds in longest}
+        self.took.clear()
+        return {"round": round, "train": train, "evaluate": evaluate, **({"slowest": slowest} if slowest else {})}
 
     def log(self, line: dict[str, Any], timing: dict[str, Any]) -> None:
         self.lines.append(line)

@@ -147,6 +147,7 @@ class Simulation(Run):
         """One more round, or False if it was broken off; then nothing has changed."""
         round = self.done + 1
         began = time.perf_counter()
+        self.took.clear()
         before = self.server, copy.deepcopy(self.counters), self.released.copy(), self.sums, self.noise
         jobs = [self.job(who) for who in self.sample(round)]
         asked, solves, sent = len(jobs), [], {}
@@ -155,6 +156,9 @@ class Simulation(Run):
             if exchange:
                 jobs = [self.job(r.who, r.held) for r in accepted]
             results = list(self.executor.train(round, jobs, self.interrupted.is_set))
+            for result in results:
+                if result.seconds is not None:
+                    self.took[self.federation.names[result.who]] += result.seconds
             if self.interrupted.is_set():
                 self.server, self.counters, self.released, self.sums, self.noise = before
                 return False
@@ -178,7 +182,7 @@ class Simulation(Run):
         self.scores.adapt(round, self.server, self.store, last=round == self.schedule.rounds)
         line |= solved | self.counters.sums()
         self.counters.seconds += time.perf_counter() - began
-        self.log(line, {"round": round, "train": trained - began, "evaluate": time.perf_counter() - trained})
+        self.log(line, self.timing(round, trained - began, time.perf_counter() - trained))
         if round % self.schedule.checkpoint_every == 0 or round == self.schedule.rounds:
             self._save()
         return True
@@ -241,10 +245,11 @@ class Simulation(Run):
             self.close()
         self.counters.seconds += time.perf_counter() - began
         own = [kind for kind in KINDS if kind != "global"]
+        self.watcher.begin(self.schedule.rounds, 0)
         for line in lines:
             kept = {k: v for k, v in line.items() if k not in own}
             scored = self.scores.training.board().summary() if line["round"] == self.done else {}
-            self.log(kept | scored, {"round": line["round"], "train": 0.0, "evaluate": 0.0})
+            self.log(kept | scored, self.timing(line["round"], 0.0, 0.0))
         self._save()
         self._finish()
 
@@ -293,9 +298,11 @@ class Simulation(Run):
         marks = {"unseen": self.federation.unseen, "malicious": self.malicious}
         self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
         files.write_json(self.folder.path / FEDERATION, outline(self.federation))
-        files.write_json(self.folder.summary, self.summary())
         if self.algorithm.has_shows:
             files.write_tensors(self.folder.shown, self._shown())
+        summary = self.summary()
+        files.write_json(self.folder.summary, summary)  # last: whoever sees it finds all the rest
+        self.watcher.end(summary)
 
     def _shown(self) -> State:
         """What the algorithm shows of the clients that trained, as they are and as they began."""

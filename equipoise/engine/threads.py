@@ -1,6 +1,7 @@
 """One client a thread, one intra-operator thread each: for models whose operators are large."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import repeat
@@ -226,6 +227,7 @@ class Threads(Executor):
 
     def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
         def local(job: Job) -> Done:
+            began = time.perf_counter()
             work = self._work(round, job, "batches")
             work.replica.forget_solves()
             client, upload = self.algorithm.local(without_kept(job.client), job.down, work)
@@ -233,7 +235,8 @@ class Threads(Executor):
                 client = State(client, **{BUFFERS: work.replica.read_buffers()})
             client = State(client, **work.kept(job.client))
             finite = upload.wire.finite() and client.finite()
-            return Done(job.who, client, upload, int(work.samples[0]), finite, work.replica.solves())
+            spent = time.perf_counter() - began
+            return Done(job.who, client, upload, int(work.samples[0]), finite, work.replica.solves(), spent)
 
         return self._each(local, jobs, stopped)
 

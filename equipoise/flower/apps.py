@@ -18,6 +18,7 @@ from equipoise.flower.plan import Plan
 from equipoise.flower.server import Deployment
 from equipoise.losses import Metric
 from equipoise.runfolder import RunFolder
+from equipoise.tracking import followed
 from equipoise.watcher import Watcher
 
 
@@ -98,7 +99,9 @@ class App:
 def serve(plan: Plan, grid: Grid, out: Path, resume: bool, watcher: Watcher | None = None) -> Deployment:
     """Run the server's side, from the start or from the last checkpoint in `out`."""
     with RunFolder.at_work(out, plan.experiment.deployed().tables(), resume, mode="flower") as folder:
-        deployment = Deployment(plan, grid, folder, watcher or Operator())
+        experiment = plan.experiment
+        told = followed(watcher or Operator(), experiment.schedule.track, folder, experiment.deployed().tables())
+        deployment = Deployment(plan, grid, folder, told)
         try:
             if resume:
                 deployment.resume()

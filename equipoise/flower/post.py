@@ -37,6 +37,8 @@ class Answered:
     asked: Asked
     answer: Answer
     tensors: State
+    seconds: float
+    "between the order and the look that found its answer"
 
 
 class Post:
@@ -93,7 +95,7 @@ class Post:
                 self.refuse("unknown", f"node {message.metadata.src_node_id}", "nobody asked, or it answered before")
                 continue
             try:
-                yield Answered(asked, *self._open(message, asked))
+                yield Answered(asked, *self._open(message, asked), time.monotonic() - asked.sent)
             except Refused as error:
                 self.refuse(error.reason, asked.name, str(error))
                 self._give_up(asked.node, asked.order)

@@ -320,6 +320,7 @@ class Deployment(Run):
                 accepted.append((member, update_of(answered, round, self.announced)))
                 answer = answered.answer
                 self.counters.gradient_samples += answer.samples
+                self.took[member.name] += answered.seconds
                 self.solves.add(told_solves(answer))
             except Refused as error:
                 self.post.refuse(error.reason, member.name, str(error))
@@ -348,7 +349,7 @@ class Deployment(Run):
         self.done = round
         line: dict[str, Any] = {"round": round, "clients": self.asked, "left_out": self.asked - len(accepted)}
         line |= self.solved(round, self.solves)
-        timing = {"round": round, "train": self.seconds, "evaluate": 0.0}
+        timing = self.timing(round, self.seconds, 0.0)
         self.seconds = 0.0
         if round == self.schedule.rounds or (self.settings.evaluate and self.evaluates(round)):
             self.unlogged = line | self.counters.sums(), timing  # its models are scored with the next exchange
@@ -428,5 +429,7 @@ class Deployment(Run):
         if vector is not None and not self.task.buffer_names:
             module = self.task.to_module(vector)
             write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global")
-        files.write_json(self.folder.summary, self.summary())
+        summary = self.summary()
+        files.write_json(self.folder.summary, summary)
+        self.watcher.end(summary)
         self.note("finished")
