@@ -1,9 +1,10 @@
 """How long the files of `equipoise reproduce` take: python benchmarks/experiments.py --data DIR
 
 Writes experiments/times.json: for every file, every data set that it is used with and every scale, the number of runs
-and the seconds that one of them takes in the mean, on one core. Runs that differ only in seed, partition, attack or
-noise count alike. One of each other kind does a few rounds, and a later one is timed; where it would take long, it is
-one of two clients with few of their samples. A sample that is scored counts as a third of one through a backward pass.
+and the seconds that one of them takes in the mean, on one core. Runs that differ only in seed, partition, attack, noise
+or strengths count alike. One of each other kind does a few rounds, and a later one is timed; where it would take long,
+it is one of a single client with few of its samples, and what a sample took stands for all scales. A sample that is
+scored counts as a third of one through a backward pass.
 The rest is arithmetic, so the figures are estimates: good for an hour or a week, not for minutes. What is in the file
 already is kept; --again measures anew.
 """
@@ -26,39 +27,50 @@ from equipoise.files import write_json
 from equipoise.runfolder import flatten, read_toml
 from equipoise.sweep import Cell, cells
 
-MOST, CLIENTS = 40, 2
+MOST, CLIENTS = 28, 1
 """Of a client's samples, and of the clients, that a trial takes."""
-QUICK = 15.0
+QUICK = 3.0
 """Seconds of a round that is timed as it is."""
 START = 2.0
 """Seconds before a run's first round, as decoded data are kept."""
 _ALIKE = (
     *("seed", "rounds", "participation", "evaluate_every", "checkpoint_every"),
-    *("data.partition", "attack", "privacy"),
+    *("data.partition", "attack", "privacy", "targets"),
+    *("algorithm.lam", "algorithm.rho", "algorithm.lr", "algorithm.server_lr", "algorithm.global_lr"),
 )
+_SIZES = ("data.clients", "data.most")
 
 
-def kind(cell: Cell) -> str:
-    settings = flatten(cell.experiment.tables())
-    return json.dumps({k: v for k, v in settings.items() if not k.startswith(_ALIKE)}, sort_keys=True)
+def kind(experiment: Experiment, apart: Sequence[str] = _ALIKE) -> str:
+    settings = flatten(experiment.tables())
+    return json.dumps({k: v for k, v in settings.items() if not k.startswith(tuple(apart))}, sort_keys=True)
 
 
-def later_round(experiment: Experiment, data: Path, federation: Federation) -> tuple[float, float]:
-    """The seconds that it takes, and those of a sample through a backward pass in it."""
+_known: dict[str, tuple[float, float]] = {}
+
+
+def later_round(experiment: Experiment, name: str, federation: Federation) -> tuple[float, float]:
+    """The seconds that it takes, and those of a sample through a backward pass in it; once for each name."""
+    if name not in _known:
+        _known[name] = _timed(experiment, federation)
+    return _known[name]
+
+
+def _timed(experiment: Experiment, federation: Federation) -> tuple[float, float]:
     endless = {"rounds": 10**6, "evaluate_every": 10**6, "checkpoint_every": 10**6}
     schedule = experiment.schedule.model_copy(update=endless)
     engine = experiment.engine.model_copy(update={"workers": 1})
     alone = replace(experiment, attack=None, privacy=None)
     settings = (experiment.algorithm, schedule, engine)
     run = Simulation(alone.task(federation), federation, *settings, None, None, *alone.around)
-    run.advance()
-    rounds = []
-    while not rounds or (len(rounds) < 3 and sum(rounds) < QUICK):  # the first of them may still be slow
-        spent, samples = run.counters.seconds, run.counters.gradient_samples
+    rounds: list[float] = []
+    samples = 0
+    while len(rounds) < 3 and sum(rounds) < QUICK:  # the first one is slower; where it is long, not by much
+        spent, before = run.counters.seconds, run.counters.gradient_samples
         run.advance()
         rounds.append(run.counters.seconds - spent)
+        samples = run.counters.gradient_samples - before
     run.close()
-    samples = run.counters.gradient_samples - samples
     return min(rounds), min(rounds) / samples if samples else 0.0
 
 
@@ -73,23 +85,29 @@ def seconds(cell: Cell, data: Path) -> float:
     section = replace(experiment.data, dealing=experiment.data.dealing.model_copy(update={"most": most}))
     small = replace(experiment, data=section, schedule=schedule.model_copy(update={"participation": CLIENTS}))
     tried = small.federation(data)
-    spent, backward = later_round(small, data, tried)
+    spent, backward = later_round(small, kind(experiment, (*_ALIKE, *_SIZES)), tried)
     round = spent / CLIENTS / float(np.mean(tried.train.lengths)) * schedule.cohort(clients) * trained
     if round < QUICK:
-        round, backward = later_round(experiment, data, federation)
+        round, backward = later_round(experiment, kind(experiment) + str(schedule.cohort(clients)), federation)
     scored = (federation.test.lengths.sum() + federation.validation.lengths.sum()) / 3
     tuned = getattr(experiment.algorithm, "finetune_epochs", 0) * trained * clients
     evaluations = -(-schedule.rounds // schedule.evaluate_every)
     return float(START + schedule.rounds * round + evaluations * (scored + tuned) * backward)
 
 
+def alike(cell: Cell) -> str:
+    """Of a file, runs for which the same time is reckoned."""
+    schedule = cell.experiment.schedule
+    return kind(cell.experiment) + json.dumps([schedule.rounds, schedule.participation, schedule.evaluate_every])
+
+
 def measured(exhibit: Exhibit, part: Part, file: str, scale: str, data: Path) -> dict[str, Any]:
     every, _ = cells(read_toml(exhibit.folder / f"{file}.toml"), scale, part.set)
     known: dict[str, float] = {}
     for cell in every:
-        if kind(cell) not in known:
-            known[kind(cell)] = seconds(cell, data)
-    return {"runs": len(every), "seconds": round(sum(known[kind(c)] for c in every) / len(every), 1)}
+        if alike(cell) not in known:
+            known[alike(cell)] = seconds(cell, data)
+    return {"runs": len(every), "seconds": round(sum(known[alike(c)] for c in every) / len(every), 1)}
 
 
 def main(given: argparse.Namespace, wanted: Sequence[Exhibit]) -> None:

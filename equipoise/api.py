@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS, Attack
 from equipoise.board import HYBRIDS
 from equipoise.data.federation import SPLIT, Federation, from_clients
@@ -24,7 +25,7 @@ from equipoise.losses import Metric
 from equipoise.privacy import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.runfolder import RunFolder
-from equipoise.settings import choose, read
+from equipoise.settings import choose, name_of, read
 from equipoise.task import Task
 from equipoise.tracking import followed
 from equipoise.watcher import Watcher
@@ -212,12 +213,12 @@ def train(
         simulation = Simulation(task, federation, algorithm, schedule, engine, None, watcher, between, devices)
         _run(simulation)
         return Result(simulation)
-    named = {"name": type(algorithm).__name__, **algorithm.table()}
+    named = {"name": name_of(ALGORITHMS, algorithm), **algorithm.table()}
     settings = {
         **schedule.table(),
         "algorithm": named,
-        **({"attack": {"name": type(attack).__name__, **attack.table()}} if attack else {}),
-        "reducer": {"name": type(between.reducer).__name__, **between.reducer.table()},
+        **({"attack": {"name": name_of(ATTACKS, attack), **attack.table()}} if attack else {}),
+        "reducer": {"name": name_of(REDUCERS, between.reducer), **between.reducer.table()},
         **({"privacy": privacy.table()} if privacy else {}),
         **({"devices": devices.table()} if devices else {}),
         "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},

@@ -106,6 +106,11 @@ def choose(registry: Mapping[str, type[S]], table: Mapping[str, Any], where: str
     return name, read(registry[name], {k: v for k, v in table.items() if k != key or key in fields}, where)
 
 
+def name_of(registry: Mapping[str, type[S]], settings: S) -> str:
+    """As files name it; what somebody has written themselves goes by the name of its class."""
+    return next((name for name, cls in registry.items() if cls is type(settings)), type(settings).__name__)
+
+
 def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:
     """`table` as checked settings; what is wrong is told with its full name, `where`.key."""
     settings = cls.__new__(cls)

@@ -33,7 +33,7 @@ class Scene:
 
 
 def scenes(runs: list[Run]) -> list[Scene]:
-    groups = report.grouped(runs)
+    groups = sorted(report.grouped(runs), key=lambda group: _disturbed(group[0]))
     keys = [
         json.dumps({k: v for k, v in group[0].config.items() if k.startswith(_SCENE)}, sort_keys=True)
         + group[0].summary["dataset"]
@@ -53,6 +53,11 @@ def scenes(runs: list[Run]) -> list[Scene]:
             methods.append(Method(numbers.setdefault(name, len(numbers)), name, group))
         found.append(Scene(f"{first.summary['dataset']} {settings}".strip(), methods))
     return found
+
+
+def _disturbed(run: Run) -> int:
+    """Problems with attacks or noise stand after those without."""
+    return int(any(key.startswith(("attack.", "privacy.")) for key in run.config))
 
 
 def drawn(scene: Scene, clients: Clients) -> list[Chart]:

@@ -66,7 +66,7 @@
     const caption = element("figcaption");
     caption.append(element("h3", chart.title), element("p", chart.note));
     const plot = element("div", "", { className: "plot" });
-    plot.setAttribute("role", "img");
+    plot.setAttribute("role", "group"); // with buttons in it
     plot.setAttribute("aria-label", `${chart.title}. ${chart.note} The figures are in the table below it.`);
     plot.dataset.chart = chart.id;
     const details = element("details");
