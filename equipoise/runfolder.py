@@ -36,7 +36,7 @@ ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb")
 """Settings on which no result depends."""
 _MAY_CHANGE = {"rounds", *ASIDE}
 """Between a run and its continuation."""
-_TRIES = 4
+_TRIES = 8
 
 
 def _lock(file: IO[str], kind: int, wait: float = 0.05) -> bool:

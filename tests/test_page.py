@@ -170,8 +170,8 @@ def summaries(folder: Path, *names: str) -> list[dict[str, Any]]:
 def test_the_numbers_are_those_of_the_summaries(page: Page, folder: Path) -> None:
     number = method_number(page, "ditto")
     cells = page.evaluate(
-        "n => Object.fromEntries([...document.querySelector(`tr[data-method='${n}']`).cells].filter(c => c.dataset.name)"
-        ".map(c => [c.dataset.name, [c.dataset.value, c.textContent]]))",
+        "n => Object.fromEntries([...document.querySelector(`tr[data-method='${n}']`).cells]."
+        ".filter(c => c.dataset.name).map(c => [c.dataset.name, [c.dataset.value, c.textContent]]))",
         number,
     )
     both = summaries(folder, "ditto0", "ditto1")
