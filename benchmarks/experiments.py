@@ -22,7 +22,7 @@ import numpy as np
 from equipoise.config import Experiment
 from equipoise.data.federation import Federation
 from equipoise.engine.simulate import Simulation
-from equipoise.exhibits import SCALES, TIMES, Exhibit, Part, exhibits, folder, timed
+from equipoise.exhibits import SCALES, TIMES, Exhibit, Part, exhibits, own, timed
 from equipoise.files import write_json
 from equipoise.runfolder import flatten, read_toml
 from equipoise.sweep import Cell, cells
@@ -111,7 +111,7 @@ def measured(exhibit: Exhibit, part: Part, file: str, scale: str, data: Path) ->
 
 
 def main(given: argparse.Namespace, wanted: Sequence[Exhibit]) -> None:
-    path = folder() / TIMES
+    path = own() / TIMES
     found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     for exhibit in wanted:
         for part in exhibit.parts:
@@ -137,4 +137,4 @@ if __name__ == "__main__":
     parser.add_argument("--again", action="store_true", help="measure what was measured before")
     parser.add_argument("--only", help="of these exhibits: a part of their name")
     options = parser.parse_args()
-    main(options, [e for e in exhibits().values() if not options.only or options.only in e.id])
+    main(options, [e for e in exhibits(own()).values() if not options.only or options.only in e.id])

@@ -49,6 +49,9 @@ def reproduce(
     plan: Annotated[bool, typer.Option("--plan", help="Only say what would be run.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+    papers: Annotated[
+        Path | None, typer.Option("--papers", metavar="DIR", help="A folder of papers of your own (docs/reproduce.md).")
+    ] = None,
 ) -> None:
     """Run a table or a figure of a paper, and print what came out beside what the paper has.
 
@@ -68,13 +71,14 @@ def reproduce(
     from equipoise import exhibits
     from equipoise import reproduce as work
 
+    place = papers or exhibits.own()
     if name is None:
         for option, given in (("--only", only), ("--seeds", seeds), ("--set", sets), ("--plan", plan)):
             if given:
                 raise EquipoiseError(f"{option} is for one table or figure; name it, such as flame-table3")
-        _list(data, as_json)
+        _list(place, data, as_json)
         return
-    exhibit = exhibits.find(name)
+    exhibit = exhibits.find(name, place)
     if exhibit.why:
         raise EquipoiseError(f"{name} ({exhibit.title}) is nothing to run: {exhibit.why}")
     pieces = work.pieces(exhibit, out, scale.value, only or [], seeds, sets or [])
@@ -90,7 +94,7 @@ def reproduce(
         again = ["equipoise", "reproduce", name, *(x for part in only or [] for x in ("--only", part))]
         again += ["--scale", scale.value, *(["--seeds", str(seeds)] if seeds else []), "--jobs", str(jobs)]
         again += ["--out", str(out), *(["--data", str(data)] if data else [])]
-        again += [x for s in sets or [] for x in ("--set", s)]
+        again += [*(["--papers", str(papers)] if papers else []), *(x for s in sets or [] for x in ("--set", s))]
         interrupted("stopped, all whole rounds are saved", shlex.join(again))
     runs = work.finished(pieces)
     tables = work.beside(exhibit, runs, scale.value)
@@ -100,6 +104,7 @@ def reproduce(
         print(json.dumps([table.as_json() for table in tables], indent=2))
     else:
         _show(exhibit, tables, [run for part in runs.values() for run in part])
+        _tell_differences(exhibit, pieces, scale.value)
     for picture in pictures:
         _say(f"Picture: {picture}", as_json)
     _say(f"Runs: {out / exhibit.paper}; as a page: equipoise report {out / exhibit.paper} --out report.html", as_json)
@@ -122,14 +127,14 @@ def _duration(seconds: float | None) -> str:
     return f"{round(seconds / 86_400)} days"
 
 
-def _list(data: Path | None, as_json: bool) -> None:
+def _list(place: Path, data: Path | None, as_json: bool) -> None:
     from equipoise import exhibits
     from equipoise import reproduce as work
     from equipoise.data.catalogue import entry
     from equipoise.data.sources import data_folder
 
     folder = data_folder(data)
-    every = list(exhibits.exhibits().values())
+    every = list(exhibits.exhibits(place).values())
     states = {name: entry(name, folder).state for exhibit in every for name in exhibit.data()}
     here: dict[str, str] = {}
     times: dict[str, dict[str, float | None]] = {}
@@ -152,7 +157,7 @@ def _list(data: Path | None, as_json: bool) -> None:
         ]
         print(json.dumps(rows, indent=2))
         return
-    for paper, about in exhibits.papers().items():
+    for paper, about in exhibits.papers(place).items():
         table = Table(title=escape(about), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
         for column in ("name", "what", "here", "data", "small", "paper"):
             table.add_column(column, overflow="fold", justify="right" if column in ("small", "paper") else "left")
@@ -201,9 +206,8 @@ def _plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int) -> N
         shown = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
         table.add_row(piece.part.name, f"{piece.file}.toml", str(len(piece.every)), str(done), shown, _duration(left))
     out_console.print(table)
-    if exhibit.differs:
-        _say(f"Other than in the paper: {exhibit.differs}.", False)
-    _say(f"Scale {scale}; runs go to {pieces[0].folder.parent}.", False)
+    _tell_differences(exhibit, pieces, scale)
+    _say(f"Runs go to {pieces[0].folder.parent}.", False)
 
 
 def _execute(exhibit: "Exhibit", pieces: "list[Piece]", data: Path | None, jobs: int, quiet: bool) -> None:
@@ -282,6 +286,14 @@ def _show(exhibit: "Exhibit", tables: "list[Beside]", runs: "list[Run]") -> None
         out_console.print(report.as_table(report.compare(runs)))
         if exhibit.shown:
             out_console.print(_figures(exhibit, runs))
+
+
+def _tell_differences(exhibit: "Exhibit", pieces: "list[Piece]", scale: str) -> None:
+    """Nobody should read a figure of a small run as one of the paper's experiment."""
+    from equipoise import reproduce as work
+
+    if sizes := work.reduced(exhibit, pieces):
+        _say(f"Scale {scale} (in parentheses: paper): {sizes}.", False)
     if exhibit.differs:
         _say(f"Other than in the paper: {exhibit.differs}.", False)
 

@@ -5,7 +5,6 @@ what belongs to which table. `times.json` beside the papers tells how long each 
 """
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError
+from equipoise.runfolder import read_toml
 from equipoise.settings import nearest
 
-TIMES = "times.json"
+TIMES, EXHIBITS = "times.json", "exhibits.toml"
 SCALES = ("smoke", "small", "paper")
 LONG = 24 * 3600
 """Seconds on two cores beyond which an exhibit wants a GPU or a cluster."""
@@ -23,8 +23,8 @@ Figure = tuple[float, float | None]
 """What a paper prints, and its standard deviation where there is one."""
 
 
-def folder() -> Path:
-    """The experiments, which come with the package; in a checkout they lie beside it."""
+def own() -> Path:
+    """The experiments that come with the package; in a checkout they lie beside it."""
     inside = Path(__file__).parent / "experiments"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "experiments"
 
@@ -61,6 +61,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Exhibit:
+    place: Path
+    "the folder of all papers"
     paper: str
     name: str
     title: str
@@ -103,7 +105,7 @@ class Exhibit:
 
     @property
     def folder(self) -> Path:
-        return folder() / self.paper
+        return self.place / self.paper
 
     def published(self, part: str = "") -> dict[str, list[Figure]]:
         """Under the rows' keys, a figure a column."""
@@ -141,14 +143,14 @@ def _figures(row: Any) -> list[Figure]:
 
 @cache
 def _read(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    return read_toml(path)
 
 
 def _tables(paper: Path) -> dict[str, Any]:
     return _read(paper / "paper" / "tables.toml")
 
 
-def _exhibit(paper: str, sets: Mapping[str, list[str]], written: Mapping[str, Any]) -> Exhibit:
+def _exhibit(place: Path, paper: str, sets: Mapping[str, list[str]], written: Mapping[str, Any]) -> Exhibit:
     table = dict(written)
     files = table.pop("files", [])
     parts = []
@@ -161,30 +163,41 @@ def _exhibit(paper: str, sets: Mapping[str, list[str]], written: Mapping[str, An
             parts.append(Part(part["name"], tuple(part["files"]), tuple(part.get("set", ()))))
     rows, columns = (tuple(map(Line.read, table.pop(key, ()))) for key in ("rows", "columns"))
     each = tuple(table.pop("each", ()))
-    return Exhibit(paper, parts=tuple(parts), rows=rows, columns=columns, each=each, **table)
+    return Exhibit(place, paper, parts=tuple(parts), rows=rows, columns=columns, each=each, **table)
 
 
-@cache
-def exhibits() -> dict[str, Exhibit]:
+def exhibits(place: Path) -> dict[str, Exhibit]:
     """All of them by name, in the papers' order."""
     found = {}
-    for file in sorted(folder().glob("*/exhibits.toml")):
+    for file in _files(place):
         tables = _read(file)
-        for written in tables["exhibit"]:
-            exhibit = _exhibit(file.parent.name, tables.get("sets", {}), written)
-            found[exhibit.id] = exhibit
+        try:
+            for written in tables["exhibit"]:
+                exhibit = _exhibit(place, file.parent.name, tables.get("sets", {}), written)
+                found[exhibit.id] = exhibit
+        except (AttributeError, KeyError, TypeError) as error:
+            raise EquipoiseError(
+                f"{file} is not a file of exhibits: {error}; docs/reproduce.md tells its keys"
+            ) from None
     return found
 
 
-def papers() -> dict[str, str]:
+def _files(place: Path) -> list[Path]:
+    if not (found := sorted(place.glob(f"*/{EXHIBITS}"))):
+        raise EquipoiseError(f"{place} holds no papers: no folder in it has a file {EXHIBITS}")
+    return found
+
+
+def papers(place: Path) -> dict[str, str]:
     """What each paper is about."""
-    return {file.parent.name: _read(file)["paper"] for file in sorted(folder().glob("*/exhibits.toml"))}
+    return {file.parent.name: _read(file).get("paper", file.parent.name) for file in _files(place)}
 
 
-def find(name: str) -> Exhibit:
-    if name not in exhibits():
-        raise EquipoiseError(f"there is no exhibit {name!r}{nearest(name, exhibits())}")
-    return exhibits()[name]
+def find(name: str, place: Path) -> Exhibit:
+    known = exhibits(place)
+    if name not in known:
+        raise EquipoiseError(f"there is no exhibit {name!r}{nearest(name, known)}")
+    return known[name]
 
 
 @dataclass(frozen=True)
@@ -197,15 +210,15 @@ class Cost:
 
 
 @cache
-def _times() -> dict[str, dict[str, Any]]:
-    path = folder() / TIMES
+def _times(place: Path) -> dict[str, dict[str, Any]]:
+    path = place / TIMES
     found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
     return found
 
 
-def cost(paper: str, file: str, part: Part, scale: str) -> Cost | None:
+def cost(exhibit: Exhibit, file: str, part: Part, scale: str) -> Cost | None:
     """What benchmarks/experiments.py measured or reckoned, if it did."""
-    found = _times().get(timed(paper, file, part), {}).get(scale)
+    found = _times(exhibit.place).get(timed(exhibit.paper, file, part), {}).get(scale)
     return None if found is None else Cost(**found)
 
 

@@ -1,7 +1,7 @@
 """Running an exhibit of a paper, and setting what came out beside what the paper prints."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -61,11 +61,44 @@ def pieces(
             tables = read_toml(exhibit.folder / f"{file}.toml")
             every, sweep = cells(tables, scale, [*part.set, *always, *sets])
             chosen = tuple(c for c in every if fits(flatten(c.experiment.tables()), exhibit.where))
-            known = cost(exhibit.paper, file, part, scale)
+            known = cost(exhibit, file, part, scale)
             place = out / exhibit.paper / file
             if chosen:
                 found.append(Piece(part, file, chosen, sweep, place, known.seconds if known else None))
     return found
+
+
+def reduced(exhibit: Exhibit, pieces: Sequence[Piece]) -> str:
+    """In which sizes the runs differ from those that the scale paper has, in words; empty if in none."""
+    found: dict[str, tuple[set[int], set[int]]] = {}
+    for piece in pieces:
+        whole, _ = cells(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set)
+        theirs = [c for c in whole if fits(flatten(c.experiment.tables()), exhibit.where)]
+        for what, (mine, paper) in _sizes(piece.every, theirs).items():
+            ours, others = found.setdefault(what, (set(), set()))
+            ours |= mine
+            others |= paper
+    words = [f"{_span(a)} {what} ({_span(b)})" for what, (a, b) in found.items() if a != b]
+    return ", ".join(words)
+
+
+def _sizes(mine: Sequence[Cell], paper: Sequence[Cell]) -> dict[str, tuple[set[int], set[int]]]:
+    measures: dict[str, Callable[[Sequence[Cell]], set[int]]] = {
+        "rounds": lambda every: {c.experiment.schedule.rounds for c in every},
+        "seeds": lambda every: {len({c.seed for c in every})},
+        "clients": lambda every: {int(flatten(c.experiment.tables()).get("data.clients") or 0) for c in every},
+        "samples of a client at most": lambda every: {
+            int(flatten(c.experiment.tables()).get("data.most") or 0) for c in every
+        },
+    }
+    return {what: (measure(mine), measure(paper)) for what, measure in measures.items()}
+
+
+def _span(numbers: set[int]) -> str:
+    shown = sorted(numbers - {0})
+    if not shown:
+        return "all"
+    return str(shown[0]) if len(shown) == 1 else f"{shown[0]} to {shown[-1]}"
 
 
 def estimate(exhibit: Exhibit, scale: str, jobs: int = 2) -> float | None:
@@ -73,7 +106,7 @@ def estimate(exhibit: Exhibit, scale: str, jobs: int = 2) -> float | None:
     total = 0.0
     for part in exhibit.parts:
         for file in part.files:
-            known = cost(exhibit.paper, file, part, scale)
+            known = cost(exhibit, file, part, scale)
             if known is None:
                 return None
             total += known.runs * known.seconds
