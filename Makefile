@@ -1,9 +1,9 @@
 # make demo    install and run the demonstration        make setup   only install
-# make test    install, lint, check types, run the tests
+# make test    install, lint, check types, run the tests  make docs    build the documentation's pages into site/
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint format clean
+.PHONY: setup demo test lint docs format clean
 
 setup: .venv/installed
 
@@ -25,9 +25,12 @@ lint: setup
 test: lint
 	$(BIN)/pytest -n 2
 
+docs: setup
+	$(BIN)/mkdocs build --quiet --strict
+
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build *.egg-info
+	rm -rf .venv build site *.egg-info
