@@ -26,7 +26,7 @@ test: lint
 	$(BIN)/pytest -n 2
 
 docs: setup
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/mkdocs build --strict
 
 format: setup
 	$(BIN)/ruff check --fix .

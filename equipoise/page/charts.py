@@ -275,7 +275,10 @@ def attacks(methods: Sequence[Method]) -> list[Chart]:
         data = []
         names = sorted({name for name, _ in lines})
         for (name, kind), group in lines.items():
-            points = sorted((_fraction(m), m.scale * mean(r.summary[kind][m.metric] for r in m.runs)) for m in group)
+            found = [(m, [s for r in m.runs if (s := r.summary[kind][m.metric]) is not None]) for m in group]
+            points = sorted((_fraction(m), m.scale * mean(scores)) for m, scores in found if scores)
+            if not points:
+                continue
             x, y = (list(column) for column in zip(*points, strict=True))
             data.append(
                 {
