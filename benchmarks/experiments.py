@@ -27,8 +27,10 @@ from equipoise.files import write_json
 from equipoise.runfolder import flatten, read_toml
 from equipoise.sweep import Cell, cells
 
-MOST, CLIENTS = 28, 1
-"""Of a client's samples, and of the clients, that a trial takes."""
+MOST, CLIENTS = (28, 280, 2800), 1
+"""Of a client's samples, and of the clients, that a trial takes: more where it is over at once."""
+ENOUGH = 0.5
+"""Seconds of a trial's round in which what is done once hardly counts."""
 QUICK = 3.0
 """Seconds of a round that is timed as it is."""
 START = 2.0
@@ -81,11 +83,14 @@ def seconds(cell: Cell, data: Path) -> float:
     clients = len(federation) - len(federation.unseen)
     trained = float(np.mean(federation.train.lengths))
     # A trial with few samples of few clients, where a whole round would take long.
-    most = min(MOST, experiment.data.dealing.most or MOST)
-    section = replace(experiment.data, dealing=experiment.data.dealing.model_copy(update={"most": most}))
-    small = replace(experiment, data=section, schedule=schedule.model_copy(update={"participation": CLIENTS}))
-    tried = small.federation(data)
-    spent, backward = later_round(small, kind(experiment, (*_ALIKE, *_SIZES)), tried)
+    for most in MOST:
+        most = min(most, experiment.data.dealing.most or most)
+        section = replace(experiment.data, dealing=experiment.data.dealing.model_copy(update={"most": most}))
+        small = replace(experiment, data=section, schedule=schedule.model_copy(update={"participation": CLIENTS}))
+        tried = small.federation(data)
+        spent, backward = later_round(small, f"{most} {kind(experiment, (*_ALIKE, *_SIZES))}", tried)
+        if spent > ENOUGH:
+            break
     round = spent / CLIENTS / float(np.mean(tried.train.lengths)) * schedule.cohort(clients) * trained
     stacked = experiment.engine.mode_for(experiment.task(tried)) == "stacked"  # few samples say little of its speed
     if round < (20 * QUICK if stacked else QUICK):

@@ -225,8 +225,10 @@ def train(
         "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
         "engine": engine.table(),
     }
-    with RunFolder.at_work(Path(out), settings, resume, mode=engine.mode_for(task)) as folder:
-        told = followed(watcher or Watcher(), schedule.track, folder, settings)
+    with (
+        RunFolder.at_work(Path(out), settings, resume, mode=engine.mode_for(task)) as folder,
+        followed(watcher or Watcher(), schedule.track, folder, settings) as told,
+    ):
         simulation = Simulation(task, federation, algorithm, schedule, engine, folder, told, between, devices)
         if resume:
             simulation.resume()

@@ -17,9 +17,10 @@ from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.terminal import Data, Sets, err_console, interrupted, out_console
 
 if TYPE_CHECKING:
+    from equipoise.beside import Beside
     from equipoise.exhibits import Exhibit, Part
     from equipoise.report import Run
-    from equipoise.reproduce import Beside, Piece
+    from equipoise.reproduce import Piece
     from equipoise.sweep import Cell
 
 _LOOK_EVERY = 1.0  # seconds
@@ -62,14 +63,16 @@ def reproduce(
         equipoise reproduce learn2pfed-table1 --scale paper --jobs 2
         equipoise report runs --out report.html              the same as a page to look at
 
-    Scales: smoke shows in a minute or two that all of it works; small fits two cores and an hour or so; paper has the
-    paper's own rounds, clients and seeds. What is done stays done, whichever table asks for it again: the same command
-    goes on where it was stopped or killed, at the last whole round.
+    Scales: smoke shows in a minute or two that all of it works; small is made for two cores, minutes to hours; paper
+    has the paper's own rounds, clients and seeds. What is done stays done, whichever table asks for it again: the same
+    command goes on where it was stopped or killed, at the last whole round.
 
     ▲ and ▼ mark where our mean lies above or below the paper's figure by more than both standard deviations together.
     """
     from equipoise import exhibits
     from equipoise import reproduce as work
+    from equipoise.beside import beside
+    from equipoise.runfolder import ASIDE
 
     place = papers or exhibits.own()
     if name is None:
@@ -85,7 +88,7 @@ def reproduce(
     if not pieces:
         raise EquipoiseError(f"{name} has no runs at the scale {scale.value} with these settings")
     if plan:
-        _plan(exhibit, pieces, scale.value, jobs)
+        _plan(exhibit, pieces, scale.value, jobs, as_json)
         return
     _need(exhibit, exhibit.chosen(only or []), data)
     try:
@@ -97,11 +100,12 @@ def reproduce(
         again += [*(["--papers", str(papers)] if papers else []), *(x for s in sets or [] for x in ("--set", s))]
         interrupted("stopped, all whole rounds are saved", shlex.join(again))
     runs = work.finished(pieces)
-    tables = work.beside(exhibit, runs, scale.value)
-    work.keep(exhibit, tables, scale.value, out)
+    tables = beside(exhibit, runs, scale.value)
+    if all(item.startswith(ASIDE) for item in sets or []):  # with other settings it is another experiment
+        work.keep(exhibit, out, scale.value, seeds)
     pictures = work.draw(exhibit, runs, scale.value, out, data) if exhibit.plot else []
     if as_json:
-        print(json.dumps([table.as_json() for table in tables], indent=2))
+        _print_json(tables, runs, pictures)
     else:
         _show(exhibit, tables, [run for part in runs.values() for run in part])
         _tell_differences(exhibit, pieces, scale.value)
@@ -140,8 +144,8 @@ def _list(place: Path, data: Path | None, as_json: bool) -> None:
     times: dict[str, dict[str, float | None]] = {}
     for exhibit in every:
         of = {state: [n for n in exhibit.data() if states[n] in words] for state, words in _STATES.items()}
-        here[exhibit.id] = work.status(exhibit, of["missing"], of["subset"])
         times[exhibit.id] = {s: work.estimate(exhibit, s) if exhibit.parts else None for s in exhibits.SCALES}
+        here[exhibit.id] = work.status(exhibit, of["missing"], of["subset"], times[exhibit.id]["paper"])
     if as_json:
         rows = [
             {
@@ -195,16 +199,38 @@ def _need(exhibit: "Exhibit", parts: "list[Part]", data: Path | None) -> None:
         )
 
 
-def _plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int) -> None:
+def _print_json(tables: "list[Beside]", runs: "dict[str, list[Run]]", pictures: list[Path]) -> None:
+    from equipoise import report
+
+    rows = {part: report.compare(some) for part, some in runs.items() if some}
+    shown = {"tables": [table.as_json() for table in tables], "runs": rows, "pictures": list(map(str, pictures))}
+    print(json.dumps(shown, indent=2))
+
+
+def _plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {
+                "part": piece.part.name,
+                "file": piece.file,
+                "runs": len(piece.planned()),
+                "done": sum(cell.done(piece.folder) for cell in piece.planned()),
+                "seconds_a_run": piece.seconds,
+            }
+            for piece in pieces
+        ]
+        print(json.dumps(rows, indent=2))
+        return
     table = Table(title=escape(f"{exhibit.id}: {exhibit.title}"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for column in ("part", "file", "runs", "done", "rounds", f"time, {jobs} at a time"):
         table.add_column(column, overflow="fold", justify="left" if column in ("part", "file") else "right")
     for piece in pieces:
-        done = sum(cell.done(piece.folder) for cell in piece.every)
-        rounds = sorted({cell.experiment.schedule.rounds for cell in piece.every})
-        left = None if piece.seconds is None else (len(piece.every) - done) * piece.seconds / jobs
+        planned = piece.planned()
+        done = sum(cell.done(piece.folder) for cell in planned)
+        rounds = sorted({cell.experiment.schedule.rounds for cell in planned})
+        left = None if piece.seconds is None else (len(planned) - done) * piece.seconds / jobs
         shown = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        table.add_row(piece.part.name, f"{piece.file}.toml", str(len(piece.every)), str(done), shown, _duration(left))
+        table.add_row(piece.part.name, f"{piece.file}.toml", str(len(planned)), str(done), shown, _duration(left))
     out_console.print(table)
     _tell_differences(exhibit, pieces, scale)
     _say(f"Runs go to {pieces[0].folder.parent}.", False)
@@ -225,14 +251,14 @@ def _execute(exhibit: "Exhibit", pieces: "list[Piece]", data: Path | None, jobs:
         speed_estimate_period=1800,
         disable=quiet,
     )
-    count, stop = len(overall.left), threading.Event()
+    stop = threading.Event()
 
     def told(cell: "Cell", notes: list[str]) -> None:
         for note in notes:
             err_console.print(f"equipoise: {escape(note)}", highlight=False)
 
     def look() -> None:
-        progress.update(bar, completed=overall.look(), runs=f"{count - len(overall.left)} of {count} runs")
+        progress.update(bar, completed=overall.look(), runs=f"{len(overall.over)} of {overall.count} runs")
 
     def watch() -> None:
         while not stop.wait(_LOOK_EVERY):
@@ -241,8 +267,8 @@ def _execute(exhibit: "Exhibit", pieces: "list[Piece]", data: Path | None, jobs:
     with progress:
         bar = progress.add_task(exhibit.id, total=overall.total, runs="")
         # What was there before must not count as done within the first second.
-        progress.update(bar, completed=overall.look())
-        progress.reset(bar, completed=int(overall.look()), runs=f"{count - len(overall.left)} of {count} runs")
+        look()
+        progress.reset(bar, completed=int(overall.look()))
         watcher = threading.Thread(target=watch, daemon=True)
         watcher.start()
         try:

@@ -132,7 +132,8 @@ class Exhibit:
         names: dict[str, None] = {}
         for part in self.parts if parts is None else parts:
             given = [item.partition("=")[2] for item in part.set if item.startswith("data.name=")]
-            names |= dict.fromkeys(given or [_read(self.folder / f"{f}.toml")["data"]["name"] for f in part.files])
+            named = [_read(self.folder / f"{file}.toml").get("data", {}).get("name") for file in part.files]
+            names |= dict.fromkeys(given or [name for name in named if name])
         return list(names)
 
 
@@ -174,12 +175,33 @@ def exhibits(place: Path) -> dict[str, Exhibit]:
         try:
             for written in tables["exhibit"]:
                 exhibit = _exhibit(place, file.parent.name, tables.get("sets", {}), written)
+                _check(exhibit, file)
                 found[exhibit.id] = exhibit
         except (AttributeError, KeyError, TypeError) as error:
             raise EquipoiseError(
                 f"{file} is not a file of exhibits: {error}; docs/reproduce.md tells its keys"
             ) from None
     return found
+
+
+def _check(exhibit: Exhibit, file: Path) -> None:
+    """What would only be noticed when all is run."""
+
+    def wrong(text: str) -> EquipoiseError:
+        return EquipoiseError(f"{file}: {exhibit.name}: {text}")
+
+    if not exhibit.why and not exhibit.parts:
+        raise wrong("it has neither parts to run nor a reason why there is nothing to run (`why`)")
+    if exhibit.figures and exhibit.figures not in _tables(exhibit.folder):
+        raise wrong(f"figures = {exhibit.figures!r} is no section of paper/tables.toml")
+    keys = [row.key for row in exhibit.rows]
+    if exhibit.relative and exhibit.relative not in keys:
+        raise wrong(f"relative = {exhibit.relative!r} is none of its rows{nearest(exhibit.relative, keys)}")
+    if exhibit.target and set(exhibit.target) != set(SCALES):
+        raise wrong(f"target needs a score for each of {', '.join(SCALES)}")
+    for column in exhibit.columns:
+        if column.part:
+            exhibit.chosen([column.part])
 
 
 def _files(place: Path) -> list[Path]:

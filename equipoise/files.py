@@ -50,6 +50,15 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EquipoiseError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise EquipoiseError(f"{path} is damaged ({error}); remove it, and what wrote it can write it again") from None
+
+
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
     with beside(path) as temporary:
         try:

@@ -4,8 +4,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -95,7 +96,8 @@ def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int
                 engine = cell.experiment.engine
                 workers = min(cores, engine.workers or cores)  # together they have what one run would have
                 experiment = replace(cell.experiment, engine=engine.model_copy(update={"workers": workers}))
-                waiting[pool.submit(_work, experiment, cell.folder(out), data, trained)] = chain
+                with _deaf():
+                    waiting[pool.submit(_work, experiment, cell.folder(out), data, trained)] = chain
             if not waiting:
                 break
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -114,10 +116,21 @@ def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ctrl-C waits: a worker that is born meanwhile does not hear it before it can make something of it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(pids: Any) -> None:
     """A worker begins: out of reach of the terminal's Ctrl-C, and gone when its parent is."""
     os.setpgrp()
     signal.signal(signal.SIGINT, lambda *_: _stopping.set())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     pids.put(os.getpid())
     threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
 

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -14,6 +16,7 @@ from rich.table import Table
 
 from equipoise.board import HYBRIDS, KINDS
 from equipoise.errors import EquipoiseError
+from equipoise.losses import METRICS
 from equipoise.runfolder import ASIDE, WRITTEN, RunFolder, flatten, read_toml
 
 _FOR_READERS = (f"{WRITTEN}.", *ASIDE)  # no run is another for these
@@ -28,7 +31,7 @@ class Run:
 
 
 def find_runs(paths: list[Path]) -> list[Run]:
-    """The runs in these folders, or in the folders below them: as near as there are any."""
+    """The runs in these folders and in the folders below them."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
@@ -51,15 +54,28 @@ def newest(path: Path) -> Path | None:
     """The run in a folder, or of those below it the one that was written last."""
     if not path.is_dir():
         return None
-    return max(_inside(path), key=lambda run: max(p.stat().st_mtime for p in run.iterdir()), default=None)
+    return max(_inside(path), key=_written, default=None)
+
+
+def _written(run: Path) -> float:
+    """When something in its folder changed last."""
+    times = [run.stat().st_mtime]
+    for path in run.iterdir():
+        with suppress(FileNotFoundError):  # what is written beside is renamed meanwhile
+            times.append(path.stat().st_mtime)
+    return max(times)
 
 
 def _inside(path: Path) -> list[Path]:
-    """`equipoise reproduce` has runs two folders below a paper's, and three below that of all papers."""
-    for depth in range(4):
-        if found := sorted(p.parent for p in path.glob("*/" * depth + "run.toml")):
-            return found
-    return []
+    """The runs in a folder. `equipoise reproduce` has them two folders below a paper's, three below that of all papers;
+    what lies in the folder of a run is that run's own."""
+    found: list[Path] = []
+    level = [path]
+    for _ in range(4):
+        runs = [each for each in level if (each / "run.toml").is_file()]
+        found += runs
+        level = sorted(p for each in level if each not in runs for p in each.iterdir() if p.is_dir())
+    return found
 
 
 def _finished(path: Path) -> bool:
@@ -70,6 +86,11 @@ def _read(path: Path) -> Run:
     folder = RunFolder.open(path)
     config = {k: v for k, v in flatten(read_toml(folder.config)).items() if not k.startswith(_FOR_READERS)}
     return Run(path, config, folder.read_summary(), folder.read_metrics())
+
+
+def higher_is_better(summary: Mapping[str, Any]) -> bool:
+    """Of the metric; summaries of old do not say."""
+    return bool(summary.get("higher_is_better", METRICS.get(summary["metric"], METRICS["accuracy"]).higher_is_better))
 
 
 FAIRNESS = {
@@ -92,7 +113,8 @@ def grouped(runs: list[Run]) -> list[list[Run]]:
     groups: dict[str, list[Run]] = {}
     for run in runs:
         # What was at hand of a data set is no setting: an excerpt and the whole are not seeds of one run.
-        key = json.dumps([{k: v for k, v in run.config.items() if k != "seed"}, run.summary["dataset"]], sort_keys=True)
+        told = [run.summary["dataset"], run.summary["metric"]]
+        key = json.dumps([{k: v for k, v in run.config.items() if k != "seed"}, told], sort_keys=True)
         group = groups.setdefault(key, [])
         if run.summary["seed"] not in [other.summary["seed"] for other in group]:  # a copy of a run is no second seed
             group.append(run)
@@ -131,7 +153,21 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
         for field in ("bytes_up", "bytes_down", "gradient_samples", "seconds"):
             row[field] = mean(run.summary[field] for run in group)
         rows.append(row)
+    _tell_twins_apart(rows, [group[0] for group in groups])
     return rows
+
+
+def _tell_twins_apart(rows: list[dict[str, Any]], firsts: list[Run]) -> None:
+    """Rows that would read alike show every setting in which they differ."""
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for i, row in enumerate(rows):
+        alike.setdefault((row["algorithm"], row["data"], row["settings"]), []).append(i)
+    for twins in alike.values():
+        if len(twins) > 1:
+            keys = _differences([firsts[i] for i in twins])
+            for i in twins:
+                more = " ".join(f"{_short(k)}={firsts[i].config.get(k, 'none')}" for k in keys)
+                rows[i]["settings"] = f"{rows[i]['settings']} {more}".strip()
 
 
 def told_apart(runs: list[Run], prefixes: tuple[str, ...]) -> list[str]:

@@ -1,17 +1,17 @@
 """Running an exhibit of a paper, and setting what came out beside what the paper prints."""
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import fcntl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
 from typing import Any
 
 from equipoise import files, jobs, plots
-from equipoise.exhibits import LONG, Exhibit, Figure, Line, Part, cost
+from equipoise.beside import beside, fits
+from equipoise.exhibits import LONG, Exhibit, Part, cost
 from equipoise.report import Run, find_runs
 from equipoise.runfolder import RunFolder, flatten, read_toml
-from equipoise.sweep import Cell, Sweep, cells, tuned
+from equipoise.sweep import Cell, Sweep, cells, group, tuned
 
 PAPER = "paper.json"
 """In the folder of a paper's runs: the tables that were made of them, for `equipoise report`."""
@@ -37,10 +37,17 @@ class Piece:
     def wanted(self) -> list[Cell]:
         return tuned(self.every, self.sweep, self.folder)[1]
 
+    def planned(self) -> list[Cell]:
+        """All that will have been run in the end; before settings are chosen, with some of them in their place."""
+        trials, wanted = tuned(self.every, self.sweep, self.folder)
+        if trials and not wanted:
+            groups = {group(cell, self.sweep.tune): cell.identity for cell in trials}
+            wanted = [cell for cell in self.every if cell.identity in groups.values()]
+        return list({(cell.identity, cell.seed): cell for cell in (*trials, *wanted)}.values())
 
-def fits(config: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """1 is 1.0, as TOML has it where a person writes either; a setting that is not there is no value."""
-    return all(key in config and config[key] == value for key, value in where.items())
+    def weight(self, cell: Cell) -> float:
+        """Of a run in the progress of all of them."""
+        return cell.experiment.schedule.rounds if self.seconds is None else self.seconds
 
 
 def pieces(
@@ -104,49 +111,50 @@ def _span(numbers: set[int]) -> str:
 def estimate(exhibit: Exhibit, scale: str, jobs: int = 2) -> float | None:
     """Seconds that all of it takes with so many runs at a time; None where a file was never measured."""
     total = 0.0
+    asked = {(p.part.name, p.file): len(p.every) for p in pieces(exhibit, Path(), scale)} if exhibit.where else {}
     for part in exhibit.parts:
         for file in part.files:
             known = cost(exhibit, file, part, scale)
             if known is None:
                 return None
-            total += known.runs * known.seconds
+            total += (asked.get((part.name, file), 0) if exhibit.where else known.runs) * known.seconds
     return total / jobs
 
 
-def status(exhibit: Exhibit, missing: Sequence[str], subsets: Sequence[str]) -> str:
-    """What of it can be run here, in a few words."""
+def status(exhibit: Exhibit, missing: Sequence[str], subsets: Sequence[str], whole: float | None) -> str:
+    """What of it can be run here, in a few words; `whole` is the time that the scale paper takes."""
     if exhibit.why:
         return "nothing to run"
     if missing:
         return f"needs data: {', '.join(missing)}"
-    if (estimate(exhibit, "paper") or 0) > LONG:
+    if whole is not None and whole > LONG:
         return "in full it needs a GPU; small runs here"
-    return "on a subset" if exhibit.lacks or subsets else "in full"
+    much = "on a subset" if exhibit.lacks or subsets else "in full"
+    return much if whole is not None else f"{much}, time not known"
 
 
 class Overall:
     """How far many runs are, by the rounds that their logs show."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
-        self.left: list[tuple[Cell, Path, float]] = []
-        for piece in pieces:
-            for cell in piece.every if not piece.sweep.tune else {*piece.trials(), *piece.wanted()}:
-                weight = cell.experiment.schedule.rounds if piece.seconds is None else piece.seconds
-                self.left.append((cell, piece.folder, weight))
-        self.total = sum(weight for _, _, weight in self.left)
-        self.done = 0.0
+        self.plans = [(piece, piece.planned()) for piece in pieces]
+        self.over: set[Path] = set()
+        "folders of runs that are done, or came to nothing"
+        self.count = sum(len(planned) for _, planned in self.plans)
+        self.total = sum(piece.weight(cell) for piece, planned in self.plans for cell in planned)
 
     def look(self) -> float:
         """The part that is done, in the units of `total`."""
-        still, begun = [], 0.0
-        for cell, folder, weight in self.left:
-            if cell.done(folder) or cell.failed(folder):
-                self.done += weight
-            else:
-                still.append((cell, folder, weight))
-                begun += weight * rounds_of(cell.folder(folder)) / cell.experiment.schedule.rounds
-        self.left = still
-        return self.done + begun
+        done = 0.0
+        self.plans = [(piece, piece.planned() if piece.sweep.tune else planned) for piece, planned in self.plans]
+        for piece, planned in self.plans:
+            for cell in planned:
+                folder = cell.folder(piece.folder)
+                if folder not in self.over and (cell.done(piece.folder) or cell.failed(piece.folder)):
+                    self.over.add(folder)
+                part = 1.0 if folder in self.over else rounds_of(folder) / cell.experiment.schedule.rounds
+                done += piece.weight(cell) * part
+        return done
 
 
 def rounds_of(folder: Path) -> int:
@@ -173,176 +181,7 @@ def finished(pieces: Sequence[Piece]) -> dict[str, list[Run]]:
     return found
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A place in a table: our runs' figure, and the paper's."""
-
-    ours: float | None
-    spread: float | None
-    "standard deviation over seeds, where there are several"
-    seeds: int
-    paper: float | None = None
-    paper_spread: float | None = None
-
-    @property
-    def mark(self) -> str:
-        """Do the two differ by more than both deviations together? Where neither is known, nobody can tell."""
-        if self.ours is None or self.paper is None or (self.spread is None and self.paper_spread is None):
-            return ""
-        if abs(self.ours - self.paper) <= (self.spread or 0) + (self.paper_spread or 0):
-            return ""
-        return "▲" if self.ours > self.paper else "▼"
-
-
-@dataclass(frozen=True)
-class Beside:
-    """A table of ours beside the paper's."""
-
-    title: str
-    unit: str
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    entries: tuple[tuple[Entry, ...], ...]
-
-    @property
-    def digits(self) -> int:
-        return 2 if self.unit in ("%", "×") else 4
-
-    def text(self, entry: Entry) -> str:
-        def figure(value: float | None, spread: float | None) -> str:
-            deviation = "" if spread is None else f" ± {spread:.{self.digits}f}"
-            return "–" if value is None else f"{value:.{self.digits}f}{deviation}"
-
-        published = "" if entry.paper is None else f" ({figure(entry.paper, entry.paper_spread)})"
-        return f"{figure(entry.ours, entry.spread)}{published} {entry.mark}".strip()
-
-    def marked(self) -> int:
-        return sum(bool(entry.mark) for row in self.entries for entry in row)
-
-    def filled(self) -> int:
-        return sum(entry.ours is not None and entry.paper is not None for row in self.entries for entry in row)
-
-    def as_json(self) -> dict[str, Any]:
-        entries = [[{**asdict(entry), "mark": entry.mark} for entry in row] for row in self.entries]
-        return {**asdict(self), "entries": entries, "digits": self.digits}
-
-
-def score(run: Run, kind: str, moment: str) -> float | None:
-    """Of the kind of model that is asked for; else of the personal one, if there is one, else of the global one."""
-    metric = run.summary["metric"]
-    scale = 100 if metric == "accuracy" else 1
-    scores: Mapping[str, Any] = run.summary
-    if kind == "unseen":
-        scores, kind = run.summary.get("unseen", {}), ""
-    kind = kind or next((k for k in ("personal", "global") if k in scores), "")
-    if moment == "validation" and scores is run.summary:
-        scores = _best_on_validation(run, kind) or scores
-    value = scores.get(kind, {}).get(metric)
-    return None if value is None else scale * float(value)
-
-
-def _best_on_validation(run: Run, kind: str) -> dict[str, Any] | None:
-    metric = run.summary["metric"]
-    field = f"validation_{metric}"
-    lines = [line for line in run.metrics if line.get(kind, {}).get(field) is not None]
-    if not lines:
-        return None
-    return (max if metric == "accuracy" else min)(lines, key=lambda line: line[kind][field])
-
-
-def seconds_to(run: Run, target: float) -> float | None:
-    """Of training, to the first evaluation that reached the score."""
-    kind = "personal" if "personal" in run.summary else "global"
-    metric = run.summary["metric"]
-    reached = next((line["round"] for line in run.metrics if (line.get(kind, {}).get(metric) or 0) >= target), None)
-    if reached is None:
-        return None
-    timings = map(json.loads, RunFolder(run.path).timings.read_text().splitlines())
-    return float(sum(line["train"] for line in timings if line["round"] <= reached))
-
-
-def beside(exhibit: Exhibit, runs: Mapping[str, list[Run]], scale: str) -> list[Beside]:
-    """Our figures beside the paper's: one table, or one a part."""
-    if not exhibit.rows:
-        return []
-    if exhibit.joint:
-        columns = [column for column in exhibit.columns if column.part in runs]
-        every = [run for part in runs.values() for run in part]
-        owner = {id(run): part for part, some in runs.items() for run in some}
-        return [_table(exhibit, exhibit.title, columns, every, owner, exhibit.published(), scale)]
-    tables = []
-    for part, some in runs.items():
-        title = f"{exhibit.title}: {part}" if len(exhibit.parts) > 1 else exhibit.title
-        tables.append(_table(exhibit, title, exhibit.columns, some, {}, exhibit.published(part), scale))
-    return tables
-
-
-def _table(
-    exhibit: Exhibit,
-    title: str,
-    columns: Sequence[Line],
-    runs: list[Run],
-    owner: Mapping[int, str],
-    published: Mapping[str, list[Figure]],
-    scale: str,
-) -> Beside:
-    body, labels = [], []
-    for row in exhibit.rows:
-        entries = []
-        for column in columns:
-            mine = [
-                run
-                for run in runs
-                if fits(run.config, {**row.where, **column.where}) and owner.get(id(run), "") == column.part
-            ]
-            at = exhibit.columns.index(column)
-            entries.append(_entry(exhibit, row, column, mine, published.get(row.key), at, scale))
-        if any(entry.ours is not None for entry in entries):
-            body.append(tuple(entries))
-            labels.append(row)
-    if exhibit.relative:
-        body = _divided(body, [line.key for line in labels].index(exhibit.relative)) if _has(labels, exhibit) else []
-    metric = runs[0].summary["metric"] if runs else "accuracy"
-    unit = "×" if exhibit.relative else "%" if metric == "accuracy" else metric
-    return Beside(
-        title, unit, tuple(line.label for line in labels if body), tuple(c.label for c in columns), tuple(body)
-    )
-
-
-def _has(labels: Sequence[Line], exhibit: Exhibit) -> bool:
-    return any(line.key == exhibit.relative for line in labels)
-
-
-def _entry(
-    exhibit: Exhibit, row: Line, column: Line, runs: list[Run], published: list[Figure] | None, at: int, scale: str
-) -> Entry:
-    kind = row.score or column.score or exhibit.score
-    if exhibit.target:
-        found = [seconds_to(run, exhibit.target[scale]) for run in runs]
-    else:
-        found = [score(run, kind, exhibit.moment) for run in runs]
-    values = [value for value in found if value is not None]
-    paper = published[at] if published is not None and at < len(published) else (None, None)
-    deviation = stdev(values) if len(values) > 1 else None
-    return Entry(mean(values) if values else None, deviation, len(values), *paper)
-
-
-def _divided(body: list[tuple[Entry, ...]], by: int) -> list[tuple[Entry, ...]]:
-    """Every figure relative to that of one row, ours to ours and the paper's to the paper's."""
-
-    def over(a: float | None, b: float | None) -> float | None:
-        return None if a is None or not b else a / b
-
-    return [
-        tuple(
-            replace(e, ours=over(e.ours, r.ours), spread=over(e.spread, r.ours), paper=over(e.paper, r.paper))
-            for e, r in zip(row, body[by], strict=True)
-        )
-        for row in body
-    ]
-
-
-def draw(exhibit: Exhibit, runs: Mapping[str, list[Run]], scale: str, out: Path, data: Path | None) -> list[Path]:
+def draw(exhibit: Exhibit, runs: dict[str, list[Run]], scale: str, out: Path, data: Path | None) -> list[Path]:
     """Its pictures: one a part, and one for each combination of the settings that are kept apart."""
     found = []
     for part, some in runs.items():
@@ -368,10 +207,16 @@ def draw(exhibit: Exhibit, runs: Mapping[str, list[Run]], scale: str, out: Path,
     return found
 
 
-def keep(exhibit: Exhibit, tables: Sequence[Beside], scale: str, out: Path) -> None:
-    """The tables for `equipoise report`, under the exhibit's name, beside those of others and of other parts."""
-    path, name = out / exhibit.paper / PAPER, f"{exhibit.id} ({scale})"
-    kept: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
-    kept[name] = kept.get(name, {}) | {table.title: table.as_json() for table in tables}
+def keep(exhibit: Exhibit, out: Path, scale: str, seeds: int | None) -> None:
+    """The tables for `equipoise report`, of all parts that have runs by now, whichever were asked for today."""
+    planned = pieces(exhibit, out, scale, (), seeds)
+    runs = {part: some for part, some in finished(planned).items() if some}
+    path = out / exhibit.paper / PAPER
+    notes = [f"scale {scale} (in parentheses: paper), {sizes}"] if (sizes := reduced(exhibit, planned)) else []
+    tables = [table.as_json() for table in beside(exhibit, runs, scale)]
+    entry = {"notes": "; ".join([*notes, *([exhibit.differs] if exhibit.differs else [])]), "tables": tables}
     files.make_folder(path.parent)
-    files.write_json(path, kept)
+    with (path.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several may be at work on one paper
+        kept: dict[str, Any] = files.read_json(path) if path.exists() else {}
+        files.write_json(path, kept | {f"{exhibit.id} ({scale}{f', {seeds} seeds' if seeds else ''})": entry})

@@ -29,6 +29,9 @@ SHOWN = "shown.safetensors"
 FEDERATION = "federation.json"
 """Who has how many samples of which label."""
 
+CKA = "cka.json"
+"""What `equipoise cka` found."""
+
 DEPLOYMENT = "deployment"
 """The folder in which a deployment on one machine keeps its keys, clients and logs."""
 
@@ -202,8 +205,17 @@ class RunFolder:
     def read_summary(self) -> dict[str, Any]:
         if not self.summary.exists():
             raise EquipoiseError(f"{self.path} has no summary.json: the run is not finished; go on with it by --resume")
-        summary: dict[str, Any] = json.loads(self.summary.read_text())
+        summary: dict[str, Any] = files.read_json(self.summary)
         return summary
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.metrics.read_text().splitlines()] if self.metrics.exists() else []
+        return self.read(self.metrics)
+
+    def read(self, log: Path) -> list[dict[str, Any]]:
+        """The lines of a log that are whole: the last one may be in the middle of being written."""
+        if not log.exists():
+            return []
+        try:
+            return [json.loads(line) for line in log.read_text(encoding="utf-8").split("\n")[:-1]]
+        except ValueError as error:
+            raise EquipoiseError(f"{log} is damaged ({error}); start the run anew with another --out") from None

@@ -67,11 +67,14 @@ def run(
     written = {"data": str(source), "mode": mode}
     if trained is not None:
         written[_TRAINED] = trained.name
-    with RunFolder.at_work(out, experiment.tables(), resume, **written) as folder:
+    tables = experiment.tables()
+    with (
+        RunFolder.at_work(out, tables, resume, **written) as folder,
+        followed(watcher, experiment.schedule.track, folder, tables) as told,
+    ):
         if trained is not None:
             shutil.copytree(RunFolder(trained).checkpoint, folder.checkpoint, dirs_exist_ok=True)
-        watcher = followed(watcher, experiment.schedule.track, folder, experiment.tables())
-        simulation = _simulation(experiment, federation, task, folder, watcher)
+        simulation = _simulation(experiment, federation, task, folder, told)
         if trained is not None:
             simulation.rescore(RunFolder(trained).read_metrics())
         else:

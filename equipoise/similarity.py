@@ -17,6 +17,7 @@ from equipoise.engine.simulate import Simulation
 from equipoise.equilibrium import layers as equilibria
 from equipoise.errors import EquipoiseError
 from equipoise.representation import Listener
+from equipoise.runfolder import CKA
 
 _BATCH = 256
 _EACH = 15  # clients, where each is compared with each
@@ -99,7 +100,7 @@ class Similarity:
     def write(self, folder: Path) -> None:
         table = {"between": self.between, "rounds": self.rounds, "samples": self.samples, "pairs": list(self.pairs)}
         values = [[None if v != v else v for v in row] for row in self.values.tolist()]
-        files.write_json(folder / "cka.json", {**table, "layers": list(self.layers), "cka": values})
+        files.write_json(folder / CKA, {**table, "layers": list(self.layers), "cka": values})
 
 
 @dataclass(frozen=True)

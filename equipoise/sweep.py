@@ -8,9 +8,10 @@ on validation samples with the first seed, and kept for the other seeds.
 import copy
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import blake2b
 from math import inf
 from pathlib import Path
@@ -26,9 +27,9 @@ from equipoise.devices import Devices
 from equipoise.engine.deploy import Deploy
 from equipoise.engine.options import Schedule
 from equipoise.errors import EquipoiseError
-from equipoise.losses import METRICS
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
+from equipoise.report import higher_is_better
 from equipoise.runfolder import ASIDE, RunFolder, flatten
 from equipoise.settings import Settings, read
 
@@ -95,6 +96,13 @@ def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+@lru_cache(maxsize=64)
+def _by_ending(out: Path, changed: int) -> dict[str, str]:
+    """The runs in a folder by identity and seed, read once for each time that it changes: sweeps may have thousands."""
+    names = sorted((entry.name for entry in os.scandir(out)), reverse=True)
+    return {"-".join(name.rsplit("-", 2)[-2:]): name for name in names}
+
+
 @dataclass(frozen=True)
 class Cell:
     """One run of a sweep."""
@@ -111,7 +119,11 @@ class Cell:
     def folder(self, out: Path) -> Path:
         """Where it is, under whatever label; or where it is to be."""
         ending = f"{self.identity}-seed{self.seed}"
-        return next(iter(sorted(out.glob(f"*-{ending}"))), out / f"{self.label}-{ending}")
+        try:
+            there = _by_ending(out, out.stat().st_mtime_ns)
+        except FileNotFoundError:
+            there = {}
+        return out / there.get(ending, f"{self.label}-{ending}")
 
     def done(self, out: Path) -> bool:
         return RunFolder(self.folder(out)).summary.exists()
@@ -206,7 +218,7 @@ def _digest(settings: Mapping[str, Any]) -> str:
     return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
-def _group(cell: Cell, tune: Sequence[str]) -> str:
+def group(cell: Cell, tune: Sequence[str]) -> str:
     """Stands for all its settings but those that are tuned: the runs that it is measured with."""
     return _digest({k: v for k, v in _settings(cell.experiment).items() if k not in tune})
 
@@ -239,9 +251,9 @@ def tuned(every: Sequence[Cell], sweep: Sweep, out: Path) -> tuple[list[Cell], l
         return trials, []
     best: dict[str, tuple[float, str]] = {}
     for cell in trials:
-        value, group = _worth(cell, sweep.by, out), _group(cell, sweep.tune)
-        if group not in best or value > best[group][0]:
-            best[group] = value, cell.identity
+        value, kin = _worth(cell, sweep.by, out), group(cell, sweep.tune)
+        if kin not in best or value > best[kin][0]:
+            best[kin] = value, cell.identity
     chosen = {identity for _, identity in best.values()}
     return trials, [cell for cell in every if cell.identity in chosen]
 
@@ -258,4 +270,4 @@ def _worth(cell: Cell, by: str, out: Path) -> float:
         raise EquipoiseError(f"{cell.folder(out)} has no score on validation samples to choose by; set data.split")
     if scores[name] is None:
         return -inf
-    return float(scores[name]) if METRICS[summary["metric"]].higher_is_better else -float(scores[name])
+    return float(scores[name]) if higher_is_better(summary) else -float(scores[name])

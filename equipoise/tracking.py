@@ -6,13 +6,15 @@ A tracker that fails is told of once and left alone: no run is lost because some
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from equipoise import files
 from equipoise.board import KINDS
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, Interrupted
 from equipoise.runfolder import RunFolder, flatten
 from equipoise.watcher import Watcher
 
@@ -31,7 +33,14 @@ def numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     return found
 
 
-class TensorBoard(Watcher):
+class Tracker(Watcher):
+    """Somebody else who is told of a run."""
+
+    def broken_off(self, failed: bool) -> None:
+        """It came to nothing, or somebody stopped it."""
+
+
+class TensorBoard(Tracker):
     """Event files in the folder tensorboard/ of the run."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]):
@@ -56,8 +65,12 @@ class TensorBoard(Watcher):
         if self.writer is not None:
             self.writer.close()
 
+    def broken_off(self, failed: bool) -> None:
+        if self.writer is not None:
+            self.writer.close()
 
-class MLflow(Watcher):
+
+class MLflow(Tracker):
     """A run where MLFLOW_TRACKING_URI points, else in ./mlflow.db; its experiment is MLFLOW_EXPERIMENT_NAME, else
     equipoise."""
 
@@ -87,21 +100,26 @@ class MLflow(Watcher):
         from mlflow.entities import Metric
 
         found = numbers({k: v for k, v in line.items() if k != "round"})
-        self.client.log_batch(self.run, [Metric(name, value, 0, line["round"]) for name, value in found.items()])
+        now = round(1000 * time.time())
+        self.client.log_batch(self.run, [Metric(name, value, now, line["round"]) for name, value in found.items()])
 
     def end(self, summary: dict[str, Any]) -> None:
         for name, value in numbers({k: v for k, v in summary.items() if k not in KINDS}).items():
             self.client.log_metric(self.run, f"summary/{name}", value)
         self.client.set_terminated(self.run)
 
+    def broken_off(self, failed: bool) -> None:
+        if self.run:
+            self.client.set_terminated(self.run, "FAILED" if failed else "KILLED")
 
-TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Watcher]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+
+TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
 class Followed(Watcher):
     """Passes everything on to a watcher and to trackers."""
 
-    def __init__(self, watcher: Watcher, trackers: dict[str, Watcher]):
+    def __init__(self, watcher: Watcher, trackers: dict[str, Tracker]):
         self.watcher, self.trackers = watcher, trackers
 
     def reading(self, done: int, total: int) -> None:
@@ -122,7 +140,10 @@ class Followed(Watcher):
     def tell(self, text: str) -> None:
         self.watcher.tell(text)
 
-    def _pass_on(self, what: Callable[[Watcher], None]) -> None:
+    def broken_off(self, failed: bool) -> None:
+        self._pass_on(lambda tracker: tracker.broken_off(failed))
+
+    def _pass_on(self, what: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.trackers.items()):
             try:
                 what(tracker)
@@ -131,10 +152,14 @@ class Followed(Watcher):
                 self.watcher.tell(f"{name} is not told of this run any more: {type(error).__name__}: {error}")
 
 
-def followed(watcher: Watcher, names: Sequence[str], folder: RunFolder, settings: Mapping[str, Any]) -> Watcher:
-    """The watcher, and beside it the trackers that are asked for."""
+@contextmanager
+def followed(
+    watcher: Watcher, names: Sequence[str], folder: RunFolder, settings: Mapping[str, Any]
+) -> Iterator[Watcher]:
+    """The watcher, and beside it the trackers that are asked for; they hear it too when a run does not end well."""
     if not names:
-        return watcher
+        yield watcher
+        return
     trackers = {}
     for name in dict.fromkeys(names):
         try:
@@ -143,4 +168,11 @@ def followed(watcher: Watcher, names: Sequence[str], folder: RunFolder, settings
             raise EquipoiseError(
                 f"track = [{name!r}] needs {name}, which is not installed; pip install 'equipoise[{name}]'"
             ) from None
-    return Followed(watcher, trackers)
+        except Exception as error:  # as later: no run is lost because of a tracker
+            watcher.tell(f"{name} is not told of this run: {type(error).__name__}: {error}")
+    both = Followed(watcher, trackers)
+    try:
+        yield both
+    except BaseException as error:
+        both.broken_off(failed=not isinstance(error, Interrupted | KeyboardInterrupt))
+        raise

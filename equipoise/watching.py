@@ -1,6 +1,5 @@
 """A run as its folder shows it: how far it is, when it will end, its curves, its slowest clients."""
 
-import json
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +25,6 @@ _AXES = 28
 """Columns that plotille needs beside the field of a chart."""
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """Whole ones: the last may be in the middle of being written."""
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
-
-
 @dataclass(frozen=True)
 class Look:
     """What a folder shows at one moment."""
@@ -50,13 +42,13 @@ class Look:
     def at(path: Path) -> "Look":
         folder = RunFolder.open(path)
         working = folder.at_work_now()  # first: a run that ends meanwhile has its summary by then
-        summary = json.loads(folder.summary.read_text()) if folder.summary.exists() else None
-        metrics, timings, events = map(_lines, (folder.metrics, folder.timings, folder.events))
+        summary = folder.read_summary() if folder.summary.exists() else None
+        metrics, timings, events = map(folder.read, (folder.metrics, folder.timings, folder.events))
         return Look(path, read_toml(folder.config), metrics, timings, events, summary, working)
 
     @property
     def rounds(self) -> int:
-        return int(self.config["rounds"])
+        return int(self.config.get("rounds", 0))
 
     @property
     def done(self) -> int:
@@ -142,7 +134,8 @@ def chart(curves: dict[str, tuple[list[int], list[float]]], rounds: int, title: 
 
 def drawn(look: Look, width: int, height: int) -> RenderableType:
     """The look as it is shown, in so many columns and about so many lines."""
-    name = f"{look.config['algorithm']['name']} on {look.config.get('data', {}).get('name', 'own data')}"
+    method, data = (look.config.get(section, {}).get("name") for section in ("algorithm", "data"))
+    name = f"{method or 'a run'} on {data or 'own data'}"
     parts: list[RenderableType] = [Text.from_markup(f"[bold]{escape(str(look.path))}[/bold]  {escape(name)}")]
     bar = Table.grid(padding=(0, 2, 0, 0))
     left = "" if look.summary is not None else f"left {clock(look.left)}"
@@ -154,9 +147,14 @@ def drawn(look: Look, width: int, height: int) -> RenderableType:
         parts.append(_scores(look, curves))
         size = max(20, width - _AXES), min(18, max(5, height - 16))
         title = "test accuracy (%)" if look.metric == "accuracy" else f"test {look.metric}"
-        parts += list(AnsiDecoder().decode(chart(curves, look.rounds, title, size)))
+        parts += list(AnsiDecoder().decode(chart(curves, max(look.rounds, look.done), title, size)))
     elif look.metrics:
-        parts.append(Text("no model has been scored yet", style="dim"))
+        why = (
+            "there are no test samples to score models on"
+            if look.summary is not None
+            else "no model has been scored yet"
+        )
+        parts.append(Text(why, style="dim"))
     else:
         parts.append(Text("no round is done yet", style="dim"))
     if slow := look.slowest():

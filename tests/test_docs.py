@@ -5,6 +5,8 @@ import re
 import runpy
 import shlex
 import tomllib
+from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from equipoise.devices import Devices
 from equipoise.engine.deploy import Deploy
 from equipoise.equilibrium import SOLVERS
 from equipoise.errors import EquipoiseError
+from equipoise.exhibits import Exhibit, exhibits, find, own
 from equipoise.models import MODELS
 from equipoise.privacy import Privacy
 from equipoise.reducers import REDUCERS
@@ -111,6 +114,48 @@ def test_the_page_on_privacy_names_the_settings_and_its_commands_run(tmp_path: P
         short = ["--set", "rounds=2"] if " run " in command else []
         done = equipoise_command(*shlex.split(command)[1:], *short, cwd=tmp_path)
         assert done.returncode == 0, (command, done.stderr)
+
+
+def test_the_page_on_papers_names_every_key_and_its_commands_and_its_example_run(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "reproduce.md").read_text()
+    table = text[text.index("| key of an exhibit |") :]
+    for field in fields(Exhibit):
+        assert f"`{field.name}`" in table or field.name in ("place", "paper")
+    for command in blocks("docs/reproduce.md", "sh")[0].splitlines():
+        done = equipoise_command(*shlex.split(command, comments=True)[1:], cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
+    written, tables = blocks("docs/reproduce.md", "toml")
+    (tmp_path / "papers" / "mine" / "paper").mkdir(parents=True)
+    (tmp_path / "papers" / "mine" / "exhibits.toml").write_text(written)
+    (tmp_path / "papers" / "mine" / "paper" / "tables.toml").write_text(tables)
+    exhibit = find("mine-table1", tmp_path / "papers")
+    assert exhibit.published() == {"fedavg": [(61.2, 0.4), (70.1, 0.3)], "ditto strong": [(93.0, None), (88.5, None)]}
+    assert set(exhibit.published()) == {row.key for row in exhibit.rows}
+
+
+def test_the_commands_of_the_page_on_reports_run(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    commands = [line for block in blocks("docs/report.md", "sh") for line in block.splitlines() if "pip" not in line]
+    assert len(commands) == 5
+    for command in commands:  # the last one follows a run that is over by then
+        arguments = shlex.split(command.removesuffix("&"))[1:]
+        short = ["--set", "rounds=2"] if arguments[0] == "run" else []
+        done = equipoise_command(*arguments, *short, cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
+    [track] = [tomllib.loads(block) for block in blocks("docs/report.md", "toml")]
+    Experiment.parse(tomllib.loads((ROOT / "examples" / "digits.toml").read_text()) | track)
+
+
+def test_what_is_said_of_papers_names_exhibits_that_there_are(tmp_path: Path) -> None:
+    known = exhibits(own())
+    named = []
+    for page in ("README.md", *(f"docs/results/{name}.md" for name in ("README", "flame", "fedeq"))):
+        named += re.findall(r"`equipoise reproduce ([^`]+)`", (ROOT / page).read_text())
+    assert len(named) > 25
+    for words in named:
+        name, *options = words.split()
+        known[name].chosen([part for option, part in pairwise(options) if option == "--only"])
+        assert set(options) & {"--only", "--scale", "--jobs", "--seeds"} or not options
 
 
 def test_the_page_on_equilibria_runs_and_names_what_there_is() -> None:

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,17 @@ from playwright.sync_api import Browser, Page
 
 import equipoise as eq
 from equipoise import page as pages
+from equipoise.config import Experiment
+from equipoise.page.chart import plain
+from equipoise.page.clients import Clients
 from equipoise.report import find_runs
 from equipoise.runfolder import RunFolder
+from equipoise.runs import run
+from equipoise.watcher import Watcher
 from tests.browser import chromium, open_page
 from tests.conftest import small_mlp
 from tests.test_cli import equipoise_command
+from tests.test_sweep import small
 
 __all__ = ["chromium"]
 
@@ -107,7 +115,9 @@ def test_it_loads_without_errors_or_requests_and_fits(
     assert opened.requests == [report.as_uri()]
     charts = drawn(page)
     assert all(each["drawn"] for each in charts)
-    expected = {"scores", "losses", "bytes", "clients", "distribution", "fairness", "federation", "attack-sign-flip"}
+    buttons = page.evaluate("[...new Set([...document.querySelectorAll('.modebar-btn')].map(b => b.dataset.title))]")
+    assert set(buttons) == {"Download plot as a PNG", "Zoom", "Pan", "Zoom in", "Zoom out", "Reset axes"}
+    expected = {"scores", "losses", "bytes", "clients", "distribution", "fairness", "federation", "attack-sign-flip-0"}
     assert {each["id"] for each in charts} == expected
     # Nothing but wide tables moves sideways, on a phone too.
     assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
@@ -131,7 +141,7 @@ def test_hostile_names_are_shown_and_do_nothing(page: Page, folder: Path) -> Non
     texts = next(
         t for t in page.evaluate("[...document.querySelectorAll('.plot')].map(p => p.data.map(t => t.text))[3]") if t
     )
-    assert texts[0] == pages.charts.plain(f"{HOSTILE} 0")
+    assert texts[0] == plain(f"{HOSTILE} 0")
     # With its tags as text, in what is shown over a point as well.
     page.evaluate("Plotly.Fx.hover(document.querySelector('[data-chart=clients]'), [{curveNumber: 0, pointNumber: 0}])")
     assert "<img src=x" in (page.locator("[data-chart=clients] .hoverlayer").text_content() or "")
@@ -170,7 +180,7 @@ def summaries(folder: Path, *names: str) -> list[dict[str, Any]]:
 def test_the_numbers_are_those_of_the_summaries(page: Page, folder: Path) -> None:
     number = method_number(page, "ditto")
     cells = page.evaluate(
-        "n => Object.fromEntries([...document.querySelector(`tr[data-method='${n}']`).cells]."
+        "n => Object.fromEntries([...document.querySelector(`tr[data-method='${n}']`).cells]"
         ".filter(c => c.dataset.name).map(c => [c.dataset.name, [c.dataset.value, c.textContent]]))",
         number,
     )
@@ -195,9 +205,9 @@ def test_the_numbers_are_those_of_the_summaries(page: Page, folder: Path) -> Non
         for t in chart(page, "distribution")
         if t["meta"] == {"method": method_number(page, "fedavg"), "kind": "global"} and t["type"] == "box"
     ]
-    assert box["y"] == pytest.approx([100 * float(row["global_test_metric"]) for row in rows])
+    assert box["x"] == pytest.approx([100 * float(row["global_test_metric"]) for row in rows])
     attacked = summaries(folder, "ditto-0.2", "ditto-0.4")
-    [curve] = [t for t in chart(page, "attack-sign-flip") if t["name"] == "ditto (global)"]
+    [curve] = [t for t in chart(page, "attack-sign-flip-0") if t["name"] == "ditto (global)"]
     assert curve["x"] == [0.0, pytest.approx(1 / 6), pytest.approx(2 / 6)]
     assert curve["y"][1:] == pytest.approx([100 * s["global"]["accuracy"] for s in attacked])
 
@@ -249,6 +259,81 @@ def test_what_is_embedded_cannot_leave_its_element(value: Any) -> None:
         assert again == value
 
 
+def cells_of(page: Path, name: str) -> list[str]:
+    return re.findall(rf'data-name="{name}">([^<]*)<', page.read_text())
+
+
+def test_errors_and_clients_that_took_no_part_are_in_the_table_with_deviations(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        tables = small(seed=seed, data={"clients": 6, "unseen": 0.4})
+        run(Experiment.parse(tables), tmp_path / "runs" / str(seed), None, False, Watcher())
+    done = equipoise_command("report", "runs", "--out", "page.html", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    both = summaries(tmp_path / "runs", "0", "1")
+    for name, values in (
+        ("personal", [s["personal"]["rmse"] for s in both]),
+        ("unseen", [s["unseen"]["personal"]["rmse"] for s in both]),
+    ):
+        assert cells_of(tmp_path / "page.html", name) == [f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"]
+
+
+def test_attacks_on_several_data_sets_have_charts_of_their_own_and_methods_lines(tmp_path: Path) -> None:
+    for clients in (6, 5):
+        for fraction in (0.0, 0.4):
+            for lam in (0.1, 1.0):
+                attack = {"attack": eq.SignFlip(fraction=fraction)} if fraction else {}
+                out = tmp_path / f"{clients}-{fraction}-{lam}"
+                eq.train(small_mlp(), own_clients(clients), eq.Ditto(lam=lam, lr=0.1), rounds=1, out=out, **attack)
+    methods = [method for scene in pages.scenes(find_runs([tmp_path])) for method in scene.methods]
+    charts = pages.curves.attacks(methods)
+    assert len(charts) == 2
+    for each in charts:
+        globals_ = [t for t in each["data"] if t["meta"]["kind"] == "global"]
+        assert len(globals_) == 2
+        assert all(len(t["x"]) == 2 and t["x"][0] == 0 < t["x"][1] for t in globals_)
+        assert len({t["meta"]["method"] for t in globals_}) == 2
+
+
+def test_methods_that_differ_in_anything_have_names_of_their_own(tmp_path: Path) -> None:
+    train(tmp_path / "single", eq.FedAvg(lr=0.1), rounds=1)
+    train(tmp_path / "double", eq.FedAvg(lr=0.1), rounds=1, dtype="float64")
+    [scene] = pages.scenes(find_runs([tmp_path]))
+    names = [method.name for method in scene.methods]
+    assert sorted(names) == ["fedavg engine.dtype=float32", "fedavg engine.dtype=float64"]
+    assert len({method.number for method in scene.methods}) == 2
+
+
+def test_metrics_of_ones_own_are_charts_of_their_own_and_know_what_is_better(tmp_path: Path) -> None:
+    def hit(output: Any, target: Any) -> Any:
+        return (output.argmax(-1) == target).to(output.dtype)
+
+    train(tmp_path / "a", eq.Ditto(lr=0.1), rounds=1)
+    train(tmp_path / "b", eq.Ditto(lr=0.1), rounds=1, metric=eq.Metric("hits", hit, higher_is_better=True))
+    train(tmp_path / "c", eq.Ditto(lr=0.1), rounds=1, metric=eq.Metric("misses", hit, higher_is_better=False))
+    [scene] = pages.scenes(find_runs([tmp_path]))
+    charts = {each["id"]: each for each in pages.drawn(scene, Clients())}
+    assert {"scores-accuracy", "scores-hits", "scores-misses"} <= charts.keys()
+    assert "Above the line" in charts["clients-hits"]["note"]
+    assert "Below the line" in charts["clients-misses"]["note"]
+    assert "Lower left" in charts["fairness-misses"]["note"]
+
+
+@pytest.mark.parametrize("name", ["summary.json", "federation.json", "metrics.jsonl", "cka.json", "paper.json"])
+def test_a_damaged_file_is_named_in_a_sentence(name: str, folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "fedavg", tmp_path / "run")
+    (tmp_path / "run" / name).write_text('{"half\n')
+    done = equipoise_command("report", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"{name} is damaged" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_runs_at_several_depths_are_all_found(folder: Path, tmp_path: Path) -> None:
+    for place in ("near", "paper/file/far", "near/checkpoint/not-a-run"):
+        shutil.copytree(folder / "local", tmp_path / place, dirs_exist_ok=True)
+    assert [run.path.relative_to(tmp_path) for run in find_runs([tmp_path])] == [Path("near"), Path("paper/file/far")]
+
+
 def test_an_unfinished_run_is_left_out_and_said(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     for name in ("fedavg", "local"):
@@ -287,7 +372,7 @@ def test_heat_maps_of_what_is_shared_and_of_similar_layers_are_those_of_the_fold
 
     save_file({"lam": lam}, RunFolder(tmp_path / "run").shown)
     [scene] = pages.scenes(find_runs([tmp_path / "run"]))
-    charts = {chart["id"]: chart for chart in pages.drawn(scene, pages.Clients())}
+    charts = {chart["id"]: chart for chart in pages.drawn(scene, Clients())}
     np.testing.assert_allclose(charts["learned-0"]["data"][0]["z"], [[-1, 1], [0, 2]], atol=1e-6)
     assert charts["cka-0"]["data"][0]["z"] == [[1.0, 0.5]]
     assert charts["cka-0"]["data"][0]["y"] == ["&lt;b&gt;"]

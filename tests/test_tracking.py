@@ -36,13 +36,20 @@ def tensorboard(out: Path) -> Curves:
     return {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
 
 
-def mlflow(out: Path) -> Curves:
+def mlflow_client(out: Path) -> Any:
     from mlflow.tracking import MlflowClient
 
-    client = MlflowClient(f"sqlite:///{out.parent / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("equipoise")
-    assert experiment is not None
-    [found] = client.search_runs([experiment.experiment_id])
+    return MlflowClient(f"sqlite:///{out.parent / 'mlflow.db'}")
+
+
+def mlflow_run(out: Path) -> Any:
+    client = mlflow_client(out)
+    [found] = client.search_runs([client.get_experiment_by_name("equipoise").experiment_id])
+    return found
+
+
+def mlflow(out: Path) -> Curves:
+    client, found = mlflow_client(out), mlflow_run(out)
     assert found.info.status == "FINISHED"
     assert found.data.params["algorithm.name"] == '"ditto"'
     names = [name for name in found.data.metrics if not name.startswith("summary/")]
@@ -76,6 +83,8 @@ def test_a_tracker_hears_every_round_once_also_of_a_run_that_was_broken_off(name
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
         run(experiment(track=[name]), out, None, False, Stop(after=3))
+    if name == "mlflow":
+        assert mlflow_run(out).info.status == "KILLED"
     run(experiment(track=[name]), out, None, True, Watcher())
     expected, found = written(out), READERS[name](out)
     assert found.keys() == expected.keys()
@@ -93,7 +102,7 @@ def test_what_is_tracked_changes_no_result(tmp_path: Path) -> None:
     run(experiment(), tmp_path / "with", None, True, Watcher())
 
 
-@pytest.mark.parametrize("moment", ["begin", "round", "end"])
+@pytest.mark.parametrize("moment", ["__init__", "begin", "round", "end"])
 def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

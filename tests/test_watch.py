@@ -74,6 +74,17 @@ def test_names_of_clients_are_only_names(tmp_path: Path) -> None:
     assert "[red]x[/red] 1 s" in shown(Look.at(run.path))
 
 
+def test_damaged_and_empty_files_are_no_crash(tmp_path: Path) -> None:
+    run = folder(tmp_path / "run")
+    run.summary.write_text("")
+    done = equipoise_command("watch", "run", "--once", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "summary.json is damaged" in done.stderr
+    run.summary.write_text("{}")
+    run.config.write_text("")
+    assert "a run on own data" in shown(Look.at(run.path))
+
+
 def test_states_are_those_of_the_lock_and_the_summary(tmp_path: Path) -> None:
     run = folder(tmp_path / "run")
     with run.locked():
@@ -146,6 +157,7 @@ def test_a_real_run_is_followed_to_its_end_or_until_ctrl_c(interrupted: bool, tm
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells tell background jobs to ignore it
         )
         if interrupted:
             until = time.monotonic() + 60

@@ -349,6 +349,7 @@ class Run(ABC):
             "clients": clients,
             "rounds": self.done,
             "metric": self.task.metric.name,
+            "higher_is_better": self.task.metric.higher_is_better,
             **scores,
             "bytes_up": self.counters.bytes_up,
             "bytes_down": self.counters.bytes_down,

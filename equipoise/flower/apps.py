@@ -98,9 +98,11 @@ class App:
 
 def serve(plan: Plan, grid: Grid, out: Path, resume: bool, watcher: Watcher | None = None) -> Deployment:
     """Run the server's side, from the start or from the last checkpoint in `out`."""
-    with RunFolder.at_work(out, plan.experiment.deployed().tables(), resume, mode="flower") as folder:
-        experiment = plan.experiment
-        told = followed(watcher or Operator(), experiment.schedule.track, folder, experiment.deployed().tables())
+    tables = plan.experiment.deployed().tables()
+    with (
+        RunFolder.at_work(out, tables, resume, mode="flower") as folder,
+        followed(watcher or Operator(), plan.experiment.schedule.track, folder, tables) as told,
+    ):
         deployment = Deployment(plan, grid, folder, told)
         try:
             if resume:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from importlib.resources import files as resources
 from pathlib import Path
@@ -13,15 +13,19 @@ import tomli_w
 
 from equipoise import files, report
 from equipoise.board import KINDS
-from equipoise.page import charts
-from equipoise.page.charts import DASHES, Chart, Method
-from equipoise.page.clients import Clients
+from equipoise.page import curves, maps
+from equipoise.page.chart import DASHES, Chart, Method
+from equipoise.page.clients import Clients, by_client, distribution, fairness
 from equipoise.report import Run
 from equipoise.reproduce import PAPER
 from equipoise.runfolder import read_toml
 
 _SCENE = ("data.", "attack.", "privacy.")
 """Settings that make another problem of it; methods are compared within one."""
+
+
+_USUAL = " reducer=weighted-mean"
+"""Goes without saying; other reducers are told."""
 
 
 @dataclass(frozen=True)
@@ -34,25 +38,34 @@ class Scene:
 
 def scenes(runs: list[Run]) -> list[Scene]:
     groups = sorted(report.grouped(runs), key=lambda group: _disturbed(group[0]))
-    keys = [
-        json.dumps({k: v for k, v in group[0].config.items() if k.startswith(_SCENE)}, sort_keys=True)
-        + group[0].summary["dataset"]
-        for group in groups
+    methods = _methods(groups)
+    places: dict[str, list[Method]] = {}
+    for group, method in zip(groups, methods, strict=True):
+        setting = {k: v for k, v in group[0].config.items() if k.startswith(_SCENE)}
+        place = json.dumps([setting, group[0].summary["dataset"]], sort_keys=True)
+        places.setdefault(place, []).append(method)
+    firsts = [some[0].runs[0] for some in places.values()]
+    names = report.told_apart(firsts, _SCENE)
+    return [
+        Scene(f"{first.summary['dataset']} {settings}".strip(), some)
+        for first, settings, some in zip(firsts, names, places.values(), strict=True)
     ]
-    places: dict[str, list[list[Run]]] = {}
-    for key, group in zip(keys, groups, strict=True):
-        places.setdefault(key, []).append(group)
-    firsts = [some[0][0] for some in places.values()]
-    found: list[Scene] = []
-    numbers: dict[str, int] = {}  # a method has one colour and one switch, wherever it stands
-    for first, settings, some in zip(firsts, report.told_apart(firsts, _SCENE), places.values(), strict=True):
-        rows = report.compare([run for group in some for run in group])
-        methods = []
-        for own, group in zip(rows, some, strict=True):
-            name = f"{own['algorithm']} {own['settings']}".strip()
-            methods.append(Method(numbers.setdefault(name, len(numbers)), name, group))
-        found.append(Scene(f"{first.summary['dataset']} {settings}".strip(), methods))
-    return found
+
+
+def _methods(groups: Sequence[list[Run]]) -> list[Method]:
+    """A method is what is left when the problem is taken away: one name, colour and switch wherever it stands."""
+    kinds: dict[str, Run] = {}
+    keys = []
+    for first, *_ in groups:
+        config = {k: v for k, v in first.config.items() if not k.startswith(_SCENE)}
+        own = {k: v for k, v in config.items() if k != "seed"}
+        keys.append(json.dumps([own, first.summary["metric"]], sort_keys=True))
+        kinds.setdefault(keys[-1], replace(first, config=config, summary={**first.summary, "dataset": ""}))
+    rows = report.compare(list(kinds.values()))
+    told = [f"{row['algorithm']} {row['settings']}".replace(_USUAL, "").strip() for row in rows]
+    names = dict(zip(kinds, told, strict=True))
+    numbers = {key: number for number, key in enumerate(kinds)}
+    return [Method(numbers[key], names[key], group) for key, group in zip(keys, groups, strict=True)]
 
 
 def _disturbed(run: Run) -> int:
@@ -61,32 +74,26 @@ def _disturbed(run: Run) -> int:
 
 
 def drawn(scene: Scene, clients: Clients) -> list[Chart]:
-    """The charts of one problem. Methods with another metric than the first would need axes of their own."""
-    methods = [method for method in scene.methods if method.metric == scene.methods[0].metric]
-    every: list[Chart | None] = [
-        charts.scores(methods),
-        charts.losses(methods),
-        charts.traffic(methods),
-        charts.by_client(methods, clients),
-        charts.distribution(methods, clients),
-        charts.fairness(methods),
-        charts.federation(run for method in methods for run in method.runs),
-        *charts.learned(methods),
-        *charts.similarity(methods),
-    ]
-    return [chart for chart in every if chart is not None]
-
-
-def _attacks(found: Sequence[Scene]) -> list[Chart]:
-    """Over problems that differ in the attack alone, of the first data."""
-    methods = [method for scene in found for method in scene.methods]
-    same = [m for m in methods if _data(m) == _data(methods[0]) and m.metric == methods[0].metric]
-    return charts.attacks(same)
-
-
-def _data(method: Method) -> str:
-    config = method.runs[0].config
-    return json.dumps({k: v for k, v in config.items() if k.startswith("data.")}, sort_keys=True)
+    """The charts of one problem; methods with another metric have charts of their own."""
+    charts: list[Chart] = []
+    metrics = list(dict.fromkeys(method.metric for method in scene.methods))
+    for metric in metrics:
+        methods = [method for method in scene.methods if method.metric == metric]
+        every = [
+            curves.scores(methods),
+            curves.losses(methods),
+            curves.traffic(methods),
+            by_client(methods, clients),
+            distribution(methods, clients),
+            fairness(methods),
+        ]
+        made = [chart for chart in every if chart is not None and chart["data"]]
+        if len(metrics) > 1:
+            made = [{**c, "id": f"{c['id']}-{metric}", "title": f"{c['title']} ({metric})"} for c in made]
+        charts += made
+    federation = maps.federation(run for method in scene.methods for run in method.runs)
+    charts += [] if federation is None else [federation]
+    return [*charts, *maps.learned(scene.methods), *maps.similarity(scene.methods)]
 
 
 def table(found: Sequence[Scene]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -102,10 +109,10 @@ def table(found: Sequence[Scene]) -> tuple[list[str], list[dict[str, Any]]]:
             best = "personal" if row["personal"] is not None else "global"
             cells |= {"worst tenth": row[f"{best}_worst"], "spread": row[f"{best}_spread"]}
             cells |= {"MB sent": (row["bytes_up"] + row["bytes_down"]) / 1e6, "seconds": row["seconds"]}
+            cells |= {"unseen": row["unseen"]}
             cells |= {f"ε {k.removeprefix('epsilon_')}": row[k] for k in ("epsilon_release", "epsilon_run")}
             shown = {name: _shown(name, value, row) for name, value in cells.items()}
-            spread = {kind: row[f"{kind}_std"] for kind in kinds}
-            rows.append({"scene": scene.name, "method": method, "cells": cells, "shown": shown, "std": spread})
+            rows.append({"scene": scene.name, "method": method, "cells": cells, "shown": shown})
     names = [name for name in rows[0]["cells"] if any(row["cells"][name] is not None for row in rows)]
     return names, rows
 
@@ -117,10 +124,9 @@ def _shown(name: str, value: float | None, row: dict[str, Any]) -> str:
         return f"{value:,.1f}"
     if name == "seeds" or name.startswith("ε"):
         return f"{value:.3g}"
-    if row["metric"] != "accuracy":
-        return f"{value:.4f}"
+    scale, digits = (100, 2) if row["metric"] == "accuracy" else (1, 4)
     deviation = row.get(f"{name}_std")
-    return f"{100 * value:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
+    return f"{scale * value:.{digits}f}" + ("" if deviation is None else f" ± {scale * deviation:.{digits}f}")
 
 
 def published(folders: Sequence[Path]) -> list[dict[str, Any]]:
@@ -133,8 +139,8 @@ def published(folders: Sequence[Path]) -> list[dict[str, Any]]:
             seen[path.resolve()] = None
     found = []
     for path in seen:
-        for name, tables in json.loads(path.read_text()).items():
-            found += [{"name": name, **each} for each in tables.values() if each["rows"]]
+        for name, kept in files.read_json(path).items():
+            found += [{"name": name, "notes": kept["notes"], **each} for each in kept["tables"] if each["rows"]]
     return found
 
 
@@ -145,7 +151,7 @@ def write(runs: list[Run], out: Path, title: str, folders: Sequence[Path] = (), 
     found, clients = scenes(runs), Clients()
     figures = {
         "scenes": [{"name": scene.name, "charts": drawn(scene, clients)} for scene in found],
-        "attacks": _attacks(found),
+        "attacks": curves.attacks([method for scene in found for method in scene.methods]),
     }
     names, rows = table(found)
     methods = [method for scene in found for method in scene.methods]
@@ -155,9 +161,11 @@ def write(runs: list[Run], out: Path, title: str, folders: Sequence[Path] = (), 
         kinds={kind: DASHES[kind] for kind in KINDS if any(kind in method.kinds for method in methods)},
         names=names,
         rows=rows,
-        accuracy=all(method.metric == "accuracy" for method in methods),
+        accuracy=any(method.metric == "accuracy" for method in methods),
         papers=published(folders),
         configs=[(method, tomli_w.dumps(read_toml(method.runs[0].path / "run.toml"))) for method in methods],
+        mixed=len({method.metric for method in methods}) > 1,
+        named=all("data.name" in method.config for method in methods),
         runs=len(runs),
         left=left,
         version=version("equipoise"),

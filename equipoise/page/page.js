@@ -3,7 +3,9 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const root = document.documentElement;
   const off = { method: new Set(), kind: new Set() };
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
+  // Buttons by name: the library's own set has one that uploads a chart, and may come to have others.
+  const buttons = [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
+  const config = { responsive: true, displaylogo: false, modeBarButtons: buttons, plotlyServerURL: "" };
   const plots = [];
 
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
@@ -18,6 +20,7 @@
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: colour("--ink"), family: getComputedStyle(document.body).fontFamily, size: 12 },
       hoverlabel: { font: { family: getComputedStyle(document.body).fontFamily } },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--quiet"), activecolor: colour("--link") },
       showlegend: false,
       legend: { orientation: "h", y: -0.25 },
       ...chart.layout,
@@ -50,7 +53,7 @@
       if (!visible(trace) || trace.hoverinfo === "skip") continue;
       const rows = trace.type === "heatmap"
         ? trace.z.flatMap((row, i) => row.map((z, j) => [`${trace.y ? trace.y[i] : i}, ${trace.x ? trace.x[j] : j}`, z]))
-        : (trace.y || []).map((y, i) => [trace.x ? trace.x[i] : trace.x0, y]);
+        : (trace.x || []).map((x, i) => [x, trace.y ? trace.y[i] : trace.y0]);
       for (const [x, y] of rows.slice(0, 2000)) {
         const row = body.insertRow();
         for (const value of [trace.name || chart.title, x, y]) {
@@ -69,6 +72,7 @@
     plot.setAttribute("role", "group"); // with buttons in it
     plot.setAttribute("aria-label", `${chart.title}. ${chart.note} The figures are in the table below it.`);
     plot.dataset.chart = chart.id;
+    if (chart.height) plot.style.height = `${chart.height}px`;
     const details = element("details");
     details.append(element("summary", "The figures as a table"));
     details.addEventListener("toggle", () => {
@@ -80,7 +84,7 @@
     });
     figure.append(caption, plot, details);
     place.append(figure);
-    plots.push({ plot, chart });
+    plots.push({ plot, chart, details });
     return () => Plotly.newPlot(plot, traces(chart), layout(chart), config);
   }
 
@@ -104,7 +108,10 @@
   }
 
   function refresh() {
-    for (const { plot, chart } of plots) Plotly.restyle(plot, { visible: chart.data.map(visible) });
+    for (const { plot, chart, details } of plots) {
+      Plotly.restyle(plot, { visible: chart.data.map(visible) });
+      details.dispatchEvent(new Event("toggle")); // its table, if it is open, is made anew
+    }
     for (const row of document.querySelectorAll("#figures-table tbody tr")) row.classList.toggle("off", off.method.has(row.dataset.method));
   }
 

@@ -1,0 +1,30 @@
+"""Draw docs/report.png, the picture of a report in the README: python scripts/picture_of_report.py REPORT.html
+
+The report is that of `equipoise reproduce flame-table3 --only fashion-mnist` and of `equipoise reproduce flame-fig3
+--only fashion-mnist --seeds 5`, made by `equipoise report runs/flame --out REPORT.html --title FLAME`. Needs Chromium.
+"""
+
+import shutil
+import sys
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+OUT = Path(__file__).parent.parent / "docs" / "report.png"
+WIDTH, HEIGHT = 1280, 1180
+
+
+def main(report: Path) -> None:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        page.goto(report.resolve().as_uri())
+        page.wait_for_selector("html[data-ready]", state="attached")
+        page.mouse.move(420, 900)  # a value is shown over a curve
+        page.wait_for_timeout(300)
+        page.screenshot(path=OUT)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
