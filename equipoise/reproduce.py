@@ -66,7 +66,7 @@ def pieces(
     for part in exhibit.chosen(list(only)):
         for file in part.files:
             tables = read_toml(exhibit.folder / f"{file}.toml")
-            every, sweep = cells(tables, scale, [*part.set, *always, *sets])
+            every, sweep = cells(tables, scale, [*part.set, *always, *sets], others=False)
             chosen = tuple(c for c in every if fits(flatten(c.experiment.tables()), exhibit.where))
             known = cost(exhibit, file, part, scale)
             place = out / exhibit.paper / file
@@ -79,7 +79,7 @@ def reduced(exhibit: Exhibit, pieces: Sequence[Piece]) -> str:
     """In which sizes the runs differ from those that the scale paper has, in words; empty if in none."""
     found: dict[str, tuple[set[int], set[int]]] = {}
     for piece in pieces:
-        whole, _ = cells(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set)
+        whole, _ = cells(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set, others=False)
         theirs = [c for c in whole if fits(flatten(c.experiment.tables()), exhibit.where)]
         for what, (mine, paper) in _sizes(piece.every, theirs).items():
             ours, others = found.setdefault(what, (set(), set()))

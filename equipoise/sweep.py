@@ -184,8 +184,13 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
     return {k: v for k, v in flatten(experiment.tables()).items() if not k.startswith(_NOT_THE_RUN)}
 
 
-def cells(tables: Mapping[str, Any], scale: str | None = None, sets: Sequence[str] = ()) -> tuple[list[Cell], Sweep]:
-    """All runs that a file asks for, checked before any of them begins; `sets` come on top of all that is in it."""
+def cells(
+    tables: Mapping[str, Any], scale: str | None = None, sets: Sequence[str] = (), others: bool = True
+) -> tuple[list[Cell], Sweep]:
+    """All runs that a file asks for, checked before any of them begins; `sets` come on top of all that is in it.
+
+    What is wrong at the `others` of its scales is told now too, and not when they are asked for.
+    """
     tables = override(copy.deepcopy(dict(tables)), [item for item in sets if item.startswith(f"{SECTION}.")])
     rest = [item for item in sets if not item.startswith(f"{SECTION}.")]
     if not isinstance(tables.get(SECTION, {}), dict):
@@ -196,7 +201,7 @@ def cells(tables: Mapping[str, Any], scale: str | None = None, sets: Sequence[st
         for variant in variants(tables, scale)
         for each in grid(override(copy.deepcopy(variant), rest))
     ]
-    for other in scales(tables):  # what is wrong with them is told now, and not when they are asked for
+    for other in scales(tables) if others else ():
         for variant in variants(tables, other):
             for each in grid(variant):
                 Experiment.parse(each)

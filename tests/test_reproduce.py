@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -20,13 +21,18 @@ from hypothesis import strategies as st
 from equipoise import beside, reproduce
 from equipoise.beside import Beside, Entry, fits
 from equipoise.exhibits import SCALES, exhibits, find, own
-from equipoise.reproduce import Overall, pieces
+from equipoise.reproduce import Overall, Piece, pieces
 from equipoise.runfolder import RunFolder, flatten
 from tests.test_cli import equipoise_command
 from tests.test_sweep import small
 
 EVERY = exhibits(own())
 RUNNABLE = [name for name, exhibit in EVERY.items() if not exhibit.why]
+
+
+@cache
+def planned(name: str, scale: str) -> list[Piece]:
+    return pieces(EVERY[name], Path("nowhere"), scale)
 
 
 def test_the_tables_and_figures_are_those_of_the_papers() -> None:
@@ -43,13 +49,17 @@ def test_the_tables_and_figures_are_those_of_the_papers() -> None:
 
 
 @pytest.mark.parametrize("name", RUNNABLE)
-def test_every_published_figure_has_runs_of_its_own(name: str, tmp_path: Path) -> None:
+def test_every_published_figure_has_runs_and_every_file_its_time(name: str) -> None:
     exhibit = EVERY[name]
     for scale in SCALES:
-        planned = pieces(exhibit, tmp_path, scale)
-        assert {piece.part.name for piece in planned} == {part.name for part in exhibit.parts}, scale
-    configs = {part.name: [] for part in exhibit.parts}  # of the scale paper, the last one
-    for piece in planned:
+        assert {piece.part.name for piece in planned(name, scale)} == {part.name for part in exhibit.parts}, scale
+        assert reproduce.estimate(exhibit, scale) is not None, scale
+        for piece in planned(name, scale) if not exhibit.where else ():
+            known = reproduce.cost(exhibit, piece.file, piece.part, scale)
+            assert known is not None
+            assert known.runs == len(piece.every), (piece.part.name, piece.file, scale)
+    configs: dict[str, list[dict[str, Any]]] = {part.name: [] for part in exhibit.parts}
+    for piece in planned(name, "paper"):
         configs[piece.part.name] += [flatten(cell.experiment.tables()) for cell in piece.every]
     for part in exhibit.parts:
         published = exhibit.published("" if exhibit.joint else part.name)
@@ -64,18 +74,6 @@ def test_every_published_figure_has_runs_of_its_own(name: str, tmp_path: Path) -
                 assert mine, (part.name, row.key, column.key)
                 # Seeds of one run, and not several methods under one name.
                 assert len({json.dumps({k: v for k, v in c.items() if k != "seed"}, sort_keys=True) for c in mine}) == 1
-
-
-def test_every_file_has_its_time(tmp_path: Path) -> None:
-    for name in RUNNABLE:
-        for scale in SCALES:
-            assert reproduce.estimate(EVERY[name], scale) is not None, (name, scale)
-            runs = {(p.part.name, p.file): len(p.every) for p in pieces(EVERY[name], tmp_path, scale)}
-            for part in EVERY[name].parts if not EVERY[name].where else ():
-                for file in part.files:
-                    known = reproduce.cost(EVERY[name], file, part, scale)
-                    assert known is not None
-                    assert known.runs == runs[part.name, file], (name, part.name, file, scale)
 
 
 figures = st.floats(-100, 100).map(lambda x: round(x, 3))
@@ -142,7 +140,7 @@ def test_a_paper_of_ones_own_is_listed_run_and_set_beside_its_figures(papers: Pa
         ("toy-fig1", "nothing to run"),
         ("toy-fig2", "in full, time not known"),
     ]
-    done = command(papers, "toy-table1", "--jobs", "2")
+    done = command(papers, "toy-table1")
     assert done.returncode == 0, done.stderr
     scores: dict[str, list[float]] = {}
     for summary in sorted((tmp_path / "runs" / "toy" / "lines").glob("*/summary.json")):
@@ -189,10 +187,11 @@ def entries(out: str) -> list[Any]:
 
 
 def test_killing_it_loses_a_round_at_most_and_it_ends_as_if_nothing_had_happened(papers: Path) -> None:
-    arguments = ["toy-table1", "--scale", "paper", "--json", "--quiet", "--jobs", "2"]
+    arguments = ["toy-table1", "--scale", "paper", "--json", "--quiet"]
     whole = command(papers, *arguments, "--out", "whole")
     assert whole.returncode == 0, whole.stderr
     start = [sys.executable, "-m", "equipoise.cli", "reproduce", "--papers", str(papers), *arguments, "--out", "killed"]
+    start += ["--jobs", "2"]
     process = subprocess.Popen(start, cwd=papers.parent, start_new_session=True)
     timings = "killed/toy/lines/*/timings.jsonl"
     until = time.monotonic() + 60
