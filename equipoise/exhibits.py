@@ -18,7 +18,7 @@ from equipoise.settings import nearest
 TIMES, EXHIBITS = "times.json", "exhibits.toml"
 SCALES = ("smoke", "small", "paper")
 LONG = 24 * 3600
-"""Seconds on two cores beyond which an exhibit wants a GPU or a cluster."""
+"""Seconds on two cores beyond which an exhibit wants a larger machine."""
 Figure = tuple[float, float | None]
 """What a paper prints, and its standard deviation where there is one."""
 

@@ -128,7 +128,7 @@ def status(exhibit: Exhibit, missing: Sequence[str], subsets: Sequence[str], who
     if missing:
         return f"needs data: {', '.join(missing)}"
     if whole is not None and whole > LONG:
-        return "in full it needs a GPU; small runs here"
+        return "small runs here; in full it takes days"
     much = "on a subset" if exhibit.lacks or subsets else "in full"
     return much if whole is not None else f"{much}, time not known"
 

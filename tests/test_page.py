@@ -301,6 +301,10 @@ def test_methods_that_differ_in_anything_have_names_of_their_own(tmp_path: Path)
     names = [method.name for method in scene.methods]
     assert sorted(names) == ["fedavg engine.dtype=float32", "fedavg engine.dtype=float64"]
     assert len({method.number for method in scene.methods}) == 2
+    # How often it is scored makes no other method of it, unless that is all that tells two of them apart.
+    train(tmp_path / "seldom", eq.FedAvg(lr=0.1), rounds=1, evaluate_every=5, seed=1, dtype="float64")
+    [scene] = pages.scenes(find_runs([tmp_path]))
+    assert len({method.name for method in scene.methods}) == 3
 
 
 def test_metrics_of_ones_own_are_charts_of_their_own_and_know_what_is_better(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ _SCENE = ("data.", "attack.", "privacy.")
 """Settings that make another problem of it; methods are compared within one."""
 
 
+_SCORING = ("evaluate_every", "targets")
 _USUAL = " reducer=weighted-mean"
 """Goes without saying; other reducers are told."""
 
@@ -38,12 +39,15 @@ class Scene:
 
 def scenes(runs: list[Run]) -> list[Scene]:
     groups = sorted(report.grouped(runs), key=lambda group: _disturbed(group[0]))
-    methods = _methods(groups)
+    problems = [_problem(group[0]) for group in groups]
+    # How often models are scored matters only where nothing else tells two methods of one problem apart.
+    apart: tuple[str, ...] = ("seed", *_SCORING)
+    if len({*zip(problems, (_kind(group[0], apart) for group in groups), strict=True)}) < len(groups):
+        apart = ("seed",)
+    methods = _methods(groups, [_kind(group[0], apart) for group in groups], apart)
     places: dict[str, list[Method]] = {}
-    for group, method in zip(groups, methods, strict=True):
-        setting = {k: v for k, v in group[0].config.items() if k.startswith(_SCENE)}
-        place = json.dumps([setting, group[0].summary["dataset"]], sort_keys=True)
-        places.setdefault(place, []).append(method)
+    for problem, method in zip(problems, methods, strict=True):
+        places.setdefault(problem, []).append(method)
     firsts = [some[0].runs[0] for some in places.values()]
     names = report.told_apart(firsts, _SCENE)
     return [
@@ -52,20 +56,28 @@ def scenes(runs: list[Run]) -> list[Scene]:
     ]
 
 
-def _methods(groups: Sequence[list[Run]]) -> list[Method]:
-    """A method is what is left when the problem is taken away: one name, colour and switch wherever it stands."""
-    kinds: dict[str, Run] = {}
-    keys = []
-    for first, *_ in groups:
-        config = {k: v for k, v in first.config.items() if not k.startswith(_SCENE)}
-        own = {k: v for k, v in config.items() if k != "seed"}
-        keys.append(json.dumps([own, first.summary["metric"]], sort_keys=True))
-        kinds.setdefault(keys[-1], replace(first, config=config, summary={**first.summary, "dataset": ""}))
-    rows = report.compare(list(kinds.values()))
+def _problem(run: Run) -> str:
+    setting = {k: v for k, v in run.config.items() if k.startswith(_SCENE)}
+    return json.dumps([setting, run.summary["dataset"]], sort_keys=True)
+
+
+def _kind(run: Run, apart: Sequence[str]) -> str:
+    """What is left of a run when its problem is taken away, and these settings."""
+    own = {k: v for k, v in run.config.items() if not k.startswith(_SCENE) and k not in apart}
+    return json.dumps([own, run.summary["metric"]], sort_keys=True)
+
+
+def _methods(groups: Sequence[list[Run]], kinds: Sequence[str], apart: Sequence[str]) -> list[Method]:
+    """With one name, colour and switch wherever a method stands."""
+    firsts: dict[str, Run] = {}
+    for (first, *_), kind in zip(groups, kinds, strict=True):
+        config = {k: v for k, v in first.config.items() if not k.startswith(_SCENE) and k not in apart}
+        firsts.setdefault(kind, replace(first, config=config, summary={**first.summary, "dataset": ""}))
+    rows = report.compare(list(firsts.values()))
     told = [f"{row['algorithm']} {row['settings']}".replace(_USUAL, "").strip() for row in rows]
-    names = dict(zip(kinds, told, strict=True))
-    numbers = {key: number for number, key in enumerate(kinds)}
-    return [Method(numbers[key], names[key], group) for key, group in zip(keys, groups, strict=True)]
+    names = dict(zip(firsts, told, strict=True))
+    numbers = {kind: number for number, kind in enumerate(firsts)}
+    return [Method(numbers[kind], names[kind], group) for kind, group in zip(kinds, groups, strict=True)]
 
 
 def _disturbed(run: Run) -> int:
@@ -167,6 +179,7 @@ def write(runs: list[Run], out: Path, title: str, folders: Sequence[Path] = (), 
         mixed=len({method.metric for method in methods}) > 1,
         named=all("data.name" in method.config for method in methods),
         runs=len(runs),
+        distinct=len({method.number for method in methods}),
         left=left,
         version=version("equipoise"),
         figures=embedded(figures),

@@ -106,7 +106,7 @@ def distribution(methods: Sequence[Method], clients: Clients) -> Chart | None:
             values = values[np.isfinite(values)]
             if not len(values):
                 continue
-            places.append(f"{method.name}, {kind}")
+            places.append(f"{kind}: {method.name}")
             place = plain(places[-1])
             data.append(
                 trace(

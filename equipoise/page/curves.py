@@ -106,10 +106,12 @@ def attacks(methods: Sequence[Method]) -> list[Chart]:
         title = f"Under attack: {attack}{where}"
         data = _under_attack([*calm, *some])
         made = chart(f"attack-{attack}-{number}", title, note, data, "", unit(some), xaxis=axis, showlegend=True)
-        charts.append(made)
+        charts.append({**made, "height": _PLOT + _ENTRY * len(data)})
     return charts
 
 
+_PLOT, _ENTRY = 300, 20
+"""Pixels of a chart, and of a line in its legend."""
 _NOT_THE_ATTACK = ("attack.name", "attack.fraction", "attack.clients")
 
 

@@ -22,7 +22,7 @@
       hoverlabel: { font: { family: getComputedStyle(document.body).fontFamily } },
       modebar: { bgcolor: "rgba(0,0,0,0)", color: colour("--quiet"), activecolor: colour("--link") },
       showlegend: false,
-      legend: { orientation: "h", y: -0.25 },
+      legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom" },
       ...chart.layout,
       xaxis: axis(chart.layout.xaxis),
       yaxis: axis(chart.layout.yaxis),
