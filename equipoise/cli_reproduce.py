@@ -291,7 +291,7 @@ def _show(exhibit: "Exhibit", tables: "list[Beside]", runs: "list[Run]") -> None
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
-        table.add_column("")
+        table.add_column("", overflow="fold")
         for column in beside.columns:
             table.add_column(escape(column), justify="right", overflow="fold")
         for label, entries in zip(beside.rows, beside.entries, strict=True):

@@ -20,7 +20,12 @@ def main(report: Path) -> None:
         page = browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
         page.goto(report.resolve().as_uri())
         page.wait_for_selector("html[data-ready]", state="attached")
-        page.mouse.move(420, 900)  # a value is shown over a curve
+        hybrid = page.locator("#scene option").filter(has_text="hybrid").first  # the one with five seeds
+        page.get_by_label("Problem").select_option(value=hybrid.get_attribute("value"))
+        page.wait_for_timeout(1000)
+        page.evaluate(
+            "Plotly.Fx.hover(document.querySelector('[data-chart=scores]'), [{curveNumber: 1, pointNumber: 4}])"
+        )
         page.wait_for_timeout(300)
         page.screenshot(path=OUT)
         browser.close()
