@@ -85,7 +85,7 @@ def reduced(exhibit: Exhibit, pieces: Sequence[Piece]) -> str:
             ours, others = found.setdefault(what, (set(), set()))
             ours |= mine
             others |= paper
-    words = [f"{_span(a)} {what} ({_span(b)})" for what, (a, b) in found.items() if a != b]
+    words = [f"{what} {_span(a)} ({_span(b)})" for what, (a, b) in found.items() if a != b]
     return ", ".join(words)
 
 
@@ -212,7 +212,8 @@ def keep(exhibit: Exhibit, out: Path, scale: str, seeds: int | None) -> None:
     planned = pieces(exhibit, out, scale, (), seeds)
     runs = {part: some for part, some in finished(planned).items() if some}
     path = out / exhibit.paper / PAPER
-    notes = [f"scale {scale} (in parentheses: paper), {sizes}"] if (sizes := reduced(exhibit, planned)) else []
+    sizes = reduced(exhibit, [piece for piece in planned if piece.part.name in runs])
+    notes = [f"scale {scale} (in parentheses: paper): {sizes}"] if sizes else []
     tables = [table.as_json() for table in beside(exhibit, runs, scale)]
     entry = {"notes": "; ".join([*notes, *([exhibit.differs] if exhibit.differs else [])]), "tables": tables}
     files.make_folder(path.parent)

@@ -11,7 +11,7 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 
 OUT = Path(__file__).parent.parent / "docs" / "report.png"
-WIDTH, HEIGHT = 1280, 1180
+WIDTH, HEIGHT = 1280, 1370
 
 
 def main(report: Path) -> None:

@@ -150,9 +150,9 @@ def test_a_paper_of_ones_own_is_listed_run_and_set_beside_its_figures(papers: Pa
         assert f"{mean(values):.4f} ± {stdev(values):.4f}" in done.stdout, name
     assert "(0.5000 ± 0.0000)" in done.stdout
     assert "(1000000.0000 ± 0.1000) ▼" in done.stdout
-    assert "3 rounds (60)" in done.stdout
+    assert "rounds 3 (60)" in done.stdout
     kept = json.loads((tmp_path / "runs" / "toy" / "paper.json").read_text())["toy-table1 (small)"]
-    assert kept["notes"] == "scale small (in parentheses: paper), 3 rounds (60)"
+    assert kept["notes"] == "scale small (in parentheses: paper): rounds 3 (60)"
     [table] = kept["tables"]
     assert table["entries"][1][0]["ours"] == pytest.approx(mean(scores["ditto"]))
     # With other settings it is another experiment, whose figures do not take the place of these.
@@ -178,7 +178,7 @@ def test_seeds_and_settings_from_the_command_line_come_on_top(papers: Path) -> N
     [piece] = planned
     assert {(c.seed, c.experiment.schedule.rounds) for c in piece.every} == {(k, 7) for k in range(4)}
     assert {c.experiment.schedule.checkpoint_every for c in piece.every} == {1}
-    assert reproduce.reduced(find("toy-table1", papers), planned) == "7 rounds (60), 4 seeds (2)"
+    assert reproduce.reduced(find("toy-table1", papers), planned) == "rounds 7 (60), seeds 4 (2)"
     assert reproduce.reduced(find("toy-table1", papers), pieces(find("toy-table1", papers), papers, "paper")) == ""
 
 
