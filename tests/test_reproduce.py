@@ -1,9 +1,7 @@
 """The papers' tables and figures by name: what is planned was published, and what is printed was run."""
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +11,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+import psutil
 import pytest
 import tomli_w
 from hypothesis import given
@@ -106,7 +105,7 @@ def papers(tmp_path: Path) -> Path:
     sweep = small(
         algorithm=[{"name": "local", "lr": 0.1}, {"name": "ditto", "lr": 0.1}], seed=[0, 1], checkpoint_every=50
     )
-    scale = {"smoke": {"rounds": 1, "seed": 0}, "small": {"rounds": 3}, "paper": {"rounds": 60}}
+    scale = {"smoke": {"rounds": 1, "seed": 0}, "small": {"rounds": 3}, "paper": {"rounds": 150}}
     (place / "toy" / "lines.toml").write_text(tomli_w.dumps({**sweep, "scale": scale}))
     (place / "toy" / "paper" / "tables.toml").write_text(tomli_w.dumps(TABLES["paper"]))
     exhibits: dict[str, Any] = {
@@ -150,9 +149,9 @@ def test_a_paper_of_ones_own_is_listed_run_and_set_beside_its_figures(papers: Pa
         assert f"{mean(values):.4f} ± {stdev(values):.4f}" in done.stdout, name
     assert "(0.5000 ± 0.0000)" in done.stdout
     assert "(1000000.0000 ± 0.1000) ▼" in done.stdout
-    assert "rounds 3 (60)" in done.stdout
+    assert "rounds 3 (150)" in done.stdout
     kept = json.loads((tmp_path / "runs" / "toy" / "paper.json").read_text())["toy-table1 (small)"]
-    assert kept["notes"] == "scale small (in parentheses: paper): rounds 3 (60)"
+    assert kept["notes"] == "scale small (in parentheses: paper): rounds 3 (150)"
     [table] = kept["tables"]
     assert table["entries"][1][0]["ours"] == pytest.approx(mean(scores["ditto"]))
     # With other settings it is another experiment, whose figures do not take the place of these.
@@ -178,7 +177,7 @@ def test_seeds_and_settings_from_the_command_line_come_on_top(papers: Path) -> N
     [piece] = planned
     assert {(c.seed, c.experiment.schedule.rounds) for c in piece.every} == {(k, 7) for k in range(4)}
     assert {c.experiment.schedule.checkpoint_every for c in piece.every} == {1}
-    assert reproduce.reduced(find("toy-table1", papers), planned) == "rounds 7 (60), seeds 4 (2)"
+    assert reproduce.reduced(find("toy-table1", papers), planned) == "rounds 7 (150), seeds 4 (2)"
     assert reproduce.reduced(find("toy-table1", papers), pieces(find("toy-table1", papers), papers, "paper")) == ""
 
 
@@ -192,14 +191,16 @@ def test_killing_it_loses_a_round_at_most_and_it_ends_as_if_nothing_had_happened
     assert whole.returncode == 0, whole.stderr
     start = [sys.executable, "-m", "equipoise.cli", "reproduce", "--papers", str(papers), *arguments, "--out", "killed"]
     start += ["--jobs", "2"]
-    process = subprocess.Popen(start, cwd=papers.parent, start_new_session=True)
+    process = subprocess.Popen(start, cwd=papers.parent)
     timings = "killed/toy/lines/*/timings.jsonl"
     until = time.monotonic() + 60
     while time.monotonic() < until and not any(p.stat().st_size > 400 for p in papers.parent.glob(timings)):
         time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
+    family = psutil.Process(process.pid).children(recursive=True)
+    for each in (*family, process):
+        each.kill()
     process.wait()
-    time.sleep(1.5)  # workers end with their parent
+    psutil.wait_procs(family)
     folders = [path.parent for path in papers.parent.glob(timings)]
     begun = [folder for folder in folders if not (folder / "summary.json").exists()]
     assert begun
