@@ -125,7 +125,7 @@ def chart(curves: dict[str, tuple[list[int], list[float]]], rounds: int, title: 
     low, high = min(values), max(values)
     room = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
     figure.set_y_limits(low - room, high + room)
-    figure.x_ticks_fkt = lambda low, high: f"{low:.0f}"
+    figure.x_ticks_fkt = lambda low, high: f"{low:.0f}" if rounds > 20 else f"{low:.1f}"
     figure.y_ticks_fkt = lambda low, high: f"{low:.4g}"
     for kind, (x, y) in curves.items():
         (figure.plot if len(x) > 1 else figure.scatter)(x, y, lc=_COLOURS[kind], label=kind)
