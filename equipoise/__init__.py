@@ -1,111 +1,21 @@
 """Personalised federated learning: every client ends with a model of its own, and all learn from each other."""
 
-from equipoise.algorithm import Algorithm, LocalData, Start
-from equipoise.algorithms import (
-    ALGORITHMS,
-    CFL,
-    Ditto,
-    FedADMM,
-    FedAvg,
-    FedAvgFT,
-    FedBABU,
-    FedCR,
-    FeDEQ,
-    FedPAC,
-    FedPer,
-    FedProx,
-    FedProxFT,
-    FedReCo,
-    FedRep,
-    Flame,
-    FlameLpProj,
-    FlDEQ,
-    KnnPer,
-    Learn2pFed,
-    Local,
-    LpProj,
-    PFedMe,
-)
-from equipoise.api import Result, train
-from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip
-from equipoise.data.federation import Federation, from_clients
-from equipoise.data.section import load_data
-from equipoise.devices import Devices
-from equipoise.errors import EquipoiseError, Interrupted, RunFailed
-from equipoise.export import load_model
-from equipoise.losses import Metric
-from equipoise.privacy import Privacy
-from equipoise.reducers import (
-    REDUCERS,
-    GeometricMedian,
-    Krum,
-    Mean,
-    Median,
-    MultiKrum,
-    Reducer,
-    TrimmedMean,
-    WeightedMean,
-)
-from equipoise.space import Space
-from equipoise.state import State, Upload, Uploads
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "ALGORITHMS",
-    "ATTACKS",
-    "CFL",
-    "REDUCERS",
-    "Algorithm",
-    "Attack",
-    "Devices",
-    "Ditto",
-    "EquipoiseError",
-    "FeDEQ",
-    "FedADMM",
-    "FedAvg",
-    "FedAvgFT",
-    "FedBABU",
-    "FedCR",
-    "FedPAC",
-    "FedPer",
-    "FedProx",
-    "FedProxFT",
-    "FedReCo",
-    "FedRep",
-    "Federation",
-    "FlDEQ",
-    "Flame",
-    "FlameLpProj",
-    "Gaussian",
-    "GeometricMedian",
-    "Interrupted",
-    "KnnPer",
-    "Krum",
-    "LabelPoison",
-    "Learn2pFed",
-    "Local",
-    "LocalData",
-    "LpProj",
-    "Mean",
-    "Median",
-    "Metric",
-    "MultiKrum",
-    "PFedMe",
-    "Privacy",
-    "Reducer",
-    "Result",
-    "RunFailed",
-    "SameValue",
-    "Scene",
-    "SignFlip",
-    "Space",
-    "Start",
-    "State",
-    "TrimmedMean",
-    "Upload",
-    "Uploads",
-    "WeightedMean",
-    "from_clients",
-    "load_data",
-    "load_model",
-    "train",
-]
+if TYPE_CHECKING:
+    from equipoise._public import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        """Names come when they are asked for: PyTorch takes seconds to load, and not all need it."""
+        ours = find_spec(f"{__name__}.{name}") is not None  # a module: the import that asked finds it by itself
+        public = None if ours or (name[0] == "_" and name != "__all__") else import_module(f"{__name__}._public")
+        if not hasattr(public, name):
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = getattr(public, name)
+        return globals()[name]
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__getattr__("__all__")})

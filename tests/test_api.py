@@ -1,6 +1,8 @@
 """The Python interface."""
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -161,3 +163,18 @@ def test_data_sets_by_name_serve_train_as_they_serve_a_run(tmp_path: Path) -> No
     assert result.summary["unseen"] == run.summary["unseen"]
     with pytest.raises(eq.EquipoiseError, match=r"unknown setting data\.client; did you mean 'clients'"):
         eq.load_data("mnist", client=3)
+
+
+def test_names_come_when_they_are_asked_for() -> None:
+    """Without PyTorch, which takes seconds to load; so Ctrl-C at the start of a command finds somebody who listens."""
+    code = """
+import sys
+import equipoise.cli
+assert "torch" not in sys.modules
+import equipoise
+assert "train" in dir(equipoise)
+from equipoise import *
+assert Ditto is equipoise.Ditto is equipoise.ALGORITHMS["ditto"]
+assert not hasattr(equipoise, "nothing")
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

@@ -1,0 +1,111 @@
+"""What `import equipoise` offers."""
+
+from equipoise.algorithm import Algorithm, LocalData, Start
+from equipoise.algorithms import (
+    ALGORITHMS,
+    CFL,
+    Ditto,
+    FedADMM,
+    FedAvg,
+    FedAvgFT,
+    FedBABU,
+    FedCR,
+    FeDEQ,
+    FedPAC,
+    FedPer,
+    FedProx,
+    FedProxFT,
+    FedReCo,
+    FedRep,
+    Flame,
+    FlameLpProj,
+    FlDEQ,
+    KnnPer,
+    Learn2pFed,
+    Local,
+    LpProj,
+    PFedMe,
+)
+from equipoise.api import Result, train
+from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip
+from equipoise.data.federation import Federation, from_clients
+from equipoise.data.section import load_data
+from equipoise.devices import Devices
+from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+from equipoise.export import load_model
+from equipoise.losses import Metric
+from equipoise.privacy import Privacy
+from equipoise.reducers import (
+    REDUCERS,
+    GeometricMedian,
+    Krum,
+    Mean,
+    Median,
+    MultiKrum,
+    Reducer,
+    TrimmedMean,
+    WeightedMean,
+)
+from equipoise.space import Space
+from equipoise.state import State, Upload, Uploads
+
+__all__ = [
+    "ALGORITHMS",
+    "ATTACKS",
+    "CFL",
+    "REDUCERS",
+    "Algorithm",
+    "Attack",
+    "Devices",
+    "Ditto",
+    "EquipoiseError",
+    "FeDEQ",
+    "FedADMM",
+    "FedAvg",
+    "FedAvgFT",
+    "FedBABU",
+    "FedCR",
+    "FedPAC",
+    "FedPer",
+    "FedProx",
+    "FedProxFT",
+    "FedReCo",
+    "FedRep",
+    "Federation",
+    "FlDEQ",
+    "Flame",
+    "FlameLpProj",
+    "Gaussian",
+    "GeometricMedian",
+    "Interrupted",
+    "KnnPer",
+    "Krum",
+    "LabelPoison",
+    "Learn2pFed",
+    "Local",
+    "LocalData",
+    "LpProj",
+    "Mean",
+    "Median",
+    "Metric",
+    "MultiKrum",
+    "PFedMe",
+    "Privacy",
+    "Reducer",
+    "Result",
+    "RunFailed",
+    "SameValue",
+    "Scene",
+    "SignFlip",
+    "Space",
+    "Start",
+    "State",
+    "TrimmedMean",
+    "Upload",
+    "Uploads",
+    "WeightedMean",
+    "from_clients",
+    "load_data",
+    "load_model",
+    "train",
+]
