@@ -283,9 +283,9 @@ def _show(exhibit: "Exhibit", tables: "list[Beside]", runs: "list[Run]") -> None
     from equipoise import report
 
     for beside in tables:
-        unit = {"%": "accuracy in %", "×": "relative to ours and to theirs"}.get(beside.unit, beside.unit)
+        unit = {"%": ", accuracy in %", "×": ""}.get(beside.unit, f", {beside.unit}")
         table = Table(
-            title=escape(f"{exhibit.id}: {beside.title}, {unit}"),
+            title=escape(f"{exhibit.id}: {beside.title}{unit}"),
             title_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
