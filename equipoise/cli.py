@@ -148,6 +148,7 @@ def demo(out: Out = None) -> None:
     say(f"Picture:     {escape(str(picture))}")
     say(f"Run folders: {escape(str(folder))}/local, fedavg, …")
     say("Try next:")
+    say(f"  equipoise report {escape(shlex.quote(str(folder)))} --out report.html")
     say(f"  equipoise compare {escape(shlex.quote(str(folder)))} --format md")
     config = escape(shlex.quote(str(folder / "ditto" / "run.toml")))
     say(f"  equipoise run {config} --set algorithm.lam=1.0 --out runs/ditto-lam1")
