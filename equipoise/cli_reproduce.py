@@ -101,8 +101,6 @@ def reproduce(
         interrupted("stopped, all whole rounds are saved", shlex.join(again))
     runs = work.finished(pieces)
     tables = beside(exhibit, runs, scale.value)
-    if all(item.startswith(ASIDE) for item in sets or []):  # with other settings it is another experiment
-        work.keep(exhibit, out, scale.value, seeds)
     pictures = work.draw(exhibit, runs, scale.value, out, data) if exhibit.plot else []
     if as_json:
         _print_json(tables, runs, pictures)
@@ -112,6 +110,8 @@ def reproduce(
     for picture in pictures:
         _say(f"Picture: {picture}", as_json)
     _say(f"Runs: {out / exhibit.paper}; as a page: equipoise report {out / exhibit.paper} --out report.html", as_json)
+    if all(item.startswith(ASIDE) for item in sets or []):  # with other settings it is another experiment
+        work.keep(exhibit, out, scale.value, seeds)
     failed = [c.folder(p.folder) for p in pieces for c in p.wanted() if c.failed(p.folder)]
     if failed:
         raise RunFailed(f"{len(failed)} runs came to nothing, the first in {failed[0]}; its failed.json says why")
