@@ -5,7 +5,7 @@ import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.markup import escape
@@ -15,15 +15,12 @@ from rich.table import Table
 from equipoise.cli_cka import cka
 from equipoise.cli_data import data_app, show
 from equipoise.cli_deploy import deploy_app
-from equipoise.cli_report import report
+from equipoise.cli_report import finished, report
 from equipoise.cli_reproduce import reproduce
 from equipoise.cli_sweep import sweep
 from equipoise.cli_watch import watch
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
-from equipoise.terminal import Bar, Data, Out, Sets, err_console, interrupted, out_console, progress_bar
-
-if TYPE_CHECKING:
-    from equipoise.report import Run
+from equipoise.terminal import Bar, Data, Out, Sets, interrupted, out_console, progress_bar
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -58,16 +55,6 @@ class Kind(StrEnum):
     partitions = "partitions"
     attacks = "attacks"
     reducers = "reducers"
-
-
-def _finished(folders: list[Path]) -> "list[Run]":
-    """The runs that are done; how many are not is said."""
-    from equipoise import report
-
-    found = report.find_runs(folders)
-    if left := len(report.unfinished(folders)):
-        err_console.print(f"equipoise: {left} runs are not finished and left out", highlight=False)
-    return found
 
 
 class Plot(StrEnum):
@@ -165,7 +152,7 @@ def compare(
     """A table over runs; mean ± standard deviation where runs differ only in the seed."""
     from equipoise import report
 
-    rows = report.compare(_finished(folders))
+    rows = report.compare(finished(folders)[0])
     if format is Format.table:
         out_console.print(report.as_table(rows, fairness))
     else:
@@ -191,7 +178,7 @@ def plot(
 
     if out.suffix.lower() != ".png":
         raise EquipoiseError(f"--out {out} is not allowed; the picture is a PNG file, so name it FILE.png")
-    plots.draw(kind.value, _finished(folders), out)
+    plots.draw(kind.value, finished(folders)[0], out)
     out_console.print(f"Picture: {escape(str(out))}", highlight=False)
 
 

@@ -1,13 +1,26 @@
 """The command that makes a page of runs."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from equipoise.errors import EquipoiseError
 from equipoise.terminal import err_console, out_console
+
+if TYPE_CHECKING:
+    from equipoise.report import Run
+
+
+def finished(folders: list[Path]) -> "tuple[list[Run], int]":
+    """The runs that are done; how many are not is said, and told."""
+    from equipoise.report import find_runs, unfinished
+
+    found = find_runs(folders)
+    if left := len(unfinished(folders)):
+        err_console.print(f"equipoise: {left} runs are not finished and left out", highlight=False)
+    return found, left
 
 
 def report(
@@ -27,14 +40,10 @@ def report(
     (`equipoise cka` first), each where the runs have it.
     """
     from equipoise import page
-    from equipoise import report as runs
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise EquipoiseError(f"--out {out} is not allowed; the page is an HTML file, so name it FILE.html")
-    found = runs.find_runs(folders)
-    left = len(runs.unfinished(folders))
-    if left:
-        err_console.print(f"equipoise: {left} runs are not finished and left out", highlight=False)
+    found, left = finished(folders)
     with err_console.status("drawing"):
         names = ", ".join(folder.resolve().name for folder in folders)
         page.write(found, out, title or f"Runs: {names}", folders, left)
