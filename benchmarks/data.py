@@ -26,8 +26,8 @@ SOURCES = [
 _CHILD = """
 import json, sys, time
 from pathlib import Path
-from equipoise.config import Experiment
-from equipoise.memory import peak_memory_mb
+from equipoise.config.experiment import Experiment
+from equipoise.training.memory_usage import peak_memory_mb
 name, folder = sys.argv[1], Path(sys.argv[2])
 settings = {"name": name.removesuffix("-uci")}
 if name in ("mnist", "fashion-mnist", "cifar10", "cifar100", "medical-mnist"):

@@ -29,13 +29,13 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise import runs
-from equipoise.config import Experiment
+from equipoise.callbacks.base import Watcher
+from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
-from equipoise.export import load_model
-from equipoise.flower.local import Local
-from equipoise.runfolder import RunFolder
-from equipoise.watcher import Watcher
+from equipoise.flower.local_deployment import Local
+from equipoise.runs import launch
+from equipoise.runs.export import load_model
+from equipoise.storage.run_folder import RunFolder
 
 BULK = 8192  # bytes; only models come in pieces of this size
 CLOSE = 1e-4
@@ -224,7 +224,7 @@ def measure(rounds, clients, folder):
     data = folder / "data"  # empty: the excerpt that comes with the package
     tables = SETTINGS | {"rounds": rounds, "data": SETTINGS["data"] | {"clients": clients}}
     experiment = Experiment.parse(tables)
-    simulated = runs.run(experiment, folder / "simulated", data)
+    simulated = launch.run(experiment, folder / "simulated", data)
     flower = experiment.with_engine(experiment.engine.model_copy(update={"kind": "flower"}))
     with Proxy() as proxy:
         local = Counted(proxy, flower, flower.federation(data), folder / "deployed", Words())

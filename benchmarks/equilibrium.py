@@ -22,14 +22,14 @@ import torch.nn.functional as F
 from torchdeq import get_deq
 from torchdeq.solver import get_solver
 
-from equipoise.config import Experiment
+from equipoise.config.engine import Engine, Schedule
+from equipoise.config.experiment import Experiment
 from equipoise.data.sources import data_folder
-from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import SOLVERS, Equilibrium, layers, project_rows, solve
-from equipoise.memory import peak_memory_mb
 from equipoise.models import MODELS
 from equipoise.models.blocks import EquilibriumBlock
+from equipoise.training.memory_usage import peak_memory_mb
 
 THREADS = 2
 BATCH, SHAPE, CLASSES = 20, (3, 32, 32), 100  # CIFAR-100 in FeDEQ's configuration

@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.config import Experiment
+from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
-from equipoise.engine.simulate import Simulation
-from equipoise.exhibits import SCALES, TIMES, Exhibit, Part, exhibits, own, timed
-from equipoise.files import write_json
-from equipoise.runfolder import flatten, read_toml
-from equipoise.sweep import Cell, cells
+from equipoise.engine.simulation import Simulation
+from equipoise.reproduction.exhibits import SCALES, TIMES, Exhibit, Part, exhibits, own, timed
+from equipoise.runs.sweep import Cell, cells
+from equipoise.storage.atomic_files import write_json
+from equipoise.storage.run_folder import flatten, read_toml
 
 MOST, CLIENTS = (28, 280, 2800), 1
 """Of a client's samples, and of the clients, that a trial takes: more where it is over at once."""

@@ -8,8 +8,8 @@ import argparse
 from pathlib import Path
 from statistics import median
 
-from equipoise.config import Experiment
-from equipoise.engine.simulate import Simulation
+from equipoise.config.experiment import Experiment
+from equipoise.engine.simulation import Simulation
 
 METHODS = {
     "ditto": {},

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from equipoise.algorithms import ALGORITHMS
+from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import from_clients
-from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.simulation import Simulation
 from equipoise.models import MODELS
 from equipoise.settings import read
-from equipoise.task import Task
+from equipoise.training.task import Task
 
 CLIENTS, SAMPLES = 10, 64
 

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from equipoise.algorithms import ALGORITHMS
+from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation, Ragged
-from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.simulation import Simulation
 from equipoise.models import MODELS
-from equipoise.runfolder import RunFolder
 from equipoise.state import State
-from equipoise.task import Task
+from equipoise.storage.run_folder import RunFolder
+from equipoise.training.task import Task
 
 SAMPLES, COHORT, MEMORY_MB = 100, 100, 256
 

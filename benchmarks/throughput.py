@@ -29,11 +29,11 @@ import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from equipoise.algorithms import ALGORITHMS
+from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation, Ragged
-from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.simulation import Simulation
 from equipoise.models import MODELS
-from equipoise.task import Task
+from equipoise.training.task import Task
 
 CLIENTS = 10
 CASES = {

@@ -18,11 +18,11 @@ import torch
 
 from equipoise import load_data
 from equipoise.algorithms import Learn2pFed
-from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.simulate import Simulation
+from equipoise.algorithms.learn2pfed.unrolled_admm import Fit
+from equipoise.config.engine import Engine, Schedule
+from equipoise.engine.simulation import Simulation
 from equipoise.models import MODELS
-from equipoise.task import Task
-from equipoise.unrolled import Fit
+from equipoise.training.task import Task
 
 CELLS, TURNS = 10, 5
 

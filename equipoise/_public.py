@@ -1,6 +1,5 @@
 """What `import equipoise` offers."""
 
-from equipoise.algorithm import Algorithm, LocalData, Start
 from equipoise.algorithms import (
     ALGORITHMS,
     CFL,
@@ -26,15 +25,16 @@ from equipoise.algorithms import (
     LpProj,
     PFedMe,
 )
+from equipoise.algorithms.base import Algorithm, LocalData, Start
 from equipoise.api import Result, train
 from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip
+from equipoise.config.device_classes import Devices
+from equipoise.data.config import load_data
 from equipoise.data.federation import Federation, from_clients
-from equipoise.data.section import load_data
-from equipoise.devices import Devices
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
-from equipoise.export import load_model
 from equipoise.losses import Metric
-from equipoise.privacy import Privacy
+from equipoise.parameter_space import Space
+from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import (
     REDUCERS,
     GeometricMedian,
@@ -46,7 +46,7 @@ from equipoise.reducers import (
     TrimmedMean,
     WeightedMean,
 )
-from equipoise.space import Space
+from equipoise.runs.export import load_model
 from equipoise.state import State, Upload, Uploads
 
 __all__ = [

@@ -10,25 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack
-from equipoise.board import HYBRIDS
+from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.trackers import followed
+from equipoise.config.device_classes import Devices
+from equipoise.config.engine import DTYPES, Engine, Schedule
 from equipoise.data.federation import SPLIT, Federation, from_clients
-from equipoise.devices import Devices
-from equipoise.engine.between import Between
-from equipoise.engine.executor import BUFFERS, Kind, Model
-from equipoise.engine.options import DTYPES, Engine, Schedule
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.executors.base import BUFFERS, Kind, Model
+from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.scoreboard import HYBRIDS
 from equipoise.losses import Metric
-from equipoise.privacy import Privacy
+from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
-from equipoise.runfolder import RunFolder
 from equipoise.settings import choose, name_of, read
-from equipoise.task import Task
-from equipoise.tracking import followed
-from equipoise.watcher import Watcher
+from equipoise.storage.run_folder import RunFolder
+from equipoise.training.task import Task
 
 
 class Result:

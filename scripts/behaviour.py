@@ -1,6 +1,6 @@
 """Record what the program does, and compare two recordings: a refactoring must not change any number.
 
-    python scripts/behaviour.py record DIR       every algorithm in both modes, a resumed run, a deployment, the listings
+    python scripts/behaviour.py record DIR       all algorithms in both modes, a resumed run, a deployment
     python scripts/behaviour.py resume OLD DIR   finish with this version the run that version OLD was stopped in
     python scripts/behaviour.py compare OLD NEW  list every difference; exit code 1 if there is one
 
@@ -51,7 +51,13 @@ SPECIAL: dict[str, list[str]] = {
     "cfl": ["algorithm.quiet=0", "algorithm.eps1=100", "algorithm.eps2=0.0001"],
 }
 EXTRAS: dict[str, list[str]] = {
-    "attack-krum": ["algorithm.name=ditto", "participation=9", "attack.name=sign-flip", "attack.fraction=0.2", "reducer.name=krum"],
+    "attack-krum": [
+        "algorithm.name=ditto",
+        "participation=9",
+        "attack.name=sign-flip",
+        "attack.fraction=0.2",
+        "reducer.name=krum",
+    ],
     "median": ["algorithm.name=fedavg", "reducer.name=median"],
     "private-local": ["algorithm.name=fedavg", "privacy.clip=1.0", "privacy.sigma=0.1"],
     "private-central": ["algorithm.name=flame", "privacy.clip=1.0", "privacy.sigma=0.1", "privacy.where=central"],
@@ -157,7 +163,8 @@ def record(out: Path) -> None:
     deployed = program("deploy", "local", "base.toml", "--clients", "3", "--set", "data.clients=3", "--set",
                        "participation=1.0", "--set", "algorithm.name=ditto", "--out", "deployed", cwd=out)  # fmt: skip
     print(deployed.stdout[-300:], deployed.stderr[-500:], file=sys.stderr)
-    files = {k: v for k, v in contents(out / "deployed").items() if re.fullmatch(r"(metrics.jsonl|summary.json|clients.csv|[a-z.]*safetensors)", k)}  # fmt: skip
+    wanted = r"metrics.jsonl|summary.json|clients.csv|[a-z.]*safetensors"
+    files = {k: v for k, v in contents(out / "deployed").items() if re.fullmatch(wanted, k)}
     result = {
         "runs": found,
         "whole": contents(out / "begun"),
@@ -204,7 +211,9 @@ def compare(old: Path, new: Path) -> None:
     differences = differ(a, b, "")
     print(*differences, sep="\n")
     same = sum(len(v) if isinstance(v, dict) else 1 for v in a["runs"].values())
-    print(f"{len(a['runs'])} runs, {same} files, {len(differences)} differences; wording of {len(wording)} helps differs")
+    print(
+        f"{len(a['runs'])} runs, {same} files, {len(differences)} differences; wording of {len(wording)} helps differs"
+    )
     sys.exit(bool(differences))
 
 

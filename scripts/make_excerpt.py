@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.data.sources.idx import read_idx
+from equipoise.data.sources.mnist import read_idx
 
 WRITERS, AT_LEAST = 80, 60
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms.base import Algorithm
+from equipoise.config.device_classes import Devices
+from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation, from_clients
-from equipoise.devices import Devices
-from equipoise.engine.between import Between
-from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.simulation import Simulation
 from equipoise.models.base import Split
-from equipoise.runfolder import RunFolder
-from equipoise.task import Task
+from equipoise.storage.run_folder import RunFolder
+from equipoise.training.task import Task
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,12 +15,12 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
+from equipoise.callbacks.base import Watcher
 from equipoise.data.federation import Federation
 from equipoise.flower import App
 from equipoise.flower.apps import serve
-from equipoise.flower.clientdata import write_client
+from equipoise.flower.client_data import write_client
 from equipoise.flower.server import Deployment
-from equipoise.watcher import Watcher
 
 
 def over_the_wire(message: Message) -> Message:

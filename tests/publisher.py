@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from equipoise.data import download, web
-from equipoise.data.download import Remote, fetch
+from equipoise.data import downloads, http
+from equipoise.data.downloads import Remote, fetch
 from equipoise.errors import EquipoiseError
 
 CONTENT = random.Random(0).randbytes(300_001)
@@ -138,8 +138,8 @@ class Answer(BaseHTTPRequestHandler):
 @pytest.fixture(scope="module", autouse=True)
 def in_a_hurry() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(download, "PAUSE", 0)
-        patch.setattr(web, "TIMEOUT", 20.0)
+        patch.setattr(downloads, "PAUSE", 0)
+        patch.setattr(http, "TIMEOUT", 20.0)
         patch.setenv("no_proxy", "127.0.0.1")
         yield
 

@@ -7,9 +7,9 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Reduce, Start, announce
-from equipoise.flower.home import Home
-from equipoise.flower.messages import Answer, content, opened
+from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start, announce
+from equipoise.flower.client_state import Home
+from equipoise.flower.protocol import Answer, content, opened
 from equipoise.flower.server import Deployment
 from equipoise.state import State, Upload, Uploads
 from tests.conftest import classification, small_mlp

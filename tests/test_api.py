@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import equipoise as eq
-from equipoise import runs
-from equipoise.config import Experiment
+from equipoise.config.experiment import Experiment
+from equipoise.runs import launch
 
 RNG = np.random.default_rng(0)
 CLIENTS = [(RNG.normal(size=(20, 4)).astype("float32"), RNG.integers(0, 3, 20)) for _ in range(4)]
@@ -141,8 +141,8 @@ def test_a_run_in_a_folder_can_be_resumed_and_lengthened(tmp_path: Path) -> None
 
 
 def test_no_setting_is_passed_over_in_silence() -> None:
-    from equipoise.engine.options import Engine
-    from equipoise.task import Task
+    from equipoise.config.engine import Engine
+    from equipoise.training.task import Task
 
     task = Task(module(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
     with pytest.raises(eq.EquipoiseError, match=r"engine.compile = true works with engine.mode = 'stacked' only"):
@@ -156,7 +156,7 @@ def test_data_sets_by_name_serve_train_as_they_serve_a_run(tmp_path: Path) -> No
         {"seed": 3, "rounds": 2, "data": settings, "model": {"name": "softmax"}, "algorithm": {"name": "fedavg"}}
     )
     assert federation.fingerprint(splits=True) == experiment.federation(tmp_path).fingerprint(splits=True)
-    run = runs.run(experiment, tmp_path / "run")
+    run = launch.run(experiment, tmp_path / "run")
     result = eq.train(experiment.module(federation), federation, eq.FedAvg(), rounds=2, seed=3)
     assert result.metrics == run.metrics
     assert result.summary["dataset"] == "digits-by-writer (excerpt of 80 writers)"
@@ -169,7 +169,7 @@ def test_names_come_when_they_are_asked_for() -> None:
     """Without PyTorch, which takes seconds to load; so Ctrl-C at the start of a command finds somebody who listens."""
     code = """
 import sys
-import equipoise.cli
+import equipoise.cli.app
 assert "torch" not in sys.modules
 import equipoise
 assert "train" in dir(equipoise)

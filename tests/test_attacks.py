@@ -9,11 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import FedAvg, Flame, Local
+from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip, poisoned
-from equipoise.engine.between import Between
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.reducers import Median
 from equipoise.state import State

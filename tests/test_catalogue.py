@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.data import catalogue
-from equipoise.data.download import Remote
+from equipoise.data.downloads import Remote
 from equipoise.data.sources import SOURCES, electricity, medical
 from equipoise.errors import EquipoiseError
 from tests import datafiles

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise.algorithms import CFL
 from equipoise.data.federation import from_clients
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.simulation import Simulation
 from tests.conftest import linear_module, simulation
 
 RATE = 0.2

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import equipoise
-from equipoise.cli import main
+from equipoise.cli.app import main
 from equipoise.data.federation import Federation
-from equipoise.runs import reopen
+from equipoise.runs.launch import reopen
 
 SMALL = """
 rounds = {rounds}
@@ -45,7 +45,7 @@ def equipoise_command(
     env = {"COLUMNS": "160", "EQUIPOISE_DATA": str(cwd / "data")}
     words = [*map(str, arguments)]
     if real or options:
-        command = [sys.executable, "-m", "equipoise.cli", *words]
+        command = [sys.executable, "-m", "equipoise", *words]
         env = {**os.environ, **env}
         return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, **options)
     out, err, code = io.StringIO(), io.StringIO(), 0
@@ -135,7 +135,7 @@ def test_resume_goes_on_and_may_go_further(file: Path, tmp_path: Path) -> None:
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     file = tmp_path / "long.toml"
     file.write_text(SMALL.format(rounds=100_000, name="fedrep"))
-    command = [sys.executable, "-m", "equipoise.cli", "run", str(file), "--out", "long", "--quiet"]
+    command = [sys.executable, "-m", "equipoise", "run", str(file), "--out", "long", "--quiet"]
     child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     log = tmp_path / "long" / "metrics.jsonl"
     deadline = time.monotonic() + 60
@@ -245,17 +245,17 @@ def test_help_teaches(tmp_path: Path) -> None:
 
 
 def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    from equipoise import cli
-    from equipoise import demo as module
+    from equipoise.cli import app
+    from equipoise.cli import demo as module
 
     monkeypatch.setattr(module, "ROUNDS", 2)
-    cli.demo(tmp_path / "demo")
+    app.demo(tmp_path / "demo")
     printed = capsys.readouterr().out
     for word in ("local", "fedavg-ft", "ditto", "fedrep", "personal", "sent MB", "accuracy.png", "Try next"):
         assert word in printed
     picture = (tmp_path / "demo" / "accuracy.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    cli.demo(tmp_path / "demo")  # a second time shows what is there
+    app.demo(tmp_path / "demo")  # a second time shows what is there
 
 
 def test_one_entry_of_a_list_is_shown_with_all_its_settings(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from equipoise import cli_deploy
-from equipoise.config import Experiment
+from equipoise.cli import deploy as deploy_commands
+from equipoise.config.experiment import Experiment
 from tests.test_cli import equipoise_command
 
 OWN = """
@@ -450,7 +450,7 @@ def test_check_refuses_an_app_that_is_none(app: Path, tmp_path: Path) -> None:
 def test_without_flower_a_sentence_says_how_to_install_it(
     arguments: tuple[str, ...], missing: str, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli_deploy, "find_spec", lambda name: None if name == missing else find_spec(name))
+    monkeypatch.setattr(deploy_commands, "find_spec", lambda name: None if name == missing else find_spec(name))
     refused(*arguments, cwd=tmp_path, words=("deployments need Flower", "pip install 'equipoise[flower]'"))
 
 

@@ -9,11 +9,11 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.config import Experiment, override
+from equipoise.config.experiment import Experiment, override
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
-from equipoise.runfolder import RunFolder, read_toml
+from equipoise.storage.run_folder import RunFolder, read_toml
 
 
 def tables(**changes: object) -> dict:

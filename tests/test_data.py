@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import load_data
-from equipoise.config import Experiment
+from equipoise.config.experiment import Experiment
 from equipoise.data.source import Request
 from equipoise.data.sources import SOURCES
 from equipoise.data.sources.digits import load_excerpt
-from equipoise.data.sources.idx import read_idx
+from equipoise.data.sources.mnist import read_idx
 from equipoise.errors import EquipoiseError
 from tests import datafiles
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.algorithms import Local
-from equipoise.descend import order_of, plan
-from equipoise.engine.executor import Job
+from equipoise.engine.executors.base import Job
 from equipoise.randomness import torch_generator
 from equipoise.state import State
+from equipoise.training.local_trainer import order_of, plan
 from tests.conftest import classification, simulation, small_mlp
 
 

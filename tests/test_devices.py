@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from equipoise.algorithms import FedAvg, FlDEQ
-from equipoise.devices import Devices
-from equipoise.engine.executor import Done
+from equipoise.config.device_classes import Devices
+from equipoise.engine.executors.base import Done
 from equipoise.equilibrium import Equilibrium, Solves
 from equipoise.errors import EquipoiseError
 from equipoise.flower.client import Client
-from equipoise.flower.messages import Order
+from equipoise.flower.protocol import Order
 from equipoise.models.base import Split
 from equipoise.settings import read
 from tests.conftest import classification, simulation

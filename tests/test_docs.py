@@ -12,23 +12,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS
-from equipoise.config import Experiment
+from equipoise.config.deployment import Deploy
+from equipoise.config.device_classes import Devices
+from equipoise.config.experiment import Experiment
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
-from equipoise.devices import Devices
-from equipoise.engine.deploy import Deploy
 from equipoise.equilibrium import SOLVERS
 from equipoise.errors import EquipoiseError
-from equipoise.exhibits import Exhibit, exhibits, find, own
 from equipoise.models import MODELS
-from equipoise.privacy import Privacy
+from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
-from equipoise.runfolder import read_toml
+from equipoise.reproduction.exhibits import Exhibit, exhibits, find, own
+from equipoise.runs.sweep import cells
 from equipoise.settings import read
-from equipoise.sweep import cells
+from equipoise.storage.run_folder import read_toml
 from tests.conftest import simulation
 from tests.test_cli import equipoise_command
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.data.download import Remote, fetch
+from equipoise.data.downloads import Remote, fetch
 from equipoise.errors import EquipoiseError
 from tests.publisher import (
     CONTENT,
@@ -245,7 +245,7 @@ def test_the_final_name_never_holds_half_a_file_even_after_a_kill(
 ) -> None:
     publisher.hold = 70_000
     code = (
-        "import sys; from pathlib import Path; from equipoise.data.download import Remote, fetch; "
+        "import sys; from pathlib import Path; from equipoise.data.downloads import Remote, fetch; "
         "fetch(Remote(sys.argv[1], (sys.argv[2],)), Path(sys.argv[3]))"
     )
     child = subprocess.Popen([sys.executable, "-c", code, remote.name, remote.urls[0], str(tmp_path)])

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import FeDEQ, FedRep, Local
+from equipoise.algorithms.base import Algorithm
 from equipoise.errors import EquipoiseError
-from equipoise.memory import peak_tensor_bytes
 from equipoise.models import MODELS
 from equipoise.models.base import Split
-from equipoise.task import Task
+from equipoise.training.memory_usage import peak_tensor_bytes
+from equipoise.training.task import Task
 from tests.conftest import LeastSquares, linear_module, simulation
 
 

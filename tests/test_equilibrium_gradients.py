@@ -15,8 +15,8 @@ from torchdeq import get_deq
 
 from equipoise.equilibrium import SOLVERS, ContractiveLinear, Equilibrium
 from equipoise.errors import EquipoiseError
-from equipoise.memory import peak_tensor_bytes
 from equipoise.models.blocks import EquilibriumBlock, softplus
+from equipoise.training.memory_usage import peak_tensor_bytes
 from tests.fixed_points import random
 
 EXACT: dict[str, Any] = {"tol": 1e-12, "limit": 500}

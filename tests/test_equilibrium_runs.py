@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms.base import Algorithm
+from equipoise.callbacks.base import Watcher
 from equipoise.data.federation import Federation, from_clients
-from equipoise.engine.executor import FIXED_POINTS, Job
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.executors.base import FIXED_POINTS, Job
+from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import ContractiveLinear, Equilibrium, layers
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.models import MODELS
 from equipoise.models.base import Split
-from equipoise.runs import reopen
+from equipoise.runs.launch import reopen
 from equipoise.state import State
-from equipoise.watcher import Watcher
 from tests.conftest import classification, registered, simulation
 from tests.flower_memory import deployed, run
 from tests.test_cli import equipoise_command

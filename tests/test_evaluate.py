@@ -10,9 +10,9 @@ from torch import nn
 
 from equipoise.algorithms import Ditto, FedAvg, FedAvgFT, FedRep, Flame, Local
 from equipoise.api import Result
-from equipoise.board import summarise
 from equipoise.data.federation import Ragged, from_clients
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.scoreboard import summarise
 from equipoise.losses import METRICS
 from equipoise.models.base import Split
 from tests.conftest import classification, linear_module, simulation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithms import FeDEQ
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.simulation import Simulation
 from tests.conftest import LeastSquares, classification, least_squares, simulation, small_mlp
 
 FULL = 10**6

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.config import Experiment
+from equipoise.config.experiment import Experiment
+from equipoise.data.config import DataSection, load_data
 from equipoise.data.federation import from_clients, from_shares, split_client
-from equipoise.data.noise import with_noise
+from equipoise.data.input_noise import with_noise
 from equipoise.data.partitions.quality import Quality
 from equipoise.data.pool import Pool
-from equipoise.data.section import DataSection, load_data
 from equipoise.data.sources.digits import load_excerpt
 from equipoise.errors import EquipoiseError
 from equipoise.randomness import generator

@@ -8,20 +8,20 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from equipoise.algorithm import announce
 from equipoise.algorithms import FedReCo, FedRep
+from equipoise.algorithms.base import announce
 from equipoise.algorithms.fedreco import Discord
 from equipoise.data.federation import Federation, from_clients
-from equipoise.engine.executor import Job
-from equipoise.engine.simulate import Simulation
-from equipoise.engine.threads import OneClient
+from equipoise.engine.executors.base import Job
+from equipoise.engine.executors.threaded import OneClient
+from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import layers as equilibria
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import Split
-from equipoise.representation import HEAD
+from equipoise.representations import HEAD
 from equipoise.state import State
-from equipoise.task import Replica
+from equipoise.training.task import Replica
 from tests.conftest import classification, simulation
 
 FULL = 10**6

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from equipoise.algorithms import FedADMM, FedAvg, Flame, FlameLpProj, LpProj, PFedMe
-from equipoise.engine.between import Between
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.simulation import Simulation
 from equipoise.reducers import Mean
 from tests.conftest import LeastSquares, least_squares, linear_module, simulation
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from equipoise.errors import RunFailed
-from equipoise.flower.clientdata import write_client
-from equipoise.flower.messages import Answer, answer_shapes, opened
+from equipoise.flower.client_data import write_client
+from equipoise.flower.protocol import Answer, answer_shapes, opened
 from tests.conftest import classification
 from tests.flower_memory import over_the_wire, run, speaking_as
 from tests.tampering import ORDERS, agrees, announced, problem, raw

@@ -10,8 +10,8 @@ import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from torch import Tensor
 
-from equipoise.flower.messages import answer_shapes
-from equipoise.flower.wire import group, named, pack
+from equipoise.flower.codec import group, named, pack
+from equipoise.flower.protocol import answer_shapes
 from equipoise.state import State, Upload, Uploads
 from tests.flower_memory import run
 from tests.tampering import ORDERS, SHAPES, agrees, announced, changed, kept, order_of, problem, raw

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.flower import App
-from equipoise.flower.clientdata import Hook, client_data, read_arrays, write_client
-from equipoise.flower.plan import Plan
+from equipoise.flower.client_data import Hook, client_data, read_arrays, write_client
+from equipoise.flower.deployment_plan import Plan
 from tests.conftest import classification, small_mlp
 
 SAMPLES = 20

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from equipoise.config import Experiment
+from equipoise.config.experiment import Experiment
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.processes import free_ports
-from equipoise.runs import run
+from equipoise.runs.launch import run
 
 if sys.platform != "linux":
     pytest.skip("looks for processes in /proc", allow_module_level=True)

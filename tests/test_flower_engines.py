@@ -10,13 +10,13 @@ import torch
 from flwr.app import Message
 from torch import nn
 
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS
-from equipoise.engine.between import Between
+from equipoise.engine.aggregation_pipeline import Between
 from equipoise.errors import RunFailed
-from equipoise.flower.messages import Answer, opened
-from equipoise.privacy import Privacy
+from equipoise.flower.protocol import Answer, opened
+from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from tests.conftest import KINDS, classification, registered, simulation, small_mlp
 from tests.flower_memory import deployed, run

@@ -9,8 +9,8 @@ import torch
 from flwr.app import Message
 
 from equipoise.algorithms import Learn2pFed
-from equipoise.engine.threads import Threads
-from equipoise.flower.home import Home
+from equipoise.engine.executors.threaded import Threads
+from equipoise.flower.client_state import Home
 from equipoise.flower.server import Deployment
 from tests.conftest import classification, simulation, small_mlp
 from tests.flower_memory import MemoryGrid, Node, deployed, run

@@ -15,11 +15,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from equipoise import files
 from equipoise.errors import EquipoiseError
-from equipoise.flower.home import Home, Kept
-from equipoise.flower.wire import Refused
+from equipoise.flower.client_state import Home, Kept
+from equipoise.flower.codec import Refused
 from equipoise.state import State
+from equipoise.storage import atomic_files
 from tests.publisher import until
 
 RUN = "0" * 32
@@ -209,7 +209,7 @@ def test_a_write_that_fails_leaves_the_former_state(
     home.write(before)
     whole = home.file.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(files, "save_file", halfway(error))
+        patch.setattr(atomic_files, "save_file", halfway(error))
         with pytest.raises(EquipoiseError) as caught:
             home.write(Kept(3, state(3), 4, state(4), 5))
     assert f"cannot write {home.file}: {words}" in str(caught.value)
@@ -237,7 +237,7 @@ def test_a_write_that_is_interrupted_leaves_the_former_state(home: Home, monkeyp
 
 
 def test_the_first_write_that_fails_leaves_nothing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "save_file", halfway(OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(atomic_files, "save_file", halfway(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(EquipoiseError, match="Input/output error"):
         home.write(Kept(1, state(1)))
     assert bits(home.read()) == bits(Kept())

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.flower.messages import STATUSES, Answer, Order, content, opened, size
-from equipoise.flower.wire import Refused, pack
+from equipoise.flower.codec import Refused, pack
+from equipoise.flower.protocol import STATUSES, Answer, Order, content, opened, size
 from equipoise.settings import Settings
 from tests.flower_memory import SUPERLINK, over_the_wire, speaking_as
 from tests.test_flower_wire import ALLOWED, NUMBERS, RUN, bits, examples, json_values, tensors_of

@@ -7,11 +7,11 @@ import pytest
 import torch
 from flwr.app import ConfigRecord
 
-from equipoise.algorithm import Start, announce
 from equipoise.algorithms import ALGORITHMS
-from equipoise.board import COLUMNS
-from equipoise.flower.messages import Answer
-from equipoise.flower.wire import group, unpack
+from equipoise.algorithms.base import Start, announce
+from equipoise.evaluation.scoreboard import COLUMNS
+from equipoise.flower.codec import group, unpack
+from equipoise.flower.protocol import Answer
 from tests.conftest import KINDS, classification, registered, small_mlp
 from tests.flower_memory import MemoryGrid, deployed, run
 from tests.test_flower_engines import table

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.flower import wire
-from equipoise.flower.wire import Refused, group, named, pack, unpack
+from equipoise.flower import codec
+from equipoise.flower.codec import Refused, group, named, pack, unpack
 from equipoise.state import State
 
 ALLOWED = {
@@ -212,7 +212,7 @@ def test_what_was_not_announced_is_refused_before_a_tensor_is_made(case: str, mo
     def never(blob: bytes) -> None:
         raise AssertionError("a tensor was made")
 
-    monkeypatch.setattr(wire, "load", never)
+    monkeypatch.setattr(codec, "load", never)
     with pytest.raises(Refused) as refused:
         unpack(blob, ALLOWED)
     assert refused.value.reason == "shape"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.config import Experiment
+from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.data.source import Request
 from equipoise.data.sources.linear import LinearRegression

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithms import Learn2pFed, Local
 from equipoise.data.federation import Federation, Ragged, from_clients
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import Split
 from equipoise.state import State
@@ -404,7 +404,7 @@ def test_bytes_are_those_of_the_vectors_that_were_announced() -> None:
 
 
 def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from equipoise.engine.threads import Threads
+    from equipoise.engine.executors.threaded import Threads
 
     calls: dict[int, int] = {}
     inner = Threads.train
@@ -427,8 +427,8 @@ def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pyt
 
 
 def test_what_was_learned_is_kept_for_readers_and_drawn(tmp_path: Path) -> None:
-    from equipoise import plots
-    from equipoise.report import find_runs
+    from equipoise.reporting import plots
+    from equipoise.reporting.comparison_table import find_runs
 
     run = trained("forecasting", Learn2pFed(**BEGIN), folder=tmp_path / "run")
     shown = load_file(tmp_path / "run" / "shown.safetensors")

@@ -13,13 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import equipoise as eq
 from equipoise.algorithms import FedAvg
-from equipoise.board import summarise
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.scoreboard import summarise
 from equipoise.losses import LOSSES, METRICS
 from equipoise.models import MODELS
 from equipoise.models.base import Split
-from equipoise.task import Task
+from equipoise.training.task import Task
 from tests.conftest import simulation
 
 CROSS_ENTROPY, ACCURACY = LOSSES["cross-entropy"], METRICS["accuracy"]

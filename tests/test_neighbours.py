@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from equipoise.algorithm import Own
 from equipoise.algorithms import FedAvg, KnnPer
+from equipoise.algorithms._knn import Neighbours
+from equipoise.algorithms.base import Own
 from equipoise.api import Result
-from equipoise.config import Experiment
+from equipoise.config.experiment import Experiment
 from equipoise.data.federation import from_clients
 from equipoise.errors import EquipoiseError
-from equipoise.export import export_model
 from equipoise.losses import METRICS
 from equipoise.models.base import Split
-from equipoise.neighbours import Neighbours
-from equipoise.runs import run as run_experiment
+from equipoise.runs.export import export_model
+from equipoise.runs.launch import run as run_experiment
 from tests.conftest import classification, simulation, small_mlp
 
 

@@ -42,9 +42,9 @@ def test_resume_keeps_the_folder_true(tmp_path: Path) -> None:
     one_sentence(run("--resume", "--set", "rounds=1"), 2, "has done 3 rounds", "rounds = 1 is less")
     assert "rounds = 3" in (tmp_path / "run" / "run.toml").read_text()
     # broken off on its way to more rounds, it has no summary that could be taken for the new one
-    from equipoise.config import Experiment
-    from equipoise.engine.simulate import Simulation
-    from equipoise.runfolder import RunFolder
+    from equipoise.config.experiment import Experiment
+    from equipoise.engine.simulation import Simulation
+    from equipoise.storage.run_folder import RunFolder
 
     experiment = Experiment.load(file, ["rounds=9"])
     federation = experiment.federation(tmp_path)
@@ -78,7 +78,7 @@ def test_a_manifest_vouches_for_itself(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_states_of_any_type_survive_the_disk(tmp_path: Path) -> None:
-    from equipoise.engine.store import ClientStore
+    from equipoise.engine.client_store import ClientStore
 
     for dtype in (torch.bool, torch.float16, torch.bfloat16, torch.int16, torch.int64, torch.float64):
         state = eq.State(v=torch.tensor([1, 0, 1]).to(dtype), empty=torch.empty(0, dtype=dtype))
@@ -112,7 +112,7 @@ def test_odd_paths_and_clients_on_the_command_line(tmp_path: Path) -> None:
 def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
     import shutil
 
-    from equipoise.report import compare, find_runs
+    from equipoise.reporting.comparison_table import compare, find_runs
 
     simulation_folder = tmp_path / "a"
     eq.train(module(), CLIENTS, eq.FedAvg(), head=None, rounds=1, out=simulation_folder)

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page
 
 import equipoise as eq
-from equipoise import page as pages
-from equipoise.config import Experiment
-from equipoise.page.chart import plain
-from equipoise.page.clients import Clients
-from equipoise.report import find_runs
-from equipoise.runfolder import RunFolder
-from equipoise.runs import run
-from equipoise.watcher import Watcher
+from equipoise.callbacks.base import Watcher
+from equipoise.config.experiment import Experiment
+from equipoise.reporting import html as pages
+from equipoise.reporting.comparison_table import find_runs
+from equipoise.reporting.html.chart import plain
+from equipoise.reporting.html.clients import Clients
+from equipoise.runs.launch import run
+from equipoise.storage.run_folder import RunFolder
 from tests.browser import chromium, open_page
 from tests.conftest import small_mlp
 from tests.test_cli import equipoise_command

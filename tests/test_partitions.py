@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.config import Experiment
+from equipoise.config.experiment import Experiment
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.partitions.base import Partition
 from equipoise.data.partitions.dirichlet import Dirichlet

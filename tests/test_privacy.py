@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import norm
 
-from equipoise.accounting import Releases, classical_epsilon, classical_noise
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import CFL, Ditto, FedAvg, Flame
-from equipoise.engine.between import Between
-from equipoise.engine.executor import SENT
-from equipoise.engine.simulate import Simulation
+from equipoise.algorithms.base import Algorithm
+from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.executors.base import SENT
+from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
-from equipoise.privacy import Noise, Privacy, Sealed, clip, gaussian, public_reference, seeded, unforeseen
+from equipoise.privacy.accounting import Releases, classical_epsilon, classical_noise
+from equipoise.privacy.mechanisms import Noise, Privacy, Sealed, clip, gaussian, public_reference, seeded, unforeseen
 from equipoise.reducers import Mean, Median
-from equipoise.report import compare, find_runs
+from equipoise.reporting.comparison_table import compare, find_runs
 from equipoise.state import State, Upload, Uploads
 from tests.conftest import simulation
 from tests.test_cli import SMALL, equipoise_command
@@ -172,8 +172,8 @@ def test_noise_from_a_secret_is_that_secrets_and_other_noise_is_nobodys() -> Non
 
 
 def test_a_client_lets_out_so_many_messages_and_the_same_one_only_with_the_same_noise(tmp_path: Path) -> None:
-    from equipoise.flower.ledger import Ledger
-    from equipoise.flower.wire import Refused
+    from equipoise.flower.codec import Refused
+    from equipoise.flower.release_ledger import Ledger
 
     path = tmp_path / "releases.json"
     messages = [State(u=torch.full((4,), float(k)).double()) for k in range(3)]

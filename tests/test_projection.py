@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.projection import Projection, projection
+from equipoise.algorithms._random_projection import Projection, projection
 
 sizes = st.integers(1, 40).flatmap(lambda d: st.tuples(st.just(d), st.integers(1, d)))
 

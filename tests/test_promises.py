@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.algorithm import Algorithm, announce
-from equipoise.engine.simulate import Simulation
+from equipoise.algorithms.base import Algorithm, announce
+from equipoise.engine.simulation import Simulation
 from equipoise.state import State
 from tests.conftest import KINDS, classification, registered, simulation
 

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import Ditto, Flame, PFedMe
+from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import Attack, Gaussian, SameValue, SignFlip
+from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import from_clients
-from equipoise.engine.between import Between
-from equipoise.engine.executor import Job
-from equipoise.engine.options import Engine, Schedule
-from equipoise.engine.simulate import Simulation
-from equipoise.engine.store import ClientStore
-from equipoise.task import Task
+from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.client_store import ClientStore
+from equipoise.engine.executors.base import Job
+from equipoise.engine.simulation import Simulation
+from equipoise.training.task import Task
 from tests.conftest import linear_module
 
 TRIALS = 400

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise import state as states
-from equipoise.engine.last import LastMessages
-from equipoise.engine.store import ClientStore
+from equipoise.engine.client_store import ClientStore
+from equipoise.engine.last_uploads import LastMessages
 from equipoise.reducers import REDUCERS, GeometricMedian, Krum, Median, MultiKrum, Reducer, TrimmedMean, WeightedMean
 from equipoise.state import State, Upload, Uploads
 

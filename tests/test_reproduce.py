@@ -17,11 +17,11 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise import beside, reproduce
-from equipoise.beside import Beside, Entry, fits
-from equipoise.exhibits import SCALES, exhibits, find, own
-from equipoise.reproduce import Overall, Piece, pieces
-from equipoise.runfolder import RunFolder, flatten
+from equipoise.reproduction import comparison, runner
+from equipoise.reproduction.comparison import Beside, Entry, fits
+from equipoise.reproduction.exhibits import SCALES, exhibits, find, own
+from equipoise.reproduction.runner import Overall, Piece, pieces
+from equipoise.storage.run_folder import RunFolder, flatten
 from tests.test_cli import equipoise_command
 from tests.test_sweep import small
 
@@ -52,9 +52,9 @@ def test_every_published_figure_has_runs_and_every_file_its_time(name: str) -> N
     exhibit = EVERY[name]
     for scale in SCALES:
         assert {piece.part.name for piece in planned(name, scale)} == {part.name for part in exhibit.parts}, scale
-        assert reproduce.estimate(exhibit, scale) is not None, scale
+        assert runner.estimate(exhibit, scale) is not None, scale
         for piece in planned(name, scale) if not exhibit.where else ():
-            known = reproduce.cost(exhibit, piece.file, piece.part, scale)
+            known = runner.cost(exhibit, piece.file, piece.part, scale)
             assert known is not None
             assert known.runs == len(piece.every), (piece.part.name, piece.file, scale)
     configs: dict[str, list[dict[str, Any]]] = {part.name: [] for part in exhibit.parts}
@@ -177,8 +177,8 @@ def test_seeds_and_settings_from_the_command_line_come_on_top(papers: Path) -> N
     [piece] = planned
     assert {(c.seed, c.experiment.schedule.rounds) for c in piece.every} == {(k, 7) for k in range(4)}
     assert {c.experiment.schedule.checkpoint_every for c in piece.every} == {1}
-    assert reproduce.reduced(find("toy-table1", papers), planned) == "rounds 7 (150), seeds 4 (2)"
-    assert reproduce.reduced(find("toy-table1", papers), pieces(find("toy-table1", papers), papers, "paper")) == ""
+    assert runner.reduced(find("toy-table1", papers), planned) == "rounds 7 (150), seeds 4 (2)"
+    assert runner.reduced(find("toy-table1", papers), pieces(find("toy-table1", papers), papers, "paper")) == ""
 
 
 def entries(out: str) -> list[Any]:
@@ -189,7 +189,17 @@ def test_killing_it_loses_a_round_at_most_and_it_ends_as_if_nothing_had_happened
     arguments = ["toy-table1", "--scale", "paper", "--json", "--quiet"]
     whole = command(papers, *arguments, "--out", "whole")
     assert whole.returncode == 0, whole.stderr
-    start = [sys.executable, "-m", "equipoise.cli", "reproduce", "--papers", str(papers), *arguments, "--out", "killed"]
+    start = [
+        sys.executable,
+        "-m",
+        "equipoise.cli.app",
+        "reproduce",
+        "--papers",
+        str(papers),
+        *arguments,
+        "--out",
+        "killed",
+    ]
     start += ["--jobs", "2"]
     process = subprocess.Popen(start, cwd=papers.parent)
     timings = "killed/toy/lines/*/timings.jsonl"
@@ -328,7 +338,7 @@ def test_data_that_are_missing_are_named_with_what_can_be_run_without_them(tmp_p
 
 def test_figures_relative_to_a_row_are_divided_ours_by_ours_and_theirs_by_theirs() -> None:
     body = [(Entry(10.0, 1.0, 2, 4.0),), (Entry(5.0, None, 1, 3.0),), (Entry(None, None, 0, 2.0),)]
-    divided = [row[0] for row in beside._divided(body, 0)]
+    divided = [row[0] for row in comparison._divided(body, 0)]
     assert [(e.ours, e.paper, e.spread) for e in divided] == [(1.0, 1.0, 0.1), (0.5, 0.75, None), (None, 0.5, None)]
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from equipoise.config import Experiment
+from equipoise.config.experiment import Experiment
 from equipoise.data.federation import from_clients
-from equipoise.picture import draw, gini, label_counts, numbers, total_variation
+from equipoise.reporting.federation_plot import draw, gini, label_counts, numbers, total_variation
 from tests import datafiles
 from tests.test_cli import equipoise_command
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from equipoise.algorithms import Ditto, FedADMM, FedAvg, FedReCo, FedRep
 from equipoise.equilibrium import layers as equilibria
+from equipoise.evaluation.cka import heard_layers, layers, linear_cka, measure, representations, sides
 from equipoise.models import MODELS
-from equipoise.similarity import heard_layers, layers, linear_cka, measure, representations, sides
 from tests.conftest import simulation
 from tests.test_cli import SMALL, equipoise_command
 

@@ -12,8 +12,8 @@ from torch import nn
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import Split
-from equipoise.space import Space
-from equipoise.task import Replica, Task
+from equipoise.parameter_space import Space
+from equipoise.training.task import Replica, Task
 from tests.test_models import built, inputs
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise.algorithms import Ditto
 from equipoise.engine.checkpoint import Checkpoints
-from equipoise.engine.store import ClientStore
+from equipoise.engine.client_store import ClientStore
 from equipoise.state import State
 from tests.conftest import simulation
 

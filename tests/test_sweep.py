@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 import tomli_w
 
-from equipoise import sweep
 from equipoise.algorithms import ALGORITHMS
-from equipoise.config import override
-from equipoise.engine.simulate import Simulation
+from equipoise.config.experiment import override
+from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
-from equipoise.jobs import execute
-from equipoise.runfolder import RunFolder, read_toml
-from equipoise.sweep import cells, grid, tuned
+from equipoise.runs import sweep
+from equipoise.runs.process_pool import execute
+from equipoise.runs.sweep import cells, grid, tuned
+from equipoise.storage.run_folder import RunFolder, read_toml
 from tests.test_cli import equipoise_command
 
 EXPERIMENTS = [
@@ -157,7 +157,7 @@ def test_ctrl_c_with_several_at_a_time_saves_every_run(tmp_path: Path) -> None:
     file = tmp_path / "long.toml"
     long = {"rounds": 100_000, "evaluate_every": 100_000, "checkpoint_every": 100_000}
     file.write_text(tomli_w.dumps(small(**long, algorithm={"lam": [0.1, 1.0, 2.0]})))
-    command = [sys.executable, "-m", "equipoise.cli", "sweep", str(file), "--jobs", "2", "--out", "runs"]
+    command = [sys.executable, "-m", "equipoise", "sweep", str(file), "--jobs", "2", "--out", "runs"]
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hears_ctrl_c
     )

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.data import text
+from equipoise.data import text_encoding
 from equipoise.errors import EquipoiseError
 from tests import datafiles
 from tests.datafiles import load
 
 
 def test_leafs_folders_hold_the_same_samples_and_are_read_once_in_the_order_of_time(tmp_path: Path) -> None:
-    words = text.ALPHABET[1:] * 4
+    words = text_encoding.ALPHABET[1:] * 4
     x, y = datafiles.leaf_windows(words)
     folder = tmp_path / "shakespeare" / "data"
     for place, rows in (("all_data", range(len(x))), ("test", range(200, len(x))), ("train", range(200))):
@@ -22,7 +22,7 @@ def test_leafs_folders_hold_the_same_samples_and_are_read_once_in_the_order_of_t
         users = {"u": ([x[k] for k in rows], [y[k] for k in rows])}
         (folder / place / "a.json").write_text(json.dumps(datafiles.leaf(users)))
     pool = load("shakespeare", tmp_path, stride=1, predict="last", split=(1.0, 0.0, 0.0))
-    assert [text.decode(row.numpy()) for row in pool.x] == x
+    assert [text_encoding.decode(row.numpy()) for row in pool.x] == x
 
 
 def test_shakespeare_targets_are_the_next_characters(tmp_path: Path) -> None:
@@ -33,10 +33,10 @@ def test_shakespeare_targets_are_the_next_characters(tmp_path: Path) -> None:
     assert pool.x.shape == pool.y.shape == (len(pool), 80)
     for row in range(len(pool)):
         words = texts[str(pool.owners[row])]
-        window = text.decode(pool.x[row].numpy())
+        window = text_encoding.decode(pool.x[row].numpy())
         assert window in words
-        assert window[1:] == text.decode(pool.y[row, :-1].numpy())
-        assert window + text.decode(pool.y[row, -1:].numpy()) in words
+        assert window[1:] == text_encoding.decode(pool.y[row, :-1].numpy())
+        assert window + text_encoding.decode(pool.y[row, -1:].numpy()) in words
     assert set(pool.part.tolist()) == {0, 1, 2}
     last = load("shakespeare", tmp_path, predict="last", stride=1)
     assert last.y.ndim == 1
@@ -46,7 +46,7 @@ def test_shakespeare_targets_are_the_next_characters(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", [{"stride": 5}, {"stride": 1}, {"stride": 7}, {"stride": 1, "predict": "last"}])
 def test_no_character_that_is_tested_was_trained_on(settings: dict, tmp_path: Path) -> None:
     """Each character of the text is its own: with distinct ones, what is asked for in one part is in no other."""
-    alphabet = text.ALPHABET[1:]
+    alphabet = text_encoding.ALPHABET[1:]
     assert len(set(alphabet)) == 95
     (tmp_path / "shakespeare-roles.json").write_text(json.dumps({"role": alphabet}))
     pool = load("shakespeare", tmp_path, window=5, **settings)
@@ -76,14 +76,14 @@ def test_leafs_windows_are_the_same_text(tmp_path: Path) -> None:
 
 
 def test_windows_do_not_reach_over_gaps_in_leafs_samples(tmp_path: Path) -> None:
-    x, y = datafiles.leaf_windows(text.ALPHABET[1:] * 3)
+    x, y = datafiles.leaf_windows(text_encoding.ALPHABET[1:] * 3)
     keep = [*range(20), *range(100, 130)]
     (tmp_path / "shakespeare").mkdir()
     users = {"u": ([x[k] for k in keep], [y[k] for k in keep])}
     (tmp_path / "shakespeare" / "a.json").write_text(json.dumps(datafiles.leaf(users)))
     pool = load("shakespeare", tmp_path, stride=1, predict="last", split=(1.0, 0.0, 0.0))
-    assert [text.decode(row.numpy()) for row in pool.x] == users["u"][0]
-    assert [text.decode(row[None].numpy()) for row in pool.y] == users["u"][1]
+    assert [text_encoding.decode(row.numpy()) for row in pool.x] == users["u"][0]
+    assert [text_encoding.decode(row[None].numpy()) for row in pool.y] == users["u"][1]
 
 
 @pytest.mark.parametrize("kept", [range(0, 350, 1), [k for k in range(350) if k % 90], [*range(200, 350), *range(200)]])
@@ -99,9 +99,9 @@ def test_nothing_is_asked_for_twice_however_leafs_windows_come(kept: list, predi
     assert pool.part is not None
     asked: list[set[int]] = [set(), set(), set()]
     for row, target, part in zip(pool.x, pool.y.reshape(len(pool), -1), pool.part, strict=True):
-        place = words.index(text.decode(row.numpy()))
+        place = words.index(text_encoding.decode(row.numpy()))
         first = place + 80 - target.numel() + 1
-        assert words[first : first + target.numel()] == text.decode(target.numpy())
+        assert words[first : first + target.numel()] == text_encoding.decode(target.numpy())
         asked[part] |= set(range(first, first + target.numel()))
     assert asked[0]
     assert asked[2]
@@ -127,5 +127,12 @@ def test_roles_too_short_are_left_out_and_said(tmp_path: Path) -> None:
 
 
 def test_unknown_characters_have_a_number_of_their_own() -> None:
-    assert text.encode("a\n~é\N{GRINNING FACE}\x07").tolist() == [66 + 1, 1, text.SYMBOLS - 1, 0, 0, 0]
-    assert text.decode(text.encode(text.ALPHABET)) == text.ALPHABET
+    assert text_encoding.encode("a\n~é\N{GRINNING FACE}\x07").tolist() == [
+        66 + 1,
+        1,
+        text_encoding.SYMBOLS - 1,
+        0,
+        0,
+        0,
+    ]
+    assert text_encoding.decode(text_encoding.encode(text_encoding.ALPHABET)) == text_encoding.ALPHABET

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import (
     ALGORITHMS,
     CFL,
@@ -32,8 +31,9 @@ from equipoise.algorithms import (
     LpProj,
     PFedMe,
 )
+from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import from_clients
-from equipoise.engine.simulate import Simulation
+from equipoise.engine.simulation import Simulation
 from tests.conftest import LeastSquares, classification, least_squares, simulation
 
 FULL = 10**6  # a batch that is never full: all samples in every step
@@ -340,7 +340,7 @@ def test_fedrep_moves_the_head_first_and_then_the_body() -> None:
 
 
 def _job(run: Simulation):
-    from equipoise.engine.executor import Job
+    from equipoise.engine.executors.base import Job
 
     return Job(0, run.store.get(0), run.server)
 

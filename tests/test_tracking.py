@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from equipoise.config import Experiment
+from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.trackers import TRACKERS, numbers
+from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError, Interrupted
-from equipoise.runfolder import RunFolder
-from equipoise.runs import run
-from equipoise.tracking import TRACKERS, numbers
-from equipoise.watcher import Watcher
+from equipoise.runs.launch import run
+from equipoise.storage.run_folder import RunFolder
 from tests.test_sweep import small
 
 Curves = dict[str, dict[int, float]]

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import equipoise
-from equipoise.algorithm import Algorithm
 from equipoise.algorithms import FedBABU, FedReCo
+from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import Ragged
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import Split

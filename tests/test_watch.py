@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from equipoise.config import Experiment
-from equipoise.runfolder import RunFolder
-from equipoise.runs import run
-from equipoise.watcher import Watcher
-from equipoise.watching import Look, clock, drawn
+from equipoise.callbacks.base import Watcher
+from equipoise.config.experiment import Experiment
+from equipoise.reporting.live_view import Look, clock, drawn
+from equipoise.runs.launch import run
+from equipoise.storage.run_folder import RunFolder
 from tests.test_cli import SMALL, equipoise_command
 from tests.test_sweep import small
 
@@ -146,7 +146,7 @@ def test_a_run_that_stopped_is_said_and_one_that_never_began(tmp_path: Path) -> 
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_real_run_is_followed_to_its_end_or_until_ctrl_c(interrupted: bool, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL.format(rounds=100_000 if interrupted else 60, name="fedavg"))
-    command = [sys.executable, "-m", "equipoise.cli"]
+    command = [sys.executable, "-m", "equipoise"]
     worker = subprocess.Popen([*command, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
     try:
         env = {**os.environ, "COLUMNS": "120"}

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.data import web
-from equipoise.data.download import Remote, fetch
+from equipoise.data import http
+from equipoise.data.downloads import Remote, fetch
 from equipoise.errors import EquipoiseError
 from tests.publisher import CONTENT, Publisher, files_in, in_a_hurry, md5, publisher, remote, said, server
 
@@ -153,11 +153,11 @@ def test_chunks_count_more_than_the_length(publisher: Publisher, tmp_path: Path)
 def test_a_server_that_falls_silent(
     publisher: Publisher, remote: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web, "TIMEOUT", 0.1)
+    monkeypatch.setattr(http, "TIMEOUT", 0.1)
     publisher.hold = 1000
     said(remote, tmp_path, "nothing came for 0.1 seconds")
     assert len(publisher.asked) == 4
-    monkeypatch.setattr(web, "TIMEOUT", 20.0)
+    monkeypatch.setattr(http, "TIMEOUT", 20.0)
     publisher.hold = None
     assert fetch(remote, tmp_path).read_bytes() == CONTENT
 

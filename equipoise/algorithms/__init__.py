@@ -1,6 +1,6 @@
 """The registry of algorithms: one file a paper, one line here."""
 
-from equipoise.algorithm import Algorithm
+from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.cfl import CFL
 from equipoise.algorithms.ditto import Ditto
 from equipoise.algorithms.fedadmm import FedADMM
@@ -18,7 +18,7 @@ from equipoise.algorithms.fedrep import FedRep
 from equipoise.algorithms.fl_deq import FlDEQ
 from equipoise.algorithms.flame import Flame
 from equipoise.algorithms.knn_per import KnnPer
-from equipoise.algorithms.learn2pfed import Learn2pFed
+from equipoise.algorithms.learn2pfed.learn2pfed import Learn2pFed
 from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.pfedme import PFedMe

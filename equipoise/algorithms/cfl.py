@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
 from equipoise.settings import Count, Fraction, Positive
 from equipoise.state import State, Upload, Uploads
 

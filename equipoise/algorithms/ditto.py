@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData
+from equipoise.algorithms.base import Algorithm, LocalData
 from equipoise.settings import Positive
 from equipoise.state import State
 

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
 from equipoise.errors import EquipoiseError
 from equipoise.settings import NonNegative
 from equipoise.state import State, Upload, Uploads

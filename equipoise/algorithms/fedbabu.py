@@ -4,9 +4,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.parameter_space import Part, Space
 from equipoise.settings import Count, Positive
-from equipoise.space import Part, Space
 from equipoise.state import State, Upload, Uploads
 
 

@@ -6,10 +6,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
 from equipoise.errors import EquipoiseError
 from equipoise.models.gaussian import ENCODER, normal
-from equipoise.representation import Term
+from equipoise.representations import Term
 from equipoise.settings import NonNegative
 from equipoise.state import State, Upload, Uploads
 

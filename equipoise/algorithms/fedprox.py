@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from equipoise.algorithm import LocalData
+from equipoise.algorithms.base import LocalData
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.settings import NonNegative
 from equipoise.state import State, Upload

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithm import LocalData
+from equipoise.algorithms.base import LocalData
 from equipoise.algorithms.fedprox import FedProx
 from equipoise.settings import Count
 from equipoise.state import State

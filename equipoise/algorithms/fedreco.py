@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Reduce, Start
-from equipoise.representation import HEAD, Term
+from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.representations import HEAD, Term
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 

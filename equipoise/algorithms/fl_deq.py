@@ -4,7 +4,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from equipoise.algorithm import LocalData
+from equipoise.algorithms.base import LocalData
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.state import State, Upload
 

@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithm import LocalData, Reduce, Start
+from equipoise.algorithms.base import LocalData, Reduce, Start
 from equipoise.algorithms.envelope import Envelope
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads

@@ -5,9 +5,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from equipoise.algorithm import LocalData, Own
+from equipoise.algorithms._knn import Mixed, Neighbours
+from equipoise.algorithms.base import LocalData, Own
 from equipoise.algorithms.fedavg import FedAvg
-from equipoise.neighbours import Mixed, Neighbours
 from equipoise.settings import Count, Positive
 from equipoise.state import State
 

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from equipoise.algorithm import Algorithm, LocalData, Start
+from equipoise.algorithms.base import Algorithm, LocalData, Start
 from equipoise.state import State, Upload
 
 

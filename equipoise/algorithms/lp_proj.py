@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithm import LocalData
+from equipoise.algorithms._random_projection import Projection, projection
+from equipoise.algorithms.base import LocalData
 from equipoise.algorithms.flame import Flame
 from equipoise.algorithms.pfedme import PFedMe
-from equipoise.projection import Projection, projection
 from equipoise.settings import Count, Settings
 from equipoise.state import State
 

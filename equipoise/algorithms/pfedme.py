@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithm import LocalData, Reduce, Start
+from equipoise.algorithms.base import LocalData, Reduce, Start
 from equipoise.algorithms.envelope import Envelope
 from equipoise.settings import Count, Positive
 from equipoise.state import State, Upload, Uploads

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from equipoise import files
 from equipoise.errors import EquipoiseError
+from equipoise.storage import atomic_files
 
 _FORMAT = "equipoise-decoded-2"
 """To be raised when a reader decodes differently or checks more: what an older one let pass must not be believed."""
@@ -79,9 +79,9 @@ def _write(entry: Path, stamp: str, arrays: Arrays) -> None:
     """A cache that cannot be written is no reason to stop; the name is this process's own until it is whole."""
     mine = entry.with_name(f"{entry.name}.{os.getpid()}")
     try:
-        files.make_folder(entry.parent)
+        atomic_files.make_folder(entry.parent)
         tensors = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
-        files.write_tensors(mine, tensors, {"format": _FORMAT, "files": stamp, "digest": _digest(arrays)})
+        atomic_files.write_tensors(mine, tensors, {"format": _FORMAT, "files": stamp, "digest": _digest(arrays)})
         mine.replace(entry)
     except (EquipoiseError, OSError):
         return

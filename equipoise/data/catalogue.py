@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from equipoise.data.download import fetch
+from equipoise.data.downloads import fetch
 from equipoise.data.source import Progress, Request
 from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise import randomness
-from equipoise.data.text import numbered
+from equipoise.data.text_encoding import numbered
 from equipoise.errors import EquipoiseError
 from equipoise.settings import nearest
 

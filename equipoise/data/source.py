@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from equipoise.data.download import Remote
+from equipoise.data.downloads import Remote
 from equipoise.data.federation import SPLIT
 from equipoise.data.pool import Pool
 from equipoise.errors import EquipoiseError

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from equipoise import files
-from equipoise.engine.store import ClientStore
+from equipoise.engine.client_store import ClientStore
 from equipoise.state import State
+from equipoise.storage import atomic_files
 
 _KEEP = 2
 
@@ -42,7 +42,7 @@ def _digest_of(manifest: dict[str, Any]) -> str:
 class Checkpoints:
     def __init__(self, folder: Path):
         self.folder = folder
-        files.make_folder(folder)
+        atomic_files.make_folder(folder)
         self.digests: dict[str, str] = {}  # segments never change: each is read for its digest once
 
     def save(
@@ -62,7 +62,7 @@ class Checkpoints:
         tensors = {f"server.{k}": t for k, t in server.items()}
         tensors |= {f"kept.{k}": t for k, t in kept.items()}
         tensors |= {f"store.{k}": t for k, t in store.table().items()}
-        files.write_tensors(self.folder / name, {k: t.clone() for k, t in tensors.items()})
+        atomic_files.write_tensors(self.folder / name, {k: t.clone() for k, t in tensors.items()})
         self.digests.pop(name, None)
         manifest = {
             "round": round,
@@ -73,12 +73,12 @@ class Checkpoints:
             "facts": facts,
         }
         newest = f"round-{when}.json"
-        files.write_json(self.folder / newest, {**manifest, "digest": _digest_of(manifest)})
+        atomic_files.write_json(self.folder / newest, {**manifest, "digest": _digest_of(manifest)})
         self._tidy(store, newest)
 
     def _digest(self, path: Path) -> str:
         if path.name not in self.digests:
-            self.digests[path.name] = files.digest(path)
+            self.digests[path.name] = atomic_files.digest(path)
         return self.digests[path.name]
 
     def manifests(self) -> list[Path]:
@@ -110,7 +110,7 @@ class Checkpoints:
                 if manifest.pop("digest") != _digest_of(manifest):
                     raise ValueError("it is damaged")
                 for name, expected in manifest["files"].items():
-                    if files.digest(self.folder / name) != expected:
+                    if atomic_files.digest(self.folder / name) != expected:
                         raise ValueError(f"{name} is damaged")
                 name = manifest.get("server", f"server-{manifest['round']:06d}.safetensors")
                 tensors = load_file(self.folder / name)

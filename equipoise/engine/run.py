@@ -11,23 +11,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.accounting import Releases
-from equipoise.algorithm import Algorithm, Reduce, Start, announce
-from equipoise.board import KINDS
-from equipoise.devices import Devices
-from equipoise.engine.between import Between
+from equipoise.algorithms.base import Algorithm, Reduce, Start, announce
+from equipoise.callbacks.base import Watcher
+from equipoise.config.device_classes import Devices
+from equipoise.config.engine import Schedule
+from equipoise.engine.aggregation_pipeline import Between
 from equipoise.engine.checkpoint import Checkpoints, Saved
-from equipoise.engine.last import Kept, LastMessages
-from equipoise.engine.options import Schedule
-from equipoise.engine.store import ClientStore
+from equipoise.engine.client_store import ClientStore
+from equipoise.engine.last_uploads import Kept, LastMessages
 from equipoise.equilibrium import Solves, Tally, layers
 from equipoise.errors import EquipoiseError, RunFailed
-from equipoise.memory import peak_memory_mb
-from equipoise.privacy import Noise, Sealed, gaussian
-from equipoise.runfolder import RunFolder
+from equipoise.evaluation.scoreboard import KINDS
+from equipoise.privacy.accounting import Releases
+from equipoise.privacy.mechanisms import Noise, Sealed, gaussian
 from equipoise.state import State, Uploads
-from equipoise.task import Task
-from equipoise.watcher import Watcher
+from equipoise.storage.run_folder import RunFolder
+from equipoise.training.memory_usage import peak_memory_mb
+from equipoise.training.task import Task
 
 _ADVICE = "A smaller algorithm.lr, or algorithm.clip, may help"
 _NOISE = "privacy.noise."

@@ -8,12 +8,12 @@ from equipoise.equilibrium.contraction import (
     project_rows,
     projected,
 )
+from equipoise.equilibrium.fixed_point import Solution, solve
 from equipoise.equilibrium.layer import Equilibrium, layers, set_budget
 from equipoise.equilibrium.options import Options
-from equipoise.equilibrium.solve import Solution, solve
+from equipoise.equilibrium.solve_stats import NotConverged, Solves, Tally
 from equipoise.equilibrium.solvers import SOLVERS, Anderson, Broyden, Plain, Solver
-from equipoise.equilibrium.tally import NotConverged, Solves, Tally
-from equipoise.equilibrium.warm import WarmStart
+from equipoise.equilibrium.warm_start import WarmStart
 
 __all__ = [
     "SOLVERS",

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.equilibrium.gradient import attach
+from equipoise.equilibrium.fixed_point import Solution, residuals, solve
+from equipoise.equilibrium.implicit_gradient import attach
 from equipoise.equilibrium.options import Options
-from equipoise.equilibrium.solve import Solution, residuals, solve
+from equipoise.equilibrium.solve_stats import NotConverged, Solves, Tally
 from equipoise.equilibrium.solvers import SOLVERS, Solver
-from equipoise.equilibrium.tally import NotConverged, Solves, Tally
 from equipoise.errors import EquipoiseError
 from equipoise.settings import read
 

@@ -11,15 +11,15 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
+from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.trackers import followed
 from equipoise.errors import EquipoiseError
 from equipoise.flower.client import work
-from equipoise.flower.clientdata import Hook
-from equipoise.flower.plan import Plan
+from equipoise.flower.client_data import Hook
+from equipoise.flower.deployment_plan import Plan
 from equipoise.flower.server import Deployment
 from equipoise.losses import Metric
-from equipoise.runfolder import RunFolder
-from equipoise.tracking import followed
-from equipoise.watcher import Watcher
+from equipoise.storage.run_folder import RunFolder
 
 
 def _speak() -> None:

@@ -14,20 +14,18 @@ from flwr.app import Message
 from pydantic import Field
 from torch import Tensor
 
-from equipoise import files
-from equipoise.accounting import Releases
-from equipoise.algorithm import Start, announce
+from equipoise.algorithms.base import Start, announce
 from equipoise.attacks import poisoned
-from equipoise.board import row
 from equipoise.data.federation import Federation
-from equipoise.engine.executor import BUFFERS, RELEASED, Done, Job, Kind, Model, with_kept
-from equipoise.engine.threads import Threads
+from equipoise.engine.executors.base import BUFFERS, RELEASED, Done, Job, Kind, Model, with_kept
+from equipoise.engine.executors.threaded import Threads
 from equipoise.errors import EquipoiseError
-from equipoise.export import write_model
-from equipoise.flower.clientdata import Hook, client_data
-from equipoise.flower.home import Home, Kept
-from equipoise.flower.ledger import Ledger
-from equipoise.flower.messages import (
+from equipoise.evaluation.scoreboard import row
+from equipoise.flower.client_data import Hook, client_data
+from equipoise.flower.client_state import Home, Kept
+from equipoise.flower.codec import Refused, group, named
+from equipoise.flower.deployment_plan import Plan
+from equipoise.flower.protocol import (
     NOBODY,
     PRINTABLE,
     STATUSES,
@@ -38,11 +36,13 @@ from equipoise.flower.messages import (
     order_shapes,
     solver_facts,
 )
-from equipoise.flower.plan import Plan
-from equipoise.flower.wire import Refused, group, named
-from equipoise.privacy import public_reference, unforeseen
+from equipoise.flower.release_ledger import Ledger
+from equipoise.privacy.accounting import Releases
+from equipoise.privacy.mechanisms import public_reference, unforeseen
+from equipoise.runs.export import write_model
 from equipoise.settings import MOST, Settings, read
 from equipoise.state import State, Upload
+from equipoise.storage import atomic_files
 
 log = logging.getLogger("equipoise")
 
@@ -114,7 +114,7 @@ class Client:
             own = self._own()  # who cannot take part says so now
             if (privacy := self.plan.experiment.privacy) is not None:
                 privacy.guarantee(privacy.noise(Releases(1)), Releases(1))
-            files.make_folder(Path(self.settings.state).expanduser())
+            atomic_files.make_folder(Path(self.settings.state).expanduser())
             facts: dict[str, Any] = {"unseen": self.settings.unseen, "layout": self.task.space.fingerprint()}
             if self.plan.experiment.algorithm.counts_samples:
                 facts["size"] = len(own.train[0])

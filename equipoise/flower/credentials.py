@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from equipoise import files
 from equipoise.errors import EquipoiseError
+from equipoise.storage import atomic_files
 
 _DAYS = 365
 _USAGES = (
@@ -29,7 +29,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) ->
     The authority's own key is never written: a new certificate comes with a new authority.
     """
     names: list[x509.GeneralName] = [_host(host) for host in hosts]
-    files.make_folder(folder)
+    atomic_files.make_folder(folder)
     authority, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     root = _certificate("equipoise deployment", authority, authority, days, None)
     leaf = _certificate(hosts[0], key, authority, days, names)
@@ -90,6 +90,6 @@ def _certificate(
 
 
 def _write(path: Path, content: bytes, private: bool) -> None:
-    with files.beside(path) as temporary:
+    with atomic_files.beside(path) as temporary:
         temporary.touch(mode=0o600 if private else 0o644)
         temporary.write_bytes(content)

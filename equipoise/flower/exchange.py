@@ -3,8 +3,8 @@
 import time
 from collections.abc import Callable, Iterable
 
-from equipoise.flower.door import Door
-from equipoise.flower.post import Answered, Asked, Post
+from equipoise.flower.enrolment import Door
+from equipoise.flower.transport import Answered, Asked, Post
 
 _LATE = 3  # exchanges for which an answer that comes late is still looked for, so that it is counted
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from equipoise.flower.wire import Refused
+from equipoise.flower.codec import Refused
 
 
 @dataclass

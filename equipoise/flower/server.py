@@ -16,30 +16,31 @@ import numpy as np
 import torch
 from flwr.serverapp import Grid
 
-from equipoise import files, randomness
-from equipoise.accounting import Releases
-from equipoise.algorithm import Start
-from equipoise.board import SCORED
+from equipoise import randomness
+from equipoise.algorithms.base import Start
+from equipoise.callbacks.base import Watcher
 from equipoise.engine.checkpoint import Saved
-from equipoise.engine.last import LastMessages
+from equipoise.engine.client_store import ClientStore
+from equipoise.engine.last_uploads import LastMessages
 from equipoise.engine.run import Run
-from equipoise.engine.store import ClientStore
 from equipoise.equilibrium import Solves
 from equipoise.errors import RunFailed
-from equipoise.export import write_model
-from equipoise.flower.door import Door
+from equipoise.evaluation.scoreboard import SCORED
+from equipoise.flower.codec import Refused, group, named
+from equipoise.flower.deployment_plan import Plan
+from equipoise.flower.enrolment import Door
 from equipoise.flower.exchange import Exchange
-from equipoise.flower.messages import Order, answer_shapes, told_solves
-from equipoise.flower.plan import Plan
-from equipoise.flower.post import Answered, Post
+from equipoise.flower.protocol import Order, answer_shapes, told_solves
+from equipoise.flower.reported_scores import Tally
 from equipoise.flower.roster import Member, Roster
-from equipoise.flower.tally import Tally
-from equipoise.flower.updates import update_of
-from equipoise.flower.wire import Refused, group, named
-from equipoise.privacy import Noise, unforeseen
-from equipoise.runfolder import RunFolder
+from equipoise.flower.transport import Answered, Post
+from equipoise.flower.upload_checks import update_of
+from equipoise.privacy.accounting import Releases
+from equipoise.privacy.mechanisms import Noise, unforeseen
+from equipoise.runs.export import write_model
 from equipoise.state import State, Upload, Uploads
-from equipoise.watcher import Watcher
+from equipoise.storage import atomic_files
+from equipoise.storage.run_folder import RunFolder
 
 _RESUME = "Look into the clients' logs, then go on with resume=true"
 Accepted = tuple[Member, Upload]
@@ -430,6 +431,6 @@ class Deployment(Run):
             module = self.task.to_module(vector)
             write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global")
         summary = self.summary()
-        files.write_json(self.folder.summary, summary)
+        atomic_files.write_json(self.folder.summary, summary)
         self.watcher.end(summary)
         self.note("finished")

@@ -1,14 +1,14 @@
 """The registry of models: one line each."""
 
-from equipoise.models.attention import DeqTransformer, Transformer, Transformer8
 from equipoise.models.base import ModelSettings
 from equipoise.models.convolutional import CNN, FemnistCNN, LeNet, MmnistCNN
 from equipoise.models.dense import MLP, Linear, Softmax
-from equipoise.models.equilibrium import DeqMLP, DeqResNetM, DeqResNetS
+from equipoise.models.fedeq import DeqMLP, DeqResNetM, DeqResNetS
 from equipoise.models.fl_deq import CnnL, DeqCNN, DeqResidual, ResNet5Blocks
 from equipoise.models.gaussian import GaussianLeNet, GaussianMLP
 from equipoise.models.recurrent import LSTM
-from equipoise.models.residual import ResNet14, ResNet18, ResNet20, ResNet34
+from equipoise.models.resnets import ResNet14, ResNet18, ResNet20, ResNet34
+from equipoise.models.transformers import DeqTransformer, Transformer, Transformer8
 
 MODELS: dict[str, type[ModelSettings]] = {
     "linear": Linear,

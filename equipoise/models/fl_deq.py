@@ -10,7 +10,7 @@ from equipoise.equilibrium import project
 from equipoise.equilibrium.options import WarmStartKind
 from equipoise.models.base import ModelSettings, Split, image_shape
 from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, EquilibriumBlock, Stem, conv3x3, norm
-from equipoise.models.equilibrium import Bounded, EquilibriumModel
+from equipoise.models.fedeq import Bounded, EquilibriumModel
 from equipoise.settings import Count, NonNegative
 
 Layers = Annotated[int, Field(ge=2, le=10)]

@@ -12,8 +12,8 @@ import numpy as np
 from sklearn.manifold import TSNE
 
 from equipoise.data.cache import cached
-from equipoise.data.sources.loads import read_loads
-from equipoise.data.text import names_from_bytes
+from equipoise.data.sources.electricity_files import read_loads
+from equipoise.data.text_encoding import names_from_bytes
 
 WANTED, PAST = 5, 0.8
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from equipoise.data.pool import Pool
-from equipoise.data.text import numbered
+from equipoise.data.text_encoding import numbered
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, Settings
 

@@ -10,7 +10,7 @@ from equipoise.data.partitions.labels import Labels
 from equipoise.data.partitions.natural import Natural
 from equipoise.data.partitions.quantity import Quantity
 from equipoise.data.pool import Pool
-from equipoise.data.text import numbered
+from equipoise.data.text_encoding import numbered
 from equipoise.errors import EquipoiseError
 from equipoise.settings import choose
 

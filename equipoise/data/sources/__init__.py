@@ -8,9 +8,9 @@ from equipoise.data.sources.cifar import CIFAR10, CIFAR100
 from equipoise.data.sources.digits import DigitsByWriter
 from equipoise.data.sources.electricity import Electricity
 from equipoise.data.sources.femnist import FEMNIST
-from equipoise.data.sources.idx import MNIST, FashionMNIST
 from equipoise.data.sources.linear import LinearRegression
 from equipoise.data.sources.medical import MedicalMNIST
+from equipoise.data.sources.mnist import MNIST, FashionMNIST
 from equipoise.data.sources.polynomial import Polynomial
 from equipoise.data.sources.shakespeare import Shakespeare
 

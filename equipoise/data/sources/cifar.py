@@ -6,9 +6,9 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from equipoise.data.archive import content, first_existing, tar_members, tar_sizes
+from equipoise.data.archives import content, first_existing, tar_members, tar_sizes
 from equipoise.data.cache import Arrays, cached
-from equipoise.data.download import Remote
+from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
 from equipoise.data.source import Found, Request, Source, missing, portion
 from equipoise.errors import EquipoiseError

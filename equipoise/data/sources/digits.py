@@ -8,10 +8,10 @@ import numpy as np
 import torch
 
 from equipoise.data.cache import Arrays, cached
-from equipoise.data.download import Remote
+from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
 from equipoise.data.source import Found, Missing, Request, Source, portion
-from equipoise.data.sources.idx import MNIST, WHOLE, count_idx, find_idx, mnist_files, read_idx, read_mnist
+from equipoise.data.sources.mnist import MNIST, WHOLE, count_idx, find_idx, mnist_files, read_idx, read_mnist
 from equipoise.errors import EquipoiseError
 
 _QMNIST = "https://github.com/facebookresearch/qmnist/raw/master"

@@ -7,14 +7,14 @@ import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
 
-from equipoise.data import text
-from equipoise.data.archive import first_existing
+from equipoise.data import text_encoding
+from equipoise.data.archives import first_existing
 from equipoise.data.cache import cached
-from equipoise.data.chronology import parts_in_time
-from equipoise.data.download import Remote
+from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool
 from equipoise.data.source import Found, Request, Source, missing, portion
-from equipoise.data.sources.loads import UCI, count_loads, read_loads
+from equipoise.data.sources.electricity_files import UCI, count_loads, read_loads
+from equipoise.data.time_split import parts_in_time
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count
 
@@ -49,7 +49,7 @@ class Electricity(Source):
         if path is None:
             raise missing(_NAMES[0], _folders(ask.folder), type(self))
         arrays = cached("electricity", [path], lambda: read_loads(path, ask.progress))
-        names, series = text.names_from_bytes(arrays["names"]), arrays["series"]
+        names, series = text_encoding.names_from_bytes(arrays["names"]), arrays["series"]
         whole = _portion(len(series), len(names), int(arrays["minutes"]))
         if self.hourly and arrays["minutes"] == 15:
             series = series[: len(series) // 4 * 4].reshape(-1, 4, len(names)).mean(1, dtype=np.float64)

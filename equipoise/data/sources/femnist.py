@@ -10,7 +10,7 @@ from equipoise.data.cache import Arrays, cached
 from equipoise.data.pool import Pool, as_images
 from equipoise.data.source import Found, Progress, Request, Source, missing, portion
 from equipoise.data.sources.leaf import count_samples, each_user, leaf_files
-from equipoise.data.text import names_from_bytes, names_to_bytes
+from equipoise.data.text_encoding import names_from_bytes, names_to_bytes
 from equipoise.errors import EquipoiseError
 
 _CLASSES = 62

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from equipoise.data.archive import content, opened
+from equipoise.data.archives import content, opened
 from equipoise.data.source import Progress
-from equipoise.data.text import check_name
+from equipoise.data.text_encoding import check_name
 from equipoise.errors import EquipoiseError
 
 _HEAD = 4 << 20  # users and their counts stand at the beginning of LEAF's files

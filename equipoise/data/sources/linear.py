@@ -8,7 +8,7 @@ import torch
 from equipoise import randomness
 from equipoise.data.pool import Pool
 from equipoise.data.source import Request, Source
-from equipoise.data.text import numbered
+from equipoise.data.text_encoding import numbered
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, NonNegative, Positive
 

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from equipoise.data.archive import first_existing, told
+from equipoise.data.archives import first_existing, told
 from equipoise.data.cache import Arrays, cached
-from equipoise.data.download import Remote
+from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
 from equipoise.data.source import Found, Progress, Request, Source, missing, portion
 from equipoise.errors import EquipoiseError

@@ -6,14 +6,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from equipoise.data import text
-from equipoise.data.archive import first_existing
+from equipoise.data import text_encoding
+from equipoise.data.archives import first_existing
 from equipoise.data.cache import Arrays, cached
-from equipoise.data.chronology import parts_in_time
 from equipoise.data.partitions.base import by_owner
 from equipoise.data.pool import Pool
 from equipoise.data.source import Found, Progress, Request, Source, missing, portion
 from equipoise.data.sources.leaf import count_samples, each_user, leaf_files, read_json
+from equipoise.data.time_split import parts_in_time
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count
 
@@ -45,7 +45,7 @@ class Shakespeare(Source):
         if not paths:
             raise missing("shakespeare-roles.json.xz, or shakespeare/all_data.json,", [ask.folder], type(self))
         arrays = cached("shakespeare", paths, lambda: (_decode_roles if roles else _decode_leaf)(paths, ask.progress))
-        names, codes, role = text.names_from_bytes(arrays["names"]), arrays["codes"], arrays["role"]
+        names, codes, role = text_encoding.names_from_bytes(arrays["names"]), arrays["codes"], arrays["role"]
         ends = np.cumsum(arrays["lengths"])
         rows: list[np.ndarray] = []  # where each window begins in `codes`
         owner: list[np.ndarray] = []
@@ -77,7 +77,7 @@ class Shakespeare(Source):
         return Pool(
             x=torch.from_numpy(np.ascontiguousarray(windows[:, :-1])),
             y=torch.from_numpy(y.astype(np.int64)),
-            classes=text.SYMBOLS,
+            classes=text_encoding.SYMBOLS,
             owner=np.concatenate(owner),
             names=tuple(names),
             part=np.concatenate(parts),
@@ -105,18 +105,18 @@ def _checked_roles(path: Path) -> dict[str, str]:
     if not isinstance(roles, dict) or not roles or not all(isinstance(words, str) for words in roles.values()):
         raise EquipoiseError(f'{path} must be a table of texts, {{"role": "all its words", ...}}')
     for role in roles:
-        text.check_name(path, role)
+        text_encoding.check_name(path, role)
     return roles
 
 
 def _arrays(texts: dict[str, list[str]]) -> Arrays:
     """Each role's pieces of text, one after the other."""
-    pieces = [text.encode(piece) for pieces in texts.values() for piece in pieces]
+    pieces = [text_encoding.encode(piece) for pieces in texts.values() for piece in pieces]
     return {
         "codes": np.concatenate(pieces),
         "lengths": np.array([len(piece) for piece in pieces], np.int64),
         "role": np.repeat(np.arange(len(texts)), [len(pieces) for pieces in texts.values()]),
-        "names": text.names_to_bytes(texts),
+        "names": text_encoding.names_to_bytes(texts),
     }
 
 

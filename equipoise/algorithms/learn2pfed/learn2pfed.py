@@ -1,0 +1,406 @@
+"""Learn2pFed: ADMM unrolled into a network, whose training learns how much each parameter takes part."""
+
+from math import log
+from typing import Annotated, ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn.functional import pad
+
+from equipoise import randomness
+from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.learn2pfed.unrolled_admm import (
+    SCALARS,
+    Descent,
+    Fit,
+    Layout,
+    Values,
+    closed_cell_adjoints,
+    layout,
+)
+from equipoise.parameter_space import Space
+from equipoise.settings import Count, NonNegative, Positive
+from equipoise.state import State, Upload, Uploads
+
+Family = Literal["lam", "p", "rho", "eta", "gamma", "theta"]
+OfClients = Literal["lam", "rho", "eta", "theta"]
+
+
+class Learn2pFed(Algorithm):
+    """Clients fit linear heads by cells of ADMM, and learn by unrolling them how much each parameter is shared.
+
+    A round is an epoch: `cells` exchanges forward, and with backward = "exact" as many back. v: the client's head, as a
+    matrix; w: the common one; z = v - w; alpha: its dual; Λ, a number a parameter: how strongly it is tied to the
+    others'; p, gamma: a client's weight in w; rho, eta, theta: the constants of the three updates; u = v - z - alpha is
+    sent. A body, where the model has one, stays with the client and is trained there, then stands still in the cells.
+    """
+
+    paper: ClassVar[str] = "Learn2pFed: unrolled ADMM that learns which parameters take part, Algorithm 1"
+    keeps_head: ClassVar[bool] = True
+    fits_head: ClassVar[bool] = True
+
+    cells: Count = 10
+    "L, the number of unrolled iterations of ADMM"
+    sets: Literal["shared", "each"] = "shared"
+    "one set of learnables for all cells, or one for each"
+    learn: tuple[Family, ...] = ("lam", "p", "rho", "eta", "gamma", "theta")
+    "families that are learned; the others stay as they begin"
+    tied: tuple[OfClients, ...] = ()
+    "families of which there is one for all clients, learned from the sum of their gradients"
+    follow: tuple[Literal["eta", "theta"], ...] = ()
+    "families that are the client's rho, the one letter that the paper prints for them"
+    outer: Literal["train", "validation", "folds"] = "train"
+    "on what the learnables are judged: the samples that heads are fitted to, validation samples, or held-out folds"
+    folds: Annotated[int, Field(ge=2, le=100)] = 5
+    "parts of the training samples with outer = 'folds', each held out in a network of its own"
+    backward: Literal["exact", "local"] = "exact"
+    "exact: adjoints travel, cell by cell; local: each client takes w for a constant, and p and gamma are not learned"
+    warm: bool = False
+    "begin an epoch where the last one ended, not at zero"
+    lam: Positive = 0.001
+    "Λ in the beginning, times a number from 0 to 1 drawn for each parameter, the same for all clients"
+    draw: bool = True
+    "draw that number; otherwise it is 1"
+    positive: Literal["relu", "log"] = "relu"
+    "Λ as max(0, .), which can come to rest at 0, or as exp(.)"
+    rho: Positive = 0.01
+    "in the update of v, in the beginning"
+    eta: Positive = 0.01
+    "in the update of z, in the beginning"
+    gamma: Positive = 0.01
+    "in the update of w, in the beginning"
+    theta: Positive = 0.01
+    "in the update of alpha, in the beginning"
+    solve: Literal["closed", "gradient"] = "closed"
+    "how v is updated: Eq. 10, or by steps on the same problem (Eq. 14)"
+    solve_steps: Count = 10
+    "steps with solve = 'gradient'"
+    solve_rate: Annotated[float, Field(gt=0, lt=2)] = 1.0
+    "their rate, in units of one over the problem's smoothness"
+    outer_lr: Positive = 0.01
+    "learning rate of the learnables"
+    outer_optimizer: Literal["sgd", "adam"] = "sgd"
+    "rule of their steps"
+    outer_clip: NonNegative = 1.0
+    "largest norm of the gradient that a client, or the server, follows; 0: any"
+    decay_after: Count = 60
+    "epochs in which a client takes part before outer_lr becomes smaller"
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.1
+    "by which outer_lr is multiplied then"
+    train: Literal["body", "all"] = "body"
+    "what of the client's network its own training moves: the body under the head v, or all, before v is estimated anew"
+
+    @model_validator(mode="after")
+    def _gradients_travel(self) -> Self:
+        if self.tied and self.backward != "exact":
+            raise ValueError("tied needs backward = 'exact', without which no gradient travels")
+        return self
+
+    @property
+    def exchanges(self) -> int:
+        return self.cells * (2 if self.backward == "exact" else 1)
+
+    @property
+    def needs_validation(self) -> bool:
+        return self.outer == "validation"
+
+    @property
+    def _networks(self) -> int:
+        """With folds, one for each that is held out, then the one that knows all training samples."""
+        return self.folds + 1 if self.outer == "folds" else 1
+
+    @property
+    def _sets(self) -> int:
+        return 1 if self.sets == "shared" else self.cells
+
+    def _set(self, cell: int) -> int:
+        return cell if self.sets == "each" else 0
+
+    def _layout(self, space: Space) -> Layout:
+        return layout(space, self._sets)
+
+    @property
+    def _descent(self) -> Descent:
+        return Descent(self.outer_optimizer, self.outer_lr, self.outer_clip, self.decay_after, self.decay)
+
+    # What there is before the first round.
+
+    def _raw(self, start: Start) -> Tensor:
+        """What the learnables of a client are made of."""
+        found = self._layout(start.space)
+        size = found.inputs * found.outputs
+        generator = randomness.torch_generator(start.seed, "learn2pfed")
+        drawn = torch.rand(size, generator=generator, dtype=torch.float64) if self.draw else torch.ones(size).double()
+        lam = (self.lam * drawn).clamp(min=1e-6 * self.lam).repeat(self._sets)
+        scalars = torch.tensor([self.rho, self.eta, self.theta], dtype=torch.float64).log()
+        raw = [lam.log() if self.positive == "log" else lam, scalars.repeat_interleave(self._sets)]
+        return torch.cat(raw).to(start.w0.dtype)
+
+    def server(self, start: Start) -> State:
+        v = self._layout(start.space).matrix(start.space.head(start.w0))
+        w = v.expand(self._networks, -1, -1).clone()
+        zero = v.new_zeros((self._sets, start.clients))
+        raw = torch.stack([zero, zero + log(self.gamma)])  # of p / its beginning, and of gamma
+        state = State(
+            phase=v.new_zeros(1),
+            w=w,
+            w_bar=torch.zeros_like(w),
+            share=v.new_zeros((self.cells, zero.shape[1])),
+            raw=raw,
+            slope=torch.zeros_like(raw),
+            **self._descent.memory(raw),
+        )
+        if self.tied:
+            state["tied"] = self._raw(start)[self._layout(start.space).places(self.tied)]
+            state |= {f"tied_{name}": t for name, t in self._descent.memory(state.tied).items()}
+        return state
+
+    def client(self, start: Start) -> State:
+        v = self._layout(start.space).matrix(start.space.head(start.w0)).expand(self._networks, -1, -1)
+        raw, square = self._raw(start), v.new_zeros((self._networks, v.shape[-2], v.shape[-2]))
+        state = State(
+            raw=raw,
+            slope=torch.zeros_like(raw),
+            **self._descent.memory(raw),
+            x=torch.stack([torch.zeros_like(v), v, torch.zeros_like(v)]),  # alpha, v, z
+            x_bar=v.new_zeros((3, *v.shape)),
+            tape=v.new_zeros((self.cells, 4, *v.shape)),
+            U=square,
+            d=square[..., :1],
+            UXY=torch.zeros_like(v),
+            outer_xx=square,
+            outer_xy=torch.zeros_like(v),
+        )
+        return State(state, network=start.w0) if start.space.body_size else state
+
+    # The exchanges of a round: a cell each, forward, then backward.
+
+    def down(self, server: State, who: int) -> State:
+        t = int(server.phase)
+        vector = server.w
+        if t >= self.cells:  # the adjoint of what this client sent in the cell
+            known = who < server.share.shape[1]
+            vector = server.w_bar * (server.share[2 * self.cells - 1 - t, who] if known else 0)
+        return State(phase=server.phase, w=vector, **({"tied": server.tied} if self.tied else {}))
+
+    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+        t = int(down.phase.flatten()[0])
+        raw = self._with_tied(client.raw, down, data.space)
+        if t < self.cells:
+            client, sent = self._forward(t, client, raw, down.w, data)
+        else:
+            client, sent = self._backward(2 * self.cells - 1 - t, client, raw, down.w, data)
+        return client, Upload(sent, weight=data.size)
+
+    def _forward(self, t: int, client: State, raw: Tensor, w: Tensor, data: LocalData) -> tuple[State, State]:
+        if t == 0:
+            client = self._begun(client, data)
+        alpha, v, z = client.x.unbind(-4)
+        if t == 0 and not self.warm:
+            alpha, v, z, w = (torch.zeros_like(v),) * 4
+        elif t == 0:  # who takes part for the first time begins at w
+            v = torch.where((client.age == 0)[..., None, None], w, v)
+        tape = client.tape.clone()
+        tape[..., t, :, :, :, :] = torch.stack([alpha, v, z, w.expand_as(v)], dim=-4)
+        alpha, v, z = self._cell(t, client, raw, data.space, alpha, v, z, w)
+        client = State(client, x=torch.stack([alpha, v, z], dim=-4), tape=tape)
+        sent = self._message(v - z - alpha, torch.zeros_like(data.size), torch.zeros_like(raw), data.space)  # line 8
+        if self.backward == "local" and t == self.cells - 1:
+            for cell in reversed(range(self.cells)):
+                client, _ = self._backward(cell, client, raw, torch.zeros_like(v), data)
+        return client, sent
+
+    def _cell(
+        self, cell: int, client: State, raw: Tensor, space: Space, alpha: Tensor, v: Tensor, z: Tensor, w: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        lam, rho, eta, theta = self._values(raw, cell, space)
+        fit = self._fit(client)
+        alpha = alpha + theta * (z - v + w)  # Eq. 9
+        q = w + z + alpha
+        closed = self.solve == "closed"  # Eq. 10, else Eq. 14
+        v = fit.solved(rho, q) if closed else fit.stepped(rho, q, v, self.solve_rate, self.solve_steps)
+        z = eta / (lam + eta) * (v - w - alpha)  # Eq. 11
+        return alpha, v, z
+
+    def _values(self, raw: Tensor, cell: int, space: Space) -> Values:
+        found, k = self._layout(space), self._set(cell)
+        lam = found.lam(raw, k)
+        return Values(lam.exp() if self.positive == "log" else lam.relu(), *self._followed(*found.scalars(raw, k)))
+
+    @staticmethod
+    def _fit(client: State) -> Fit:
+        return Fit(client.U, client.d, client.UXY)
+
+    def _followed(self, rho: Tensor, eta: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return rho, rho if "eta" in self.follow else eta, rho if "theta" in self.follow else theta
+
+    def _backward(self, cell: int, client: State, raw: Tensor, u_bar: Tensor, data: LocalData) -> tuple[State, State]:
+        """Adjoints of a cell's inputs from those of its outputs; it is computed again from inputs that were kept.
+
+        What goes back to the server is the adjoint of w, and <u, u_bar>, all that p and gamma need.
+        """
+        x_bar, slope = client.x_bar, client.slope
+        if cell == self.cells - 1:  # here begins the way back; what was sent last is in nobody's loss
+            v = client.x[..., 1, :, :, :]
+            outer = 2 * (client.outer_xx @ v - client.outer_xy)  # of F_i, a mean of squared errors
+            x_bar = torch.stack([torch.zeros_like(v), outer, torch.zeros_like(v)], dim=-4)
+            u_bar, slope = torch.zeros_like(v), torch.zeros_like(slope)
+        way = self._by_hand if self.solve == "closed" else self._by_autograd
+        u, found, w_bar, more = way(cell, client, raw, data.space, x_bar, u_bar)
+        client = State(client, x_bar=torch.stack(found, dim=-4), slope=slope + more)
+        s = (u * u_bar).flatten(-3).sum(-1, keepdim=True)
+        sent = self._message(w_bar, s, client.slope, data.space)
+        return (self._stepped(client, data.space) if cell == 0 else client), sent
+
+    def _by_autograd(
+        self, cell: int, client: State, raw: Tensor, space: Space, x_bar: Tensor, u_bar: Tensor
+    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+        """u; adjoints of alpha, v and z as they came in, of w, and of the learnables."""
+        with torch.enable_grad():
+            inputs = [t.detach().requires_grad_() for t in client.tape[..., cell, :, :, :, :].unbind(-4)]
+            learnables = raw.detach().requires_grad_()
+            alpha, v, z = self._cell(cell, client, learnables, space, *inputs)
+            u = v - z - alpha
+            outputs, adjoints = [alpha, v, z, u], [*x_bar.unbind(-4), u_bar]
+            *found, w_bar, more = torch.autograd.grad(outputs, [*inputs, learnables], adjoints)
+        return u.detach(), found, w_bar, more
+
+    def _by_hand(
+        self, cell: int, client: State, raw: Tensor, space: Space, x_bar: Tensor, u_bar: Tensor
+    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
+        """The same for closed solves, quicker."""
+        values, found, k = self._values(raw, cell, space), self._layout(space), self._set(cell)
+        inputs = client.tape[..., cell, :, :, :, :].unbind(-4)
+        u, bars = closed_cell_adjoints(self._fit(client), values, inputs, x_bar.unbind(-4), u_bar)
+        scalars = bars.scalars.clone()
+        for name in self.follow:
+            at = SCALARS.index(name)
+            scalars[..., 0] += scalars[..., at]
+            scalars[..., at] = 0
+        lam = bars.lam * (values.lam if self.positive == "log" else found.lam(raw, k) > 0)
+        return u, bars.inputs, bars.w, found.slope(k, lam, scalars)
+
+    def _message(self, vector: Tensor, s: Tensor, slope: Tensor, space: Space) -> State:
+        places = self._layout(space).places(self.tied)
+        return State(
+            u=vector, s=s, **({"tied": slope[..., places] * self._learned(space, slope)[places]} if places else {})
+        )
+
+    def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        t, vectors = int(server.phase), [Upload(State(u=u.message.u)) for u in uploads.uploads]
+        after = State(server, phase=server.phase.new_full((1,), (t + 1) % self.exchanges))
+        known = [k for k, who in enumerate(uploads.who) if who < server.share.shape[1]]
+        who = [uploads.who[k] for k in known]
+        if t < self.cells:
+            weights, share = self._weights(server, uploads, t), server.share.clone()
+            share[t] = 0
+            share[t, who] = (weights / weights.sum())[known].to(share.dtype)
+            heavy = [Upload(u.message, weight=weights[k : k + 1]) for k, u in enumerate(vectors)]
+            w = reduce(Uploads(uploads.who, tuple(heavy))).u  # Eq. 12
+            return State(after, w=w, share=share, w_bar=torch.zeros_like(w))
+        cell = 2 * self.cells - 1 - t
+        slope = torch.zeros_like(server.slope) if t == self.cells else server.slope.clone()
+        s = torch.cat([u.message.s for u in uploads.uploads])
+        # Of log p and log gamma alike: <u_i, u_bar_i>, less the client's part of that sum, as weights are relative.
+        slope[:, self._set(cell)] -= server.share[cell] * s.sum()
+        slope[:, self._set(cell), who] += s[known]
+        after |= State(w_bar=len(uploads) * reduce(Uploads(uploads.who, tuple(vectors))).u, slope=slope)
+        return after if cell else self._server_stepped(after, uploads, reduce)
+
+    def _weights(self, server: State, uploads: Uploads, cell: int) -> Tensor:
+        """p gamma of those who sent, p beginning as the client's part of the samples."""
+        raw = server.raw[:, self._set(cell)].sum(0).double()
+        raw = torch.cat([raw, raw.mean(0, keepdim=True)])  # the last is for newcomers
+        logs = raw[[min(who, len(raw) - 1) for who in uploads.who]]
+        return uploads.weights() * (logs - logs.max()).exp()
+
+    # An epoch's end: steps of the learnables.
+
+    def _learned(self, space: Space, like: Tensor) -> Tensor:
+        """1 for each learnable of a client that is learned, be it by all clients together."""
+        names = tuple(name for name in ("lam", *SCALARS) if name in self.learn and name not in self.follow)
+        mask = like.new_zeros(like.shape[-1])
+        mask[self._layout(space).places(names)] = 1
+        return mask
+
+    def _stepped(self, client: State, space: Space) -> State:
+        """Line 13."""
+        mask = self._learned(space, client.raw)
+        mask[self._layout(space).places(self.tied)] = 0
+        return State(client, **self._descent(client.raw, client.slope * mask, client, axes=1))
+
+    def _server_stepped(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        """Line 12. Of who dropped out on the way the gradient is not known."""
+        mask = server.raw.new_tensor([name in self.learn for name in ("p", "gamma")])[:, None, None]
+        there = torch.zeros_like(server.share[0])
+        there[[who for who in uploads.who if who < len(there)]] = 1
+        mask = mask * there
+        server = State(server, **self._descent(server.raw, server.slope * mask, server, axes=3))
+        if not self.tied:
+            return server
+        sent = tuple(Upload(State(tied=u.message.tied)) for u in uploads.uploads)
+        slope = len(uploads) * reduce(Uploads(uploads.who, sent)).tied
+        memory = State({name: server[f"tied_{name}"] for name in ("first", "second", "age")})
+        after = self._descent(server.tied, slope, memory, axes=1)
+        return State(server, tied=after.pop("raw"), **{f"tied_{name}": t for name, t in after.items()})
+
+    def _with_tied(self, raw: Tensor, down: State, space: Space) -> Tensor:
+        if not self.tied:
+            return raw
+        raw = raw.clone()
+        raw[..., self._layout(space).places(self.tied)] = down.tied
+        return raw
+
+    # The client's network and data.
+
+    def _begun(self, client: State, data: LocalData) -> State:
+        """What an epoch begins with: the network trained, and the moments of what its head reads."""
+        if data.space.body_size:
+            model = self._model(client, client.x[..., 1, :, :, :], data.space)
+            return self._measured(State(client, network=data.descend(model, part=self.train)), data)
+        known = bool(client.U.flatten(-3).any(-1).all())  # without a body, features stay the same
+        return client if known else self._measured(client, data)
+
+    def _measured(self, client: State, data: LocalData) -> State:
+        model = self._model(client, client.x[..., 1, :, :, :], data.space)
+        seen = data.moments(model, groups=self.folds if self.outer == "folds" else 1)
+        judged = data.moments(model, of="validation") if self.outer == "validation" else seen
+        xx, xy, n = seen.xx, seen.xy, judged.n.sum(-3, keepdim=True).clamp(min=1)
+        outer_xx, outer_xy = judged.xx / n, judged.xy / n
+        if self.outer == "folds":
+            xx, xy = (torch.cat([m.sum(-3, keepdim=True) - m, m.sum(-3, keepdim=True)], dim=-3) for m in (xx, xy))
+            # The network that knows all samples is judged by none.
+            outer_xx, outer_xy = (pad(m, (0, 0, 0, 0, 0, 1)) for m in (outer_xx, outer_xy))
+        return State(client, **Fit.of(xx, xy)._asdict(), outer_xx=outer_xx, outer_xy=outer_xy)
+
+    def _model(self, client: State, matrices: Tensor, space: Space) -> Tensor:
+        """The client's network with a head: the last of these."""
+        head = self._layout(space).head(matrices[..., -1, :, :])
+        return space.join(space.body(client.network), head) if space.body_size else head
+
+    def shows(self, client: State, down: State, space: Space) -> State:
+        """Its learnables."""
+        raw, found = self._with_tied(client.raw, down, space), self._layout(space)
+        rows = [raw[..., found.places((name,))] for name in ("lam", *SCALARS)]
+        lam = rows[0].unflatten(-1, (self._sets, -1)).mean(-2)  # of several sets, the mean
+        rho, eta, theta = self._followed(*(row.exp() for row in rows[1:]))
+        return State(lam=lam.exp() if self.positive == "log" else lam.relu(), rho=rho, eta=eta, theta=theta)
+
+    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+        return self._model(client, client.x[..., 1, :, :, :], data.space)
+
+    def consensus(self, client: State, down: State, data: LocalData) -> Tensor:
+        return self._model(client, down.w, data.space)
+
+    def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
+        """The cells, w being as it is; what a client learns by itself is as it began, what is tied has been learned."""
+        if data.space.body_size:
+            network = data.descend(client.network, epochs=self.adapt_epochs)
+            client = State(client, network=network)
+        client, raw = self._measured(client, data), self._with_tied(client.raw, down, data.space)
+        v = down.w.expand_as(client.UXY)
+        alpha = z = torch.zeros_like(v)
+        for cell in range(self.cells):
+            alpha, v, z = self._cell(cell, client, raw, data.space, alpha, v, z, down.w)
+        return self._model(client, v, data.space)

@@ -1,0 +1,178 @@
+"""Rounds and results for those who follow their experiments with TensorBoard or MLflow; off unless `track` says so.
+
+A tracker that fails is told of once and left alone: no run is lost because somebody's server is down.
+"""
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from equipoise.callbacks.base import Watcher
+from equipoise.errors import EquipoiseError, Interrupted
+from equipoise.evaluation.scoreboard import KINDS
+from equipoise.storage import atomic_files
+from equipoise.storage.run_folder import RunFolder, flatten
+
+MLFLOW_RUN = "mlflow.json"
+"""In the run folder: which run of MLflow's it is, so that a resumed one goes on there."""
+
+
+def numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """What of a line or a summary can be drawn, as `personal/accuracy`."""
+    found: dict[str, float] = {}
+    for key, value in line.items():
+        if isinstance(value, Mapping):
+            found |= numbers(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            found[prefix + key] = float(value)
+    return found
+
+
+class Tracker(Watcher):
+    """Somebody else who is told of a run."""
+
+    def broken_off(self, failed: bool) -> None:
+        """It came to nothing, or somebody stopped it."""
+
+
+class TensorBoard(Tracker):
+    """Event files in the folder tensorboard/ of the run."""
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.make = lambda done: SummaryWriter(str(folder.path / "tensorboard"), purge_step=done + 1 if done else None)
+        self.settings = settings
+        self.writer: SummaryWriter | None = None
+
+    def begin(self, rounds: int, done: int) -> None:
+        self.writer = self.make(done)
+        text = "\n".join(f"    {key} = {json.dumps(value)}" for key, value in flatten(dict(self.settings)).items())
+        self.writer.add_text("configuration", text, done)
+
+    def round(self, line: dict[str, Any]) -> None:
+        if self.writer is not None:
+            for name, value in numbers({k: v for k, v in line.items() if k != "round"}).items():
+                self.writer.add_scalar(name, value, line["round"])
+            self.writer.flush()
+
+    def end(self, summary: dict[str, Any]) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+    def broken_off(self, failed: bool) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+class MLflow(Tracker):
+    """A run where MLFLOW_TRACKING_URI points, else in ./mlflow.db; its experiment is MLFLOW_EXPERIMENT_NAME, else
+    equipoise."""
+
+    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]):
+        from mlflow.tracking import MlflowClient
+
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # how it makes its tables is nobody's business here
+        self.folder, self.settings = folder, settings
+        self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{Path('mlflow.db').resolve()}"))
+        self.run = ""
+
+    def begin(self, rounds: int, done: int) -> None:
+        path = self.folder.path / MLFLOW_RUN
+        if done and path.exists():
+            self.run = json.loads(path.read_text())["run"]
+            self.client.update_run(self.run, status="RUNNING")
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "equipoise")
+        found = self.client.get_experiment_by_name(name)
+        experiment = self.client.create_experiment(name) if found is None else found.experiment_id
+        self.run = self.client.create_run(experiment, run_name=self.folder.path.resolve().name).info.run_id
+        atomic_files.write_json(path, {"run": self.run})
+        for key, value in flatten(dict(self.settings)).items():
+            self.client.log_param(self.run, key, json.dumps(value)[:500])
+
+    def round(self, line: dict[str, Any]) -> None:
+        from mlflow.entities import Metric
+
+        found = numbers({k: v for k, v in line.items() if k != "round"})
+        now = round(1000 * time.time())
+        self.client.log_batch(self.run, [Metric(name, value, now, line["round"]) for name, value in found.items()])
+
+    def end(self, summary: dict[str, Any]) -> None:
+        for name, value in numbers({k: v for k, v in summary.items() if k not in KINDS}).items():
+            self.client.log_metric(self.run, f"summary/{name}", value)
+        self.client.set_terminated(self.run)
+
+    def broken_off(self, failed: bool) -> None:
+        if self.run:
+            self.client.set_terminated(self.run, "FAILED" if failed else "KILLED")
+
+
+TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+
+
+class Followed(Watcher):
+    """Passes everything on to a watcher and to trackers."""
+
+    def __init__(self, watcher: Watcher, trackers: dict[str, Tracker]):
+        self.watcher, self.trackers = watcher, trackers
+
+    def reading(self, done: int, total: int) -> None:
+        self.watcher.reading(done, total)
+
+    def begin(self, rounds: int, done: int) -> None:
+        self.watcher.begin(rounds, done)
+        self._pass_on(lambda tracker: tracker.begin(rounds, done))
+
+    def round(self, line: dict[str, Any]) -> None:
+        self.watcher.round(line)
+        self._pass_on(lambda tracker: tracker.round(line))
+
+    def end(self, summary: dict[str, Any]) -> None:
+        self.watcher.end(summary)
+        self._pass_on(lambda tracker: tracker.end(summary))
+
+    def tell(self, text: str) -> None:
+        self.watcher.tell(text)
+
+    def broken_off(self, failed: bool) -> None:
+        self._pass_on(lambda tracker: tracker.broken_off(failed))
+
+    def _pass_on(self, what: Callable[[Tracker], None]) -> None:
+        for name, tracker in list(self.trackers.items()):
+            try:
+                what(tracker)
+            except Exception as error:  # whatever a foreign library throws, the run goes on
+                del self.trackers[name]
+                self.watcher.tell(f"{name} is not told of this run any more: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def followed(
+    watcher: Watcher, names: Sequence[str], folder: RunFolder, settings: Mapping[str, Any]
+) -> Iterator[Watcher]:
+    """The watcher, and beside it the trackers that are asked for; they hear it too when a run does not end well."""
+    if not names:
+        yield watcher
+        return
+    trackers = {}
+    for name in dict.fromkeys(names):
+        try:
+            trackers[name] = TRACKERS[name](folder, settings)
+        except ImportError:
+            raise EquipoiseError(
+                f"track = [{name!r}] needs {name}, which is not installed; pip install 'equipoise[{name}]'"
+            ) from None
+        except Exception as error:  # as later: no run is lost because of a tracker
+            watcher.tell(f"{name} is not told of this run: {type(error).__name__}: {error}")
+    both = Followed(watcher, trackers)
+    try:
+        yield both
+    except BaseException as error:
+        both.broken_off(failed=not isinstance(error, Interrupted | KeyboardInterrupt))
+        raise

@@ -1,0 +1,167 @@
+"""An experiment as TOML: read strictly, written out with every default."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from equipoise import randomness
+from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms.base import Algorithm
+from equipoise.attacks import ATTACKS, Attack
+from equipoise.config.deployment import Deploy
+from equipoise.config.device_classes import Devices
+from equipoise.config.engine import DTYPES, Engine, Schedule
+from equipoise.data.config import DataSection
+from equipoise.data.federation import Federation
+from equipoise.data.source import Progress
+from equipoise.engine.aggregation_pipeline import Between
+from equipoise.errors import EquipoiseError
+from equipoise.models import MODELS
+from equipoise.models.base import ModelSettings
+from equipoise.privacy.mechanisms import Privacy
+from equipoise.reducers import REDUCERS, Reducer
+from equipoise.settings import choose, nearest, read
+from equipoise.storage.run_folder import WRITTEN, read_toml
+from equipoise.training.task import Task
+
+_SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
+_NEEDED = ("data", "model", "algorithm")
+_REDUCER = "weighted-mean"
+
+
+@dataclass(frozen=True)
+class Experiment:
+    schedule: Schedule
+    data: DataSection | None
+    "None where every client brings its own"
+    model_name: str
+    model: ModelSettings | None
+    "None where the user's own is given in Python"
+    algorithm_name: str
+    algorithm: Algorithm
+    engine: Engine
+    deploy: Deploy
+    attack_name: str = ""
+    attack: Attack | None = None
+    reducer_name: str = _REDUCER
+    reducer: Reducer = field(default_factory=REDUCERS[_REDUCER])
+    privacy: Privacy | None = None
+    devices: Devices | None = None
+
+    @staticmethod
+    def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED) -> "Experiment":
+        """Checked settings; a deployment needs less than a simulation, which must have everything here."""
+        tables = {k: v for k, v in tables.items() if k != WRITTEN}
+        for key, value in tables.items():
+            if key in ("sweep", "variant", "scale") or (key in _SECTIONS and isinstance(value, list)):
+                raise EquipoiseError(f"the file asks for many runs ([{key}]); start them with `equipoise sweep`")
+            known = [*_SECTIONS, *Schedule.model_fields]
+            if key not in known:
+                raise EquipoiseError(
+                    f"unknown {'section' if isinstance(value, dict) else 'setting'} {key}{nearest(key, known)}"
+                )
+            if key in _SECTIONS and not isinstance(value, dict):
+                raise EquipoiseError(f"{key} = {value!r} is not allowed; it must be a section, [{key}]")
+        for section in needs:
+            if section not in tables:
+                raise EquipoiseError(f"the section [{section}] is missing")
+        schedule = read(Schedule, {k: v for k, v in tables.items() if k not in _SECTIONS}, "")
+        data = DataSection.parse(tables["data"]) if "data" in tables else None
+        model_name, model = choose(MODELS, dict(tables["model"]), "model") if "model" in tables else ("", None)
+        algorithm_name, algorithm = choose(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
+        privacy = read(Privacy, tables["privacy"], "privacy") if "privacy" in tables else None
+        devices = read(Devices, tables["devices"], "devices") if "devices" in tables else None
+        engine = read(Engine, tables.get("engine", {}), "engine")
+        deploy = read(Deploy, tables.get("deploy", {}), "deploy")
+        attack_name, attack = choose(ATTACKS, dict(tables["attack"]), "attack") if "attack" in tables else ("", None)
+        reducer_name, reducer = choose(REDUCERS, dict(tables.get("reducer", {"name": _REDUCER})), "reducer")
+        return Experiment(
+            schedule=schedule,
+            data=data,
+            model_name=model_name,
+            model=model,
+            algorithm_name=algorithm_name,
+            algorithm=algorithm,
+            attack_name=attack_name,
+            attack=attack,
+            reducer_name=reducer_name,
+            reducer=reducer,
+            privacy=privacy,
+            devices=devices,
+            engine=engine,
+            deploy=deploy,
+        )
+
+    @staticmethod
+    def load(path: Path, sets: Sequence[str] = (), needs: Sequence[str] = _NEEDED) -> "Experiment":
+        return Experiment.parse(override(read_toml(path), sets), needs)
+
+    @property
+    def around(self) -> tuple[Between, Devices | None]:
+        """What happens to the clients' messages, and what the clients are like."""
+        return Between(self.attack, self.reducer, self.privacy), self.devices
+
+    def deployed(self) -> "Experiment":
+        """As it is run over real machines."""
+        return replace(self, engine=self.engine.model_copy(update={"kind": "flower"}))
+
+    def tables(self) -> dict[str, Any]:
+        """The whole configuration, every default written out."""
+        return {
+            **self.schedule.table(),
+            **({"data": self.data.table()} if self.data else {}),
+            **({"model": {"name": self.model_name, **self.model.table()}} if self.model else {}),
+            "algorithm": {"name": self.algorithm_name, **self.algorithm.table()},
+            **({"attack": {"name": self.attack_name, **self.attack.table()}} if self.attack else {}),
+            "reducer": {"name": self.reducer_name, **self.reducer.table()},
+            **({"privacy": self.privacy.table()} if self.privacy else {}),
+            **({"devices": self.devices.table()} if self.devices else {}),
+            "engine": self.engine.table(),
+            **({"deploy": self.deploy.table()} if self.engine.kind == "flower" else {}),
+        }
+
+    def federation(self, folder: Path, progress: Progress = lambda done, total: None) -> Federation:
+        if self.data is None:
+            raise EquipoiseError("the section [data] is missing")
+        return self.data.federation(folder, self.schedule.seed, progress)
+
+    def module(self, federation: Federation) -> nn.Module:
+        """The initial model; every seed has its own."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(randomness.key(self.schedule.seed, "model") % 2**63)
+            assert self.model is not None
+            return self.model.build(tuple(federation.sample()[0].shape[1:]), federation.outputs)
+
+    def task(self, federation: Federation) -> Task:
+        dtype = DTYPES[self.engine.dtype]
+        module = self.module(federation)
+        loss = "squared" if federation.classes is None else "cross-entropy"
+        return Task(module, federation.prepared(dtype, False).sample(), loss=loss, dtype=dtype)
+
+
+def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
+    """`section.key=value` on top; the value is written as in TOML, and quotes around words may be left out."""
+    for item in sets:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip() or key.strip().split(".")[0] == WRITTEN:
+            raise EquipoiseError(f"--set {item} is not allowed; it must be section.key=value, such as algorithm.lr=0.1")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        *path, last = key.strip().split(".")
+        at = [tables]
+        for step in path:
+            found = [table.setdefault(step, {}) for table in at]
+            # Of a section that is there several times ([[algorithm]], in a sweep) every one is changed.
+            at = [table for each in found for table in (each if isinstance(each, list) else [each])]
+            if not all(isinstance(table, dict) for table in at):
+                raise EquipoiseError(f"--set {item} is not allowed; {step} is a setting, not a section")
+        for table in at:
+            table[last] = value
+    return tables

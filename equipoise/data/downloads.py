@@ -1,0 +1,263 @@
+"""Files fetched from their publishers: whole and checked, or not there; what a break leaves is gone on from."""
+
+import fcntl
+import http.client
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from hashlib import file_digest, md5
+from io import FileIO
+from pathlib import Path, PurePosixPath
+
+from equipoise.data.http import (
+    Broken,
+    Offline,
+    Refused,
+    ask,
+    blocks,
+    length_of_whole,
+    total_of_rest,
+    validator_of,
+)
+from equipoise.errors import EquipoiseError
+from equipoise.storage.atomic_files import write_json
+
+RETRIES = 3  # after a broken connection
+PAUSE = 1.0  # seconds before the first retry, doubled before each further one
+
+Progress = Callable[[int, int | None], None]
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A file that its publisher offers."""
+
+    name: str
+    "path below the data folder, such as mnist/train-images-idx3-ubyte.gz"
+    urls: tuple[str, ...]
+    "tried in this order"
+    md5: str | None = None
+    "what the publisher says; None: none is published, and the reader checks the counts"
+
+
+def _silent(done: int, total: int | None) -> None:
+    pass
+
+
+def fetch(
+    remote: Remote,
+    folder: Path,
+    *,
+    mirror: str | None = None,
+    progress: Progress = _silent,
+    check: Callable[[Path], None] | None = None,
+) -> Path:
+    """The file below `folder`, fetched if it is not there yet.
+
+    A file that is there is returned as it is, without a look at its checksum or at the network: it may be a copy packed
+    anew, or a part that somebody put there on purpose. Remove it to fetch it again.
+
+    mirror: a folder on the web that holds files of the same names, asked instead of the publisher.
+    progress: called with the bytes that are here and the bytes in all, None if the server does not say; the former only
+    falls when the file must be fetched afresh.
+    check: looks at what came before it gets its name, and raises an EquipoiseError if it will not do.
+    """
+    target = folder / remote.name
+    with _writing(target):
+        if target.is_dir():
+            raise EquipoiseError(f"cannot fetch {target}: it is a folder, and a file is wanted; move it away")
+        if target.exists():
+            return target
+        target.parent.mkdir(parents=True, exist_ok=True)
+    with _claimed(target) as part:
+        if target.exists():  # another process has just finished it
+            return target
+        failure = EquipoiseError(f"no address is known for {remote.name}; put the file by hand at {target}")
+        for url in _addresses(remote, mirror):
+            try:
+                _fetch_checked(url, part, remote.md5, progress)
+            except Refused as error:
+                failure = error
+            else:
+                _look_at(part, check)
+                part.finish()
+                return target
+        raise failure
+
+
+def _look_at(part: "_Part", check: Callable[[Path], None] | None) -> None:
+    if check is None:
+        return
+    try:
+        check(part.path)
+    except EquipoiseError:
+        part.clear()
+        raise
+
+
+def _addresses(remote: Remote, mirror: str | None) -> tuple[str, ...]:
+    if mirror is None:
+        return remote.urls
+    names = [PurePosixPath(url.partition("?")[0]).name for url in (remote.name, *remote.urls)]
+    return tuple(dict.fromkeys(f"{mirror.rstrip('/')}/{name}" for name in names))
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise EquipoiseError(
+            f"cannot write {target}: {error.strerror or error}; make room or name another folder with --data"
+        ) from None
+
+
+class _Part:
+    """What has come so far, and beside it what tells whether the server still has the same file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.path = target.with_name(target.name + ".part")
+        self.sidecar = target.with_name(target.name + ".part.json")
+        self.resumed = False
+        # unbuffered: what has come is in the file at once, however this process ends, and closing cannot fail
+        self.file: FileIO = self.path.open("ab+", buffering=0)
+
+    @property
+    def size(self) -> int:
+        return os.fstat(self.file.fileno()).st_size
+
+    def is_in_place(self) -> bool:
+        """Not so if another process has renamed or removed the file between our opening and our locking it."""
+        try:
+            return os.path.samestat(os.fstat(self.file.fileno()), self.path.stat())
+        except FileNotFoundError:
+            return False
+
+    def validator(self, url: str) -> str | None:
+        """What to ask for the rest with; None: only the whole file will do."""
+        if not self.size:
+            return None
+        try:
+            known = json.loads(self.sidecar.read_text(encoding="utf-8"))
+            return str(known["validator"]) if known["url"] == url else None
+        except (OSError, ValueError, TypeError, LookupError):
+            return None
+
+    def clear(self) -> None:
+        with _writing(self.target):
+            self.file.truncate(0)
+            self.sidecar.unlink(missing_ok=True)
+        self.resumed = False
+
+    def restart(self, url: str, validator: str | None) -> None:
+        self.clear()  # first, so that old bytes never stand beside a new validator
+        if validator is not None:
+            write_json(self.sidecar, {"url": url, "validator": validator})
+
+    def append(self, block: bytes) -> None:
+        rest = memoryview(block)
+        with _writing(self.target):
+            while rest:
+                rest = rest[self.file.write(rest) :]
+
+    def md5(self) -> str:
+        with _writing(self.target):
+            self.file.seek(0)
+            return file_digest(self.file, lambda: md5(usedforsecurity=False)).hexdigest()
+
+    def finish(self) -> None:
+        with _writing(self.target):
+            os.fsync(self.file.fileno())
+            self.path.replace(self.target)
+            self.sidecar.unlink(missing_ok=True)
+
+
+@contextmanager
+def _claimed(target: Path) -> Iterator[_Part]:
+    """The part, for this process alone; the lock goes with the process, however it ends."""
+    while True:
+        with _writing(target):
+            part = _Part(target)
+        with part.file:
+            with _writing(target):
+                try:
+                    fcntl.flock(part.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise EquipoiseError(f"another process is fetching {target}; wait until it has finished") from None
+            if not part.is_in_place():
+                continue
+            try:
+                yield part
+            finally:
+                if not part.size:  # nothing to go on from
+                    with suppress(OSError):
+                        part.sidecar.unlink(missing_ok=True)
+                        part.path.unlink(missing_ok=True)
+            return
+
+
+def _fetch_checked(url: str, part: _Part, expected: str | None, progress: Progress) -> None:
+    """Fill the part with what the address holds, and compare it with the checksum."""
+    for last in (False, True):
+        _fetch_whole(url, part, progress)
+        if expected is None or (found := part.md5()) == expected.lower():
+            return
+        resumed = part.resumed
+        part.clear()
+        if last or not resumed:  # else two halves may not have belonged together, and all of one piece may do
+            raise Refused(url, f"what came has the md5 checksum {found}, the publisher says {expected}")
+
+
+def _fetch_whole(url: str, part: _Part, progress: Progress) -> None:
+    for attempt in range(RETRIES + 1):
+        if attempt:
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+        try:
+            return _transfer(url, part, progress)
+        except Offline:
+            if attempt in (0, RETRIES):  # in between, the network was there a moment ago and may come back
+                raise
+        except Broken as error:
+            failure = f"the connection broke {RETRIES + 1} times, at last because {error}"
+    raise Refused(url, failure, "ask again later: it goes on from what has come, if the server lets it")
+
+
+def _transfer(url: str, part: _Part, progress: Progress) -> None:
+    response, total = _begin(url, part)
+    with response:
+        progress(part.size, total)
+        for block in blocks(response, None if total is None else total - part.size):
+            part.append(block)
+            progress(part.size, total)
+    if total is not None and part.size != total:
+        raise Broken(f"only {part.size} of {total} bytes came")
+    if total is None and not part.size:  # as after a break in the headers, which the standard library overlooks
+        raise Broken("nothing came")
+
+
+def _begin(url: str, part: _Part) -> tuple[http.client.HTTPResponse, int | None]:
+    """An answer whose body belongs at the end of the part, and how long the part will then be."""
+    validator = part.validator(url)
+    if validator is not None:
+        response = ask(url, part.target, {"Range": f"bytes={part.size}-", "If-Range": validator})
+        total = total_of_rest(response, part.size, validator)
+        if total is not None:
+            part.resumed = True
+            return response, total
+        if response.status in (http.HTTPStatus.PARTIAL_CONTENT, http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE):
+            response.close()
+            part.clear()
+            response = ask(url, part.target, {})
+    else:
+        response = ask(url, part.target, {})
+    try:
+        length = length_of_whole(url, response, part.target)
+        part.restart(url, validator_of(response.headers))
+    except BaseException:
+        response.close()
+        raise
+    return response, length

@@ -1,0 +1,165 @@
+"""Tables of loads, a row a moment and a column a client: the forecasting benchmarks' CSV, and UCI's own text."""
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from itertools import islice
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import numpy as np
+
+from equipoise.data import text_encoding
+from equipoise.data.archives import opened, told
+from equipoise.data.cache import Arrays
+from equipoise.data.source import Progress
+from equipoise.errors import EquipoiseError
+
+UCI = "LD2011_2014.txt"
+_TOGETHER = 2000  # lines parsed at once
+_LONGEST = 1 << 16  # characters in a line; UCI's have some ten thousand
+_MOST = 2_000_000  # rows; UCI has 140,256
+_ROWS = 140_257  # of UCI's file, for the progress bar
+
+
+def read_loads(path: Path, progress: Progress) -> Arrays:
+    with _lines(path) as lines:
+        names = _header(path, lines)
+        blocks: list[np.ndarray] = []
+        clock = _Clock(path)
+        row = 2
+        while block := list(islice(lines, _TOGETHER)):
+            for k, line in enumerate(block):
+                clock.tick(line, row + k)
+            blocks.append(_numbers(path, names, block, row))
+            row += len(block)
+            progress(row, max(row, _ROWS))
+    series = np.concatenate(blocks) if blocks else np.empty((0, len(names)), np.float32)
+    return {"series": series, "names": text_encoding.names_to_bytes(names), "minutes": np.array(clock.checked_step())}
+
+
+def count_loads(path: Path) -> tuple[int, int, int]:
+    """Clients, moments and minutes between two, from the header and the number of lines."""
+    with _lines(path) as lines:
+        names, clock, rows = _header(path, lines), _Clock(path), 0
+        for line in lines:
+            rows += 1
+            if rows <= 2:
+                clock.tick(line, 1 + rows)
+    return len(names), rows, clock.checked_step()
+
+
+class _Clock:
+    """The moments must follow each other evenly: windows and the split in time rest on it."""
+
+    def __init__(self, path: Path):
+        self.path, self.step = path, 0
+        self.last: float | None = None
+
+    def tick(self, line: str, row: int) -> None:
+        cell = line.split(_separator(line), 1)[0].strip('"')
+        try:
+            # As written, without zones: no daylight saving where we are.
+            minute, seconds = divmod((datetime.fromisoformat(cell) - datetime(1970, 1, 1)).total_seconds(), 60)
+        except (ValueError, TypeError):
+            seconds = 1.0
+        if seconds:
+            raise EquipoiseError(f"{self.path}, row {row}: {cell[:40]!r} is not a date and time in whole minutes")
+        if self.last is not None:
+            self.step = self.step or int(minute - self.last)
+            if minute - self.last != self.step:
+                raise EquipoiseError(
+                    f"{self.path}, row {row}: {cell!r} is {minute - self.last:.0f} minutes after the row before, not "
+                    f"{self.step} as between the first two; sort the rows and fill the gaps"
+                )
+        self.last = minute
+
+    def checked_step(self) -> int:
+        if self.step not in (15, 60):
+            raise EquipoiseError(
+                f"{self.path} has a value every {self.step} minutes; there must be one every 15 or every 60"
+            )
+        return self.step
+
+
+@contextmanager
+def _lines(path: Path) -> Iterator[Iterator[str]]:
+    """The lines of the table, packed or not."""
+    with told(path):
+        zipped = zipfile.is_zipfile(path)  # by its content: a download that is not finished has another name
+    if not zipped:
+        with opened(path) as file:
+            yield _decoded(path, file)
+        return
+    with told(path), zipfile.ZipFile(path) as archive:
+        inside = [n for n in archive.namelist() if Path(n).name == UCI and not n.startswith("__MACOSX")]
+        if not inside:
+            raise EquipoiseError(f"{path} holds no {UCI}; it is not UCI's archive")
+        with archive.open(inside[0]) as member:
+            yield _decoded(path, cast(BinaryIO, member))
+
+
+def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:
+    row = 0
+    while line := file.readline(_LONGEST + 1):
+        row += 1
+        if len(line) > _LONGEST or row > _MOST:
+            raise EquipoiseError(f"{path}, row {row}: no table of loads is that long")
+        try:
+            decoded = line.decode("utf-8-sig" if row == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            raise EquipoiseError(f"{path}, row {row}: this is not text in UTF-8") from None
+        if not decoded:
+            if file.read(1 << 16).strip():
+                raise EquipoiseError(f"{path}, row {row} is empty; remove it")
+            return
+        yield decoded
+
+
+def _separator(line: str) -> str:
+    """UCI separates by semicolons and writes a decimal comma; the benchmarks' file is an ordinary CSV."""
+    return ";" if ";" in line else ","
+
+
+def _header(path: Path, lines: Iterator[str]) -> list[str]:
+    line = next(lines, "")
+    names = [cell.strip('"') for cell in line.split(_separator(line))]
+    if len(names) < 2 or names[0] not in ("", "date"):
+        raise EquipoiseError(f"{path} does not begin with a line of names: date (or nothing), then one a client")
+    if len(set(names)) < len(names):
+        raise EquipoiseError(f"{path} names a client twice in its first line; every column needs a name of its own")
+    for name in names[1:]:
+        text_encoding.check_name(path, name)
+    return names[1:]
+
+
+def _numbers(path: Path, names: list[str], lines: list[str], row: int) -> np.ndarray:
+    """A block of rows as numbers; what is wrong is told with its row (the first line is 1) and column."""
+    separator = _separator(lines[0])
+    clean = [line.replace(",", ".") for line in lines] if separator == ";" else lines
+    for k, line in enumerate(clean):
+        if line.count(separator) != len(names):
+            raise EquipoiseError(f"{path}, row {row + k}: {line.count(separator)} values for {len(names)} clients")
+    with np.errstate(over="ignore"):  # what is too large for single precision becomes infinite, and is told
+        try:
+            columns = range(1, len(names) + 1)
+            values = np.loadtxt(clean, np.float32, delimiter=separator, usecols=columns, ndmin=2, comments=None)
+        except ValueError:
+            values = np.array([[_number(cell) for cell in line.split(separator)[1:]] for line in clean], np.float32)
+    bad = np.argwhere(~np.isfinite(values))
+    if len(bad):
+        k, column = bad[0]
+        cell = clean[k].split(separator)[1 + column]
+        raise EquipoiseError(
+            f"{path}, row {row + k}, column {names[column]!r}: {cell[:40]!r} is not a finite number; put it right or "
+            "leave the client out"
+        )
+    return values
+
+
+def _number(cell: str) -> float:
+    try:
+        return np.nan if "_" in cell else float(cell)  # Python reads 1_000 as a number
+    except ValueError:
+        return np.nan

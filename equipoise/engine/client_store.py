@@ -1,0 +1,195 @@
+"""Where the clients' states live: in memory while they fit, in files when they do not.
+
+Files are segments: never changed after they are written, each with the states of some clients as rows. A table says
+which row of which segment is a client's newest. A checkpoint writes only what changed since the last one; a segment
+that has mostly been superseded gives its living rows to the next and is then removed.
+"""
+
+import json
+import math
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from equipoise.state import State
+from equipoise.storage import atomic_files
+
+_SEGMENT_BYTES = 128 << 20
+_NOWHERE = -1
+_OPEN_FILES = 64
+
+
+class _Pile:
+    """States in memory, oldest first, and how many bytes they take."""
+
+    def __init__(self) -> None:
+        self.states: OrderedDict[int, State] = OrderedDict()
+        self.bytes = 0
+
+    def add(self, who: int, state: State) -> None:
+        self.remove(who)
+        self.states[who] = state
+        self.bytes += state.nbytes
+
+    def get(self, who: int) -> State | None:
+        return self.states.get(who)
+
+    def remove(self, who: int) -> None:
+        if (state := self.states.pop(who, None)) is not None:
+            self.bytes -= state.nbytes
+
+    def remove_oldest(self) -> None:
+        self.remove(next(iter(self.states)))
+
+
+class _Segment:
+    """A safetensors file from which single rows are read: mapping it as a whole would count as memory."""
+
+    def __init__(self, path: Path):
+        self.file = path.open("rb", buffering=0)
+        (length,) = struct.unpack("<Q", self.file.read(8))
+        header = json.loads(self.file.read(length))
+        self.fields = {
+            name: (atomic_files.DTYPES[entry["dtype"]], entry["shape"], 8 + length + entry["data_offsets"][0])
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+
+    def read(self, row: int) -> State:
+        sizes = {name: math.prod(shape[1:]) for name, (_, shape, _) in self.fields.items()}
+        return State(
+            {name: self.part(row, name, 0, sizes[name]).view(shape[1:]) for name, (_, shape, _) in self.fields.items()}
+        )
+
+    def part(self, row: int, name: str, low: int, high: int) -> torch.Tensor:
+        """Numbers low to high of a row."""
+        dtype, (_, *shape), first = self.fields[name]
+        if high <= low:
+            return torch.empty(0, dtype=dtype)
+        begin = first + (row * math.prod(shape) + low) * dtype.itemsize
+        content = bytearray(os.pread(self.file.fileno(), (high - low) * dtype.itemsize, begin))
+        return torch.frombuffer(content, dtype=dtype)
+
+
+class Numbered:
+    """A store in which clients go by other numbers."""
+
+    def __init__(self, store: "ClientStore", order: Sequence[int]):
+        self.store, self.order = store, order
+
+    def get(self, who: int) -> State:
+        return self.store.get(self.order[who])
+
+    def part(self, who: int, name: str, low: int, high: int) -> torch.Tensor:
+        return self.store.part(self.order[who], name, low, high)
+
+
+class ClientStore:
+    def __init__(self, clients: int, initial: State, folder: Path | None = None, memory: int = 1 << 30):
+        self.initial, self.folder, self.memory = initial, folder, memory
+        self.segment = np.full(clients, _NOWHERE, dtype=np.int64)  # where each client's newest saved state is
+        self.row = np.zeros(clients, dtype=np.int64)
+        self.changed = _Pile()  # not in a segment yet
+        self.kept = _Pile()  # in a segment, and still in memory
+        self.written = 0
+        self.rows: dict[int, int] = {}  # rows in each segment
+        self.open: dict[int, _Segment] = {}  # those read lately
+
+    def get(self, who: int) -> State:
+        state = self.changed.get(who) or self.kept.get(who)
+        if state is not None:
+            return state
+        if who >= len(self.segment) or self.segment[who] == _NOWHERE:
+            return self.initial
+        state = self._opened(who).read(int(self.row[who]))
+        self._keep(who, state)
+        return state
+
+    def part(self, who: int, name: str, low: int, high: int) -> torch.Tensor:
+        """Numbers low to high of one vector of a client's state; no more than that is read."""
+        state = self.changed.get(who) or self.kept.get(who)
+        if state is None and (who >= len(self.segment) or self.segment[who] == _NOWHERE):
+            state = self.initial
+        return (
+            self._opened(who).part(int(self.row[who]), name, low, high)
+            if state is None
+            else state[name].flatten()[low:high]
+        )
+
+    def put(self, who: int, state: State) -> None:
+        if not state:
+            return
+        if who >= len(self.segment):
+            more = who + 1 - len(self.segment)
+            self.segment = np.pad(self.segment, (0, more), constant_values=_NOWHERE)
+            self.row = np.pad(self.row, (0, more))
+        # A row of a stack is copied, or the whole stack would stay in memory for its sake.
+        state = State({k: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for k, t in state.items()})
+        self.kept.remove(who)
+        self.changed.add(who, state)
+        if self.folder is not None and self.changed.bytes > self.memory // 2:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what changed, and what is left alive in segments that are mostly dead."""
+        if self.folder is None:
+            return
+        for number in self._mostly_dead():
+            for who in np.flatnonzero(self.segment == number).tolist():
+                if self.changed.get(who) is None:
+                    self.changed.add(who, self.get(who))
+        waiting = sorted(self.changed.states)
+        limit = max(1, _SEGMENT_BYTES // max(1, self.initial.nbytes))
+        for first in range(0, len(waiting), limit):
+            self._write(waiting[first : first + limit])
+
+    def _write(self, clients: list[int]) -> None:
+        states = [self.changed.states[who] for who in clients]
+        tensors = {name: torch.stack([state[name] for state in states]) for name in states[0]}
+        atomic_files.write_tensors(self._path(self.written), tensors)
+        for row, (who, state) in enumerate(zip(clients, states, strict=True)):
+            self.segment[who], self.row[who] = self.written, row
+            self.changed.remove(who)
+            self._keep(who, state)
+        self.open.pop(self.written, None)
+        self.rows[self.written] = len(clients)
+        self.written += 1
+
+    def _mostly_dead(self) -> list[int]:
+        alive = np.bincount(self.segment[self.segment >= 0], minlength=self.written)
+        return [number for number, rows in self.rows.items() if 0 < 2 * alive[number] < rows]
+
+    def _keep(self, who: int, state: State) -> None:
+        self.kept.add(who, state)
+        while self.kept.bytes > self.memory // 2:
+            self.kept.remove_oldest()
+
+    def _path(self, number: int) -> Path:
+        assert self.folder is not None
+        return self.folder / f"clients-{number:06d}.safetensors"
+
+    def _opened(self, who: int) -> _Segment:
+        """The file with a client's newest saved state."""
+        number = int(self.segment[who])
+        if number not in self.open:
+            if len(self.open) >= _OPEN_FILES:
+                self.open.clear()
+            self.open[number] = _Segment(self._path(number))
+        return self.open[number]
+
+    def segments(self) -> list[Path]:
+        """The files that hold a state some client still has."""
+        return [self._path(number) for number in np.unique(self.segment[self.segment >= 0]).tolist()]
+
+    def table(self) -> dict[str, torch.Tensor]:
+        return {"segment": torch.from_numpy(self.segment), "row": torch.from_numpy(self.row)}
+
+    def restore(self, table: dict[str, torch.Tensor], written: int, rows: dict[int, int]) -> None:
+        self.segment, self.row = table["segment"].numpy().copy(), table["row"].numpy().copy()
+        self.written, self.rows = written, rows
+        self.open.clear()

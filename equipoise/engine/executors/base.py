@@ -1,0 +1,167 @@
+"""How the clients of a round are worked on: what both ways of execution offer."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from equipoise.algorithms.base import Algorithm, Own
+from equipoise.data.federation import Federation
+from equipoise.equilibrium import Solves
+from equipoise.state import State, Upload, stack
+from equipoise.training.task import Task
+
+BUFFERS = "buffers"
+"""The name under which a client's own buffers (BatchNorm statistics) are kept with its state."""
+FIXED_POINTS = "fixed_points."
+"""How the names begin under which its samples' fixed points are kept with its state, where the model asks for it."""
+SENT = "sent."
+"""How the names begin under which its last message is kept with its state, where the algorithm asks for it."""
+RELEASED = "released."
+"""How the names begin under which a real client keeps its last message as the server has it, if privacy asks for it."""
+_KEPT = (FIXED_POINTS, SENT, RELEASED)
+
+
+def without_kept(state: State) -> State:
+    """A client's state as its algorithm knows it."""
+    if not any(k == BUFFERS or k.startswith(_KEPT) for k in state):
+        return state
+    return State({k: t for k, t in state.items() if k != BUFFERS and not k.startswith(_KEPT)})
+
+
+def with_kept(state: State, task: Task, samples: int, buffers: Tensor | None = None) -> State:
+    """An initial state with what the engine keeps beside it, for a client with up to this many training samples."""
+    kept = {FIXED_POINTS + name: t for name, t in task.fixed_points(samples).items()}
+    if len(task.buffers):
+        kept[BUFFERS] = task.buffers if buffers is None else buffers
+    return State(state, **kept)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A client's state in a stack of them, which is taken out of it when it is asked for."""
+
+    stack: State
+    index: int
+
+
+Held = State | Row
+
+
+def taken(held: Held) -> State:
+    return held.stack.row(held.index) if isinstance(held, Row) else held
+
+
+def stacked(held: Sequence[Held]) -> State:
+    """Clients' states as their algorithm knows them, in one stack; all rows of one in their order are that one."""
+    first = held[0]
+    whole = first.stack if isinstance(first, Row) else None
+    if whole is not None and len(next(iter(whole.values()), ())) == len(held):
+        in_order = (isinstance(h, Row) and h.stack is whole and h.index == k for k, h in enumerate(held))
+        if all(in_order):
+            return whole
+    return stack([without_kept(taken(h)) for h in held])
+
+
+@dataclass(frozen=True)
+class Job:
+    """A client to work on, with its state and what the server sent it."""
+
+    who: int
+    held: Held
+    down: State
+    budget: int | None = None
+    "most iterations of an equilibrium layer's solve that the client affords in training"
+
+    @property
+    def client(self) -> State:
+        return taken(self.held)
+
+
+@dataclass(frozen=True)
+class Done:
+    """What came of it."""
+
+    who: int
+    held: Held
+    upload: Upload
+    gradient_samples: int
+    finite: bool
+    "is there neither NaN nor infinity in what it keeps and sends?"
+    solves: dict[str, Solves] = field(default_factory=dict)
+    "what the solves of each of the model's equilibrium layers came to"
+    seconds: float | None = None
+    "that it took, where it was worked on alone"
+
+    @property
+    def client(self) -> State:
+        return taken(self.held)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model to be scored on a client's data."""
+
+    who: int
+    vector: Tensor
+    buffers: Tensor | None = None
+    looks_up: bool = False
+    "the client's own samples are part of it (see `Algorithm.predictor`)"
+
+
+Kind = Literal["personal", "consensus", "unseen"]
+"""Which model of a client: its own; that with what all agree on; or what one that took no part makes of the result."""
+
+
+Scores = np.ndarray
+"""One client's (2, n) array: loss and metric of each of its samples."""
+
+
+class Executor(ABC):
+    def __init__(self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int):
+        self.task, self.federation, self.algorithm = task, federation, algorithm
+        self.seed, self.workers = seed, workers
+
+    @abstractmethod
+    def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
+        """Every job's `local`, in the order of the jobs; ends early when `stopped`."""
+
+    @abstractmethod
+    def models(self, round: int, jobs: Sequence[Job], kind: Kind) -> Iterator[tuple[Model | None, int]]:
+        """Every job's model of a kind (None where the method has none), and the samples trained on for it."""
+
+    def maker(self, kind: Kind) -> Callable[..., Tensor | None]:
+        """What makes models of a kind."""
+        made_by = {"personal": self.algorithm.personal, "unseen": self.algorithm.adapt}
+        return made_by.get(kind, self.algorithm.consensus)
+
+    def looks_up(self, kind: Kind) -> bool:
+        return kind != "consensus" and self.algorithm.looks_up
+
+    def predictor(self, module: nn.Module, who: int) -> nn.Module:
+        """What a client predicts with whose samples are part of its model."""
+        return self.algorithm.predictor(module, self.own(who))
+
+    def own(self, who: int) -> Own:
+        pairs = [
+            self.federation.gather(torch.from_numpy(s[who]))
+            for s in (self.federation.train, self.federation.validation)
+        ]
+        assert self.task.head is not None
+        return Own(pairs[0], pairs[1], self.task.head, self.task.metric)
+
+    @abstractmethod
+    def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:
+        """Each model on the samples listed for it."""
+
+    @abstractmethod
+    def score_one(self, vector: Tensor, indices: np.ndarray) -> Scores:
+        """One model on many samples, whoever owns them."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what was taken (threads, settings of torch)."""

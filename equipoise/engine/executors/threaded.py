@@ -1,0 +1,293 @@
+"""One client a thread, one intra-operator thread each: for models whose operators are large."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from equipoise import randomness
+from equipoise.algorithms.base import Algorithm, Split
+from equipoise.data.federation import Federation
+from equipoise.engine.executors.base import (
+    BUFFERS,
+    FIXED_POINTS,
+    Done,
+    Executor,
+    Job,
+    Kind,
+    Model,
+    Scores,
+    without_kept,
+)
+from equipoise.equilibrium import WarmStart
+from equipoise.errors import EquipoiseError
+from equipoise.parameter_space import Part
+from equipoise.representations import HEAD, Term
+from equipoise.state import State
+from equipoise.training.head_features import Moments
+from equipoise.training.local_trainer import Batch, Work, client_class_sums, client_moments, order_of, plan
+from equipoise.training.task import Replica, Task
+
+_CHUNK_BYTES = 4 << 20  # samples are fetched some batches at a time, few enough to stay in the cache
+_SCORE_BATCH = 512
+
+T = TypeVar("T")
+
+
+class OneClient(Work):
+    """One client's data, worked on with a thread's replica of the module."""
+
+    def __init__(
+        self,
+        task: Task,
+        replica: Replica,
+        federation: Federation,
+        algorithm: Algorithm,
+        seed: int,
+        round: int,
+        who: int,
+        purpose: str,
+    ):
+        self.task, self.replica, self.federation, self.algorithm = task, replica, federation, algorithm
+        self.space, self.seed = task.space, seed
+        self.key = (seed, round, federation.names[who], purpose)
+        self.who, self.indices = who, federation.train[who]
+        self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
+        self.iterations = torch.full((1,), replica.iterations, dtype=task.dtype)
+        self.samples = np.zeros(1, dtype=np.int64)
+        bytes_a_sample = max(1, federation.x[0].numel() * federation.x.element_size())
+        self.chunk = max(1, _CHUNK_BYTES // (bytes_a_sample * algorithm.batch))
+        # Fixed points are remembered for as long as this work lasts, over all that it trains.
+        self.warm = WarmStart(replica.module, len(self.indices)) if replica.equilibria else None
+
+    def open(self, start: Tensor, part: Part, within: Tensor | None = None) -> Tensor:
+        """Load the replica; the gradients of the part that moves will gather in one buffer, of which each is a view."""
+        low, high, _ = self.space.part(part).indices(self.space.size)
+        buffer = torch.zeros_like(self.replica.vector)
+        self.moving, self.slopes = self.replica.vector[low:high], buffer[low:high]
+        for entry, parameter in zip(self.space.entries, self.replica.parameters, strict=True):
+            moves = low <= entry.offset < high and (within is None or bool(within[entry.offset : entry.end].any()))
+            parameter.requires_grad_(moves)
+            parameter.grad = entry.view(buffer) if moves else None
+        self.constrained = [
+            layer for layer in self.replica.projected if any(p.requires_grad for p in layer.parameters())
+        ]
+        self.replica.vector.copy_(start)
+        self.replica.module.train()
+        return self.replica.vector
+
+    def close(self, v: Tensor) -> Tensor:
+        return v.clone()
+
+    def batches(
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: Term | None = None
+    ) -> Iterator[tuple[Batch, Tensor | None]]:
+        if only is not None and not bool(only):
+            return
+        seed, round, name, purpose = self.key
+        self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, -1 if stream is None else stream))
+        rng = order_of(seed, round, name, purpose, stream)
+        order = plan(len(self.indices), min(self.algorithm.batch, len(self.indices)), epochs, steps, rng)
+        for first in range(0, len(order), self.chunk):
+            rows = order[first : first + self.chunk]
+            there = rows >= 0
+            x, y = self.federation.gather(torch.from_numpy(self.indices[rows[there]]), self.replica.memory)
+            sizes = there.sum(1).tolist()
+            self.samples += len(y)
+            which = repeat(None) if self.warm is None else torch.from_numpy(rows[there]).split(sizes)
+            # A probe stands still, so that its representations are made for many batches in one pass.
+            probed = [h.split(sizes) for h in self._probed(term, x)]
+            beside = zip(*probed, strict=True) if probed else repeat(())
+            for xb, yb, rb, hb in zip(x.split(sizes), y.split(sizes), which, beside, strict=False):
+                yield Batch(xb, yb, rows=rb, probed=hb), None
+
+    @torch.no_grad()
+    def _probed(self, term: Term | None, x: Tensor) -> tuple[Tensor, ...]:
+        """What a term's probe makes of samples: without dropout, and with the client's own buffers."""
+        if term is None or term.probe is None:
+            return ()
+        module, listener = self.replica.module, self.replica.listener(term.at)
+        training = module.training
+        module.eval()
+        functional_call(module, self.space.views(term.probe), (x,))
+        module.train(training)
+        return listener.take()
+
+    def calm(self) -> None:
+        self.replica.module.eval()
+
+    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+        self.replica.vector.copy_(v)
+        self.calm()
+        x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[self.who]))
+        return client_moments(self.task, self.replica.module, self.replica.module, x, y, groups)
+
+    def shares(self, batch: Batch) -> Tensor:
+        return len(batch.y) / self.size
+
+    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        self.replica.vector.copy_(v)
+        self.calm()
+        x, y = self.federation.gather(torch.from_numpy(self.indices))
+        return client_class_sums(self.task, self.replica.module, self.replica.module, x, y, of, at)
+
+    def gradient(
+        self, v: Tensor, batch: Batch, part: Part, term: Term | None = None, term_only: bool = False
+    ) -> Tensor:
+        self.slopes.zero_()
+        try:
+            self._loss(batch, term, term_only).backward()
+        except (RuntimeError, ValueError, IndexError) as error:
+            raise EquipoiseError(
+                f"the model or its loss fails on a batch of {len(batch.x)} samples: {error}"
+            ) from error
+        return self.slopes
+
+    def _loss(self, batch: Batch, term: Term | None, term_only: bool) -> Tensor:
+        if self.warm is None:
+            return self._value(batch, term, term_only)
+        assert batch.rows is not None
+        with self.warm.at(batch.rows):
+            return self._value(batch, term, term_only)
+
+    def _value(self, batch: Batch, term: Term | None, term_only: bool) -> Tensor:
+        listener = None if term is None else self.replica.listener(term.at)
+        output = self.replica.module(batch.x)
+        if term is None or listener is None:
+            return self.task.loss.mean(output, batch.y)
+        value = term.each(listener.take(), batch.probed, batch.y, term.given).mean()
+        return value if term_only else value + self.task.loss.mean(output, batch.y)
+
+    def constrain(self) -> None:
+        if self.constrained:
+            with torch.no_grad():
+                for layer in self.constrained:
+                    layer.project_()
+
+    def recall(self, client: State) -> None:
+        """Begin with the fixed points that were kept with the client's state, if any were."""
+        if self.warm is not None:
+            kept = [name for name in client if name.startswith(FIXED_POINTS)]
+            self.warm.load({name.removeprefix(FIXED_POINTS): client[name] for name in kept})
+
+    def kept(self, client: State) -> State:
+        """The fixed points to keep with the client's state, in tables as long as those that are there."""
+        kept = State()
+        for name, found in self.warm.tensors("client").items() if self.warm is not None else ():
+            table = client.get(FIXED_POINTS + name, found)
+            kept[FIXED_POINTS + name] = torch.cat([found, table[len(found) :]])
+        return kept
+
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: Term | None = None) -> None:
+        self.moving.add_(self.gradient(v, batch, part, term), alpha=-lr)
+
+
+class Threads(Executor):
+    def __init__(
+        self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int, inner: int = 1
+    ):
+        """`workers` clients at a time, each with `inner` threads for its operators."""
+        # A module that draws from torch's global stream can be seeded only while nobody else draws from it.
+        super().__init__(task, federation, algorithm, seed, 1 if task.unseeded else workers)
+        self.threads_before = torch.get_num_threads()
+        self.inner = inner
+        torch.set_num_threads(inner)
+        self.local = threading.local()
+        self.pool = ThreadPoolExecutor(self.workers, initializer=self._begin)
+
+    def _begin(self) -> None:
+        torch.set_num_threads(self.inner)
+        self.local.replica = Replica(self.task)
+
+    def close(self) -> None:
+        self.pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self.threads_before)
+
+    def _each(
+        self, function: Callable[..., T], items: Sequence[Any], stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[T]:
+        """`function` of each item, in order, a few ahead of the reader so that memory stays small."""
+        ahead = 4 * self.workers
+        waiting: list[Future[T]] = [self.pool.submit(function, item) for item in items[:ahead]]
+        for k in range(len(items)):
+            if stopped():
+                for future in waiting:
+                    future.cancel()
+                return
+            result = waiting.pop(0).result()
+            if k + ahead < len(items):
+                waiting.append(self.pool.submit(function, items[k + ahead]))
+            yield result
+
+    def _work(self, round: int, job: Job, purpose: str) -> OneClient:
+        replica: Replica = self.local.replica
+        replica.set_budget(job.budget)
+        if len(self.task.buffers):
+            replica.load_buffers(job.client.get(BUFFERS, self.task.buffers))
+        work = OneClient(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
+        work.recall(job.client)
+        return work
+
+    def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
+        def local(job: Job) -> Done:
+            began = time.perf_counter()
+            work = self._work(round, job, "batches")
+            work.replica.forget_solves()
+            client, upload = self.algorithm.local(without_kept(job.client), job.down, work)
+            if len(self.task.buffers):
+                client = State(client, **{BUFFERS: work.replica.read_buffers()})
+            client = State(client, **work.kept(job.client))
+            finite = upload.wire.finite() and client.finite()
+            spent = time.perf_counter() - began
+            return Done(job.who, client, upload, int(work.samples[0]), finite, work.replica.solves(), spent)
+
+        return self._each(local, jobs, stopped)
+
+    def models(self, round: int, jobs: Sequence[Job], kind: Kind) -> Iterator[tuple[Model | None, int]]:
+        make, looks_up = self.maker(kind), self.looks_up(kind)
+
+        def model(job: Job) -> tuple[Model | None, int]:
+            work = self._work(round, job, "unseen" if kind == "unseen" else "adapt")
+            vector = make(without_kept(job.client), job.down, work)
+            buffers = job.client.get(BUFFERS)
+            if len(self.task.buffers) and work.samples[0]:
+                buffers = work.replica.read_buffers()
+            found = None if vector is None else Model(job.who, vector, buffers, looks_up)
+            return found, int(work.samples[0])
+
+        return self._each(model, jobs)
+
+    def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:
+        return self._each(lambda pair: self._score(*pair), list(zip(models, indices, strict=True)))
+
+    def score_one(self, vector: Tensor, indices: np.ndarray) -> Scores:
+        if not len(indices):
+            return np.empty((2, 0))
+        pieces = np.array_split(indices, max(1, -(-len(indices) // (8 * _SCORE_BATCH))))
+        return np.concatenate(list(self.score([Model(0, vector)] * len(pieces), pieces)), axis=1)
+
+    @torch.no_grad()
+    def _score(self, model: Model, indices: np.ndarray) -> Scores:
+        replica: Replica = self.local.replica
+        replica.set_budget(None)  # a budget is for training
+        replica.vector.copy_(model.vector)
+        if len(self.task.buffers):
+            replica.load_buffers(self.task.buffers if model.buffers is None else model.buffers)
+        module = replica.module.eval()
+        if model.looks_up:
+            module = self.predictor(module, model.who)
+        scores = np.empty((2, len(indices)))
+        for first in range(0, len(indices), _SCORE_BATCH):
+            rows = slice(first, first + _SCORE_BATCH)
+            x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.memory)
+            output = module(x)
+            losses, metric = self.task.loss.of_each(output, y), self.task.metric.each(output, y)
+            scores[0, rows], scores[1, rows] = losses.numpy(), metric.numpy()
+        return scores

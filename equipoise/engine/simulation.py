@@ -1,0 +1,314 @@
+"""The simulator: every round of a federation, in this process."""
+
+import copy
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+
+from equipoise import randomness
+from equipoise.algorithms.base import Algorithm, Start
+from equipoise.attacks import poisoned
+from equipoise.callbacks.base import Watcher
+from equipoise.config.device_classes import Devices
+from equipoise.config.engine import Engine, Schedule
+from equipoise.data.federation import Federation
+from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.checkpoint import Saved
+from equipoise.engine.client_store import ClientStore, Numbered
+from equipoise.engine.executors.base import SENT, Done, Held, Job, with_kept
+from equipoise.engine.run import Run
+from equipoise.engine.signals import listening
+from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+from equipoise.evaluation.run_scores import Scores
+from equipoise.evaluation.scoreboard import KINDS
+from equipoise.losses import LOSSES
+from equipoise.privacy.accounting import Releases
+from equipoise.privacy.mechanisms import Noise, public_reference, seeded
+from equipoise.reporting.federation_plot import outline
+from equipoise.state import State, Upload, Uploads, stack
+from equipoise.storage import atomic_files
+from equipoise.storage.run_folder import FEDERATION, RunFolder
+from equipoise.training.task import Task
+
+
+class Simulation(Run):
+    """A run: the server's state, the clients' and what has been counted so far."""
+
+    def __init__(
+        self,
+        task: Task,
+        federation: Federation,
+        algorithm: Algorithm,
+        schedule: Schedule,
+        engine: Engine,
+        folder: RunFolder | None = None,
+        watcher: Watcher | None = None,
+        between: Between | None = None,
+        devices: Devices | None = None,
+    ):
+        self.federation = federation.prepared(task.dtype, task.channels_last)
+        classes = federation.classes or 0
+        if task.loss is LOSSES["cross-entropy"] and task.outputs < classes:
+            raise EquipoiseError(
+                f"there is a label {classes - 1}, and the model has only {task.outputs} outputs; it needs {classes}"
+            )
+        if not federation.x.is_floating_point():
+            task.check_symbols(federation.x)
+        self.training, _ = federation.by_name
+        self.number = federation.numbers
+        samples = int(federation.train.lengths[self.training].sum())
+        start = Start(task.space, task.w0, len(self.training), samples, schedule.seed, task.outputs, task.tap)
+        super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
+        self.longest = int(federation.train.lengths[self.training].max())
+        if algorithm.needs_validation:
+            self._look_for_validation()
+        self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
+        if (attack := self.between.attack) is not None:
+            self.malicious = attack.malicious([federation.names[who] for who in self.training], schedule.seed)
+            self.federation = poisoned(self.federation, attack, self.malicious, schedule.seed)
+        self.engine = engine
+        self.cohort = schedule.cohort(len(self.training))
+        self.find_noise(self._planned(), ["scores", "failures to train"])
+        initial = with_kept(algorithm.client(start), task, int(federation.train.lengths.max()))
+        if self.last is not None:
+            initial |= self.last.initial
+        states = None if folder is None else folder.checkpoint
+        self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
+        self.interrupted = threading.Event()
+        self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
+        self.scores = self._scores()
+
+    def _look_for_validation(self) -> None:
+        without = [self.federation.names[who] for who in self.training if not len(self.federation.validation[who])]
+        if len(without) == len(self.training):
+            raise EquipoiseError(
+                f"{type(self.algorithm).__name__} is to learn from validation samples, and no client has any; "
+                "give data.split a part for validation"
+            )
+        if without:
+            others = f" and {len(without) - 1} others" if len(without) > 1 else ""
+            self.watcher.tell(f"{without[0]}{others} without validation samples: nothing is learned from them there")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        start = blake2b(self.task.w0.numpy().tobytes(), digest_size=8).hexdigest()
+        return f"{self.federation.fingerprint(splits=True)} {self.task.space.fingerprint()} {start}"
+
+    @property
+    def kept(self) -> Numbered:
+        return Numbered(self.store, list(self.number))
+
+    @property
+    def mode(self) -> str:
+        return type(self.executor).__name__.lower()
+
+    def close(self) -> None:
+        self.executor.close()
+
+    def sample(self, round: int) -> list[int]:
+        """Who takes part, drawn from the training clients in the order of their names."""
+        rng = randomness.generator(self.schedule.seed, "participation", round)
+        ranks = rng.choice(len(self.training), self.cohort, replace=False)
+        return [self.training[rank] for rank in np.sort(ranks)]
+
+    def run(self) -> None:
+        """All rounds that are left."""
+        self.watcher.begin(self.schedule.rounds, self.done)
+        try:
+            with listening(self.interrupted):
+                while self.done < self.schedule.rounds:
+                    if not self.advance():
+                        break
+        finally:
+            self.close()
+        if self.interrupted.is_set() and self.done < self.schedule.rounds:
+            self._save()
+            raise Interrupted
+        self._finish()
+
+    def _scores(self) -> Scores:
+        """With nothing scored yet."""
+        settings = (self.malicious, self.schedule.select, self.budgets)
+        return Scores(self.federation, self.algorithm, self.executor, *settings)
+
+    def job(self, who: int, held: Held | None = None) -> Job:
+        """A client as it stands, or in this state, with what the server would send it now."""
+        down = self.algorithm.down(self.server, self.number[who])
+        return Job(
+            who, self.store.get(who) if held is None else held, down, self.budgets.get(self.federation.names[who])
+        )
+
+    def advance(self) -> bool:
+        """One more round, or False if it was broken off; then nothing has changed."""
+        round = self.done + 1
+        began = time.perf_counter()
+        self.took.clear()
+        before = self.server, copy.deepcopy(self.counters), self.released.copy(), self.sums, self.noise
+        jobs = [self.job(who) for who in self.sample(round)]
+        asked, solves, sent = len(jobs), [], {}
+        accepted: list[Done] = []
+        for exchange in range(self.algorithm.exchanges):
+            if exchange:
+                jobs = [self.job(r.who, r.held) for r in accepted]
+            results = list(self.executor.train(round, jobs, self.interrupted.is_set))
+            for result in results:
+                if result.seconds is not None:
+                    self.took[self.federation.names[result.who]] += result.seconds
+            if self.interrupted.is_set():
+                self.server, self.counters, self.released, self.sums, self.noise = before
+                return False
+            if self.between.privacy is not None:
+                results = [
+                    self._released(round, exchange, job, result) for job, result in zip(jobs, results, strict=True)
+                ]
+            accepted = self._accept(round, jobs, results)
+            uploads = Uploads(tuple(self.number[r.who] for r in accepted), tuple(r.upload for r in accepted))
+            sent = self.aggregate(round, uploads, [self.federation.names[r.who] for r in accepted])
+            solves += [result.solves for result in accepted]
+        for result in accepted:
+            self.store.put(result.who, State(result.client, **sent.get(self.number[result.who], {})))
+        self.done = round
+        trained = time.perf_counter()
+        line: dict[str, Any] = {"round": round, "clients": asked, "left_out": asked - len(accepted)}
+        solved = self.solved(round, *self.task.judge(solves))
+        if self.evaluates(round):
+            self.scores.training(round, self.server, self.store)
+            line |= self.scores.training.board().summary()
+        self.scores.adapt(round, self.server, self.store, last=round == self.schedule.rounds)
+        line |= solved | self.counters.sums()
+        self.counters.seconds += time.perf_counter() - began
+        self.log(line, self.timing(round, trained - began, time.perf_counter() - trained))
+        if round % self.schedule.checkpoint_every == 0 or round == self.schedule.rounds:
+            self._save()
+        return True
+
+    def _planned(self) -> Releases:
+        """What one client can come to release in the whole run, as cohorts will be drawn."""
+        clients, exchanges = len(self.training), self.algorithm.exchanges
+        if (privacy := self.between.privacy) is None:
+            return Releases(0)
+        if privacy.central:
+            return self._central(self.schedule.rounds)
+        if self.cohort == clients:
+            return Releases(self.schedule.rounds, exchanges)
+        drawn = Counter(who for round in range(1, self.schedule.rounds + 1) for who in self.sample(round))
+        return Releases(max(drawn.values()), exchanges)
+
+    def _central(self, rounds: int) -> Releases:
+        """Who is in a cohort is the server's secret."""
+        return Releases(rounds, self.algorithm.exchanges, len(self.training), self.cohort)
+
+    def releases(self) -> Releases:
+        assert self.between.privacy is not None
+        if self.between.privacy.central:
+            return self._central(self.done)
+        exchanges = self.algorithm.exchanges
+        return Releases(-(-max(self.released.values(), default=0) // exchanges), exchanges)
+
+    def randomness(self, number: int, of: str) -> Noise:
+        return seeded(self.schedule.seed, number, of)
+
+    def _released(self, round: int, exchange: int, job: Job, result: Done) -> Done:
+        """With a message as it leaves the client."""
+        privacy, name = self.between.privacy, self.federation.names[job.who]
+        assert privacy is not None
+        self.released[name] += 1
+        if not result.finite:
+            return replace(result, upload=Upload(result.upload.message))
+        if self.last is None:
+            known = public_reference(result.upload, job.down)
+        else:
+            kept = self.store.get(job.who)
+            known = State({k: kept[SENT + k] for k in result.upload.message})
+        noise = self.randomness(round, f"{exchange} {name}")
+        return replace(result, upload=privacy.release(result.upload, known, self.sigma, noise))
+
+    def rescore(self, lines: list[dict[str, Any]]) -> None:
+        """Score what another run's training came to, whose newest checkpoint is in the folder and whose log is `lines`.
+
+        What was scored on the way is the other's, but for the global model, which is the same.
+        """
+        assert self.folder is not None
+        if self.restore() is None or self.done != self.schedule.rounds:
+            raise EquipoiseError(f"{self.folder.path} has no checkpoint of round {self.schedule.rounds} to score")
+        self.scores, self.rescored = self._scores(), True
+        began = time.perf_counter()
+        try:
+            self.scores.training(self.done, self.server, self.store)
+            self.scores.adapt(self.done, self.server, self.store, last=True)
+        finally:
+            self.close()
+        self.counters.seconds += time.perf_counter() - began
+        own = [kind for kind in KINDS if kind != "global"]
+        self.watcher.begin(self.schedule.rounds, 0)
+        for line in lines:
+            kept = {k: v for k, v in line.items() if k not in own}
+            scored = self.scores.training.board().summary() if line["round"] == self.done else {}
+            self.log(kept | scored, self.timing(line["round"], 0.0, 0.0))
+        self._save()
+        self._finish()
+
+    def _accept(self, round: int, jobs: list[Job], results: list[Done]) -> list[Done]:
+        """The results that can be used. A client whose update is left out keeps its old state."""
+        for job in jobs:
+            self.counters.bytes_down += job.down.nbytes
+        accepted = []
+        for result in results:
+            wire = result.upload.wire
+            if wire.shapes() != self.announced.up:
+                raise TypeError(f"{type(self.algorithm).__name__} announced {self.announced.up}, sent {wire.shapes()}")
+            self.counters.bytes_up += wire.nbytes
+            self.counters.gradient_samples += result.gradient_samples
+            if result.finite:
+                accepted.append(result)
+                continue
+            self.counters.left_out += 1
+            name = self.federation.names[result.who]
+            _, complaint = self.task.judge([result.solves])
+            why = f"; {complaint}" if complaint else ""
+            self.watcher.tell(f"round {round}: the update of {name} has NaN or infinite numbers and was left out{why}")
+        if not accepted:
+            _, complaint = self.task.judge(result.solves for result in results)
+            why = f" ({complaint})" if complaint else ""
+            raise RunFailed(self.hopeless(round, f"every client's update has NaN or infinite numbers{why}"))
+        return accepted
+
+    def _save(self) -> None:
+        self.save(self.scores.tensors())
+
+    def facts(self) -> dict[str, Any]:
+        return {"scores": self.scores.facts()}
+
+    def restored(self, saved: Saved) -> None:
+        self.scores.restore(saved.facts["scores"], saved.kept)
+
+    def summary(self) -> dict[str, Any]:
+        adapted = self.scores.training.adaptation_samples
+        return self.described(self.federation.title, len(self.training), self.scores.summary(), adapted)
+
+    def _finish(self) -> None:
+        if self.folder is None:
+            return
+        sizes = {name: getattr(self.federation, name).lengths for name in ("train", "validation", "test")}
+        marks = {"unseen": self.federation.unseen, "malicious": self.malicious}
+        self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
+        atomic_files.write_json(self.folder.path / FEDERATION, outline(self.federation))
+        if self.algorithm.has_shows:
+            atomic_files.write_tensors(self.folder.shown, self._shown())
+        summary = self.summary()
+        atomic_files.write_json(self.folder.summary, summary)  # last: whoever sees it finds all the rest
+        self.watcher.end(summary)
+
+    def _shown(self) -> State:
+        """What the algorithm shows of the clients that trained, as they are and as they began."""
+        space, shows = self.task.space, self.algorithm.shows
+        now = stack([shows(job.client, job.down, space) for job in map(self.job, sorted(self.training))])
+        down = self.algorithm.down(self.algorithm.server(self.start), 0)
+        begun = stack([shows(self.algorithm.client(self.start), down, space)] * len(self.training))
+        return State(now, **{f"begin.{name}": t for name, t in begun.items()})

@@ -1,0 +1,159 @@
+"""Scores of the personal, the consensus, the global and the hybrid model of every client."""
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.algorithms.base import Algorithm
+from equipoise.data.federation import Federation
+from equipoise.engine.client_store import ClientStore
+from equipoise.engine.executors.base import BUFFERS, Executor, Job, Kind, Model
+from equipoise.evaluation.scoreboard import COLUMNS, SCORED, Board, row
+from equipoise.losses import Metric
+from equipoise.state import State
+
+_AT_ONCE = 256  # clients whose personal models are in memory together
+
+
+class Table:
+    """A row of scores a client, NaN where a split is empty, with the digest of the model that was scored."""
+
+    def __init__(self, clients: int):
+        self.scores = np.full((clients, len(COLUMNS)), np.nan)
+        self.digest = np.zeros((clients, 16), dtype=np.uint8)
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {"scores": torch.from_numpy(self.scores), "digest": torch.from_numpy(self.digest)}
+
+    def restore(self, tensors: dict[str, Tensor]) -> None:
+        self.scores, self.digest = tensors["scores"].numpy().copy(), tensors["digest"].numpy().copy()
+
+
+def _digest(*tensors: Tensor | None) -> np.ndarray:
+    hasher = blake2b(digest_size=16)
+    for tensor in tensors:
+        if tensor is not None:
+            hasher.update(tensor.contiguous().numpy().data)
+    return np.frombuffer(hasher.digest(), dtype=np.uint8)
+
+
+class Evaluator:
+    """Scores models on the clients' validation and test splits; a model that did not change is not scored again."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        algorithm: Algorithm,
+        executor: Executor,
+        who: list[int],
+        unseen: bool = False,
+        malicious: frozenset[str] = frozenset(),
+        select: str = "validation",
+        budgets: Mapping[str, int] | None = None,
+    ):
+        """`malicious` clients are scored with the others and count in no figure."""
+        self.federation, self.algorithm, self.executor = federation, algorithm, executor
+        self.order, self.unseen, self.malicious, self.select = who, unseen, malicious, select
+        self.budgets = budgets or {}
+        self.metric: Metric = executor.task.metric
+        self.tables = {kind: Table(len(federation)) for kind in SCORED}
+        self.has = dict.fromkeys(SCORED, False)
+        self.adaptation_samples = 0
+        "samples through a backward pass to make the personal models of the last evaluation"
+        self.scored = 0
+        "models scored so far, for those who want to see that nothing is scored twice"
+
+    def __call__(self, round: int, server: State, store: ClientStore) -> None:
+        self.adaptation_samples = 0
+        self._own_models("personal", "unseen" if self.unseen else "personal", round, server, store)
+        if self.algorithm.has_consensus and not self.unseen:
+            self._own_models("consensus", "consensus", round, server, store)
+        vector = self.algorithm.shared(server)
+        if self.unseen and len(self.executor.task.buffers):
+            vector = None  # a client that never trained has no statistics of its own to run the global model with
+        self.has["global"] = vector is not None
+        if vector is not None:
+            self._global(vector, store)
+
+    def forget(self) -> None:
+        """The models have moved on; what was scored before says nothing of them."""
+        self.has = dict.fromkeys(SCORED, False)
+        self.adaptation_samples = 0
+
+    def _own(self, who: int) -> np.ndarray:
+        return np.concatenate([self.federation.validation[who], self.federation.test[who]])
+
+    def _write(self, table: Table, who: int, scores: np.ndarray) -> None:
+        table.scores[who] = row(scores, len(self.federation.validation[who]), self.metric)
+
+    def _score(self, table: Table, models: list[Model]) -> None:
+        changed = []
+        for model in models:
+            digest = _digest(model.vector, model.buffers)
+            if not np.array_equal(table.digest[model.who], digest):
+                table.digest[model.who] = digest
+                changed.append(model)
+        self.scored += len(changed)
+        own = [self._own(model.who) for model in changed]
+        for model, scores in zip(changed, self.executor.score(changed, own), strict=True):
+            self._write(table, model.who, scores)
+
+    def _job(self, who: int, server: State, store: ClientStore) -> Job:
+        down = self.algorithm.down(server, self.federation.numbers[who])
+        return Job(who, store.get(who), down, self.budgets.get(self.federation.names[who]))
+
+    def _own_models(self, kind: str, made: Kind, round: int, server: State, store: ClientStore) -> None:
+        """The models of a kind that every client has one of."""
+        for first in range(0, len(self.order), _AT_ONCE):
+            jobs = [self._job(who, server, store) for who in self.order[first : first + _AT_ONCE]]
+            models = []
+            for model, samples in self.executor.models(round, jobs, made):
+                self.adaptation_samples += samples
+                if model is None:
+                    return
+                models.append(model)
+            self.has[kind] = True
+            self._score(self.tables[kind], models)
+
+    def _global(self, vector: Tensor, store: ClientStore) -> None:
+        if len(self.executor.task.buffers):  # each client scores the global model with buffers of its own
+            self._score(self.tables["global"], [Model(who, vector, store.get(who).get(BUFFERS)) for who in self.order])
+            return
+        digest, table = _digest(vector), self.tables["global"]
+        if np.array_equal(table.digest[self.order[0]], digest):
+            return
+        table.digest[:] = digest
+        self.scored += 1
+        own = [self._own(who) for who in self.order]
+        scores = self.executor.score_one(vector, np.concatenate(own))
+        ends = np.cumsum([len(indices) for indices in own])
+        for who, indices, end in zip(self.order, own, ends, strict=True):
+            self._write(table, who, scores[:, end - len(indices) : end])
+
+    def board(self) -> Board:
+        mine = np.zeros(len(self.federation), dtype=bool)
+        mine[[who for who in self.order if self.federation.names[who] not in self.malicious]] = True
+        return Board(
+            self.metric,
+            mine & (self.federation.validation.lengths > 0),
+            mine & (self.federation.test.lengths > 0),
+            {kind: table.scores for kind, table in self.tables.items() if self.has[kind]},
+            self.select,
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What a checkpoint keeps beside the tables."""
+        return {"has": self.has, "adaptation_samples": self.adaptation_samples}
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {f"{kind}.{k}": t for kind, table in self.tables.items() for k, t in table.tensors().items()}
+
+    def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        self.has, self.adaptation_samples = self.has | facts["has"], facts["adaptation_samples"]
+        for kind, table in self.tables.items():
+            if f"{kind}.scores" in tensors:  # runs from before there was this kind know nothing of it
+                table.restore({k: tensors[f"{kind}.{k}"] for k in ("scores", "digest")})

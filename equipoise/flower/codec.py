@@ -1,0 +1,92 @@
+"""Messages as safetensors bytes, looked at before anything is made of them."""
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from equipoise.algorithms.base import Shapes
+from equipoise.state import State
+from equipoise.storage.atomic_files import DTYPES
+
+_FACTS = "equipoise"
+_HEADER = 1 << 16  # bytes; names and shapes of a few tensors, and some numbers
+
+
+class Refused(Exception):
+    """A message that is not what it should be; `reason` is a word to count it under."""
+
+    def __init__(self, reason: str, text: str):
+        super().__init__(text)
+        self.reason = reason
+
+
+def pack(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> bytes:
+    # Copies: safetensors takes no two tensors of one memory, and the model may be there as message and as start.
+    return save({name: t.contiguous().clone() for name, t in tensors.items()}, {_FACTS: json.dumps(dict(facts))})
+
+
+def unpack(blob: bytes, allowed: Shapes) -> tuple[State, dict[str, Any]]:
+    """The tensors and the facts of a message that holds nothing but what is allowed.
+
+    Names, shapes and kinds of numbers are compared before a tensor is made.
+    """
+    most = 8 + _HEADER + sum(math.prod(shape) * dtype.itemsize for shape, dtype in allowed.values())
+    if len(blob) > most:
+        raise Refused("oversize", f"{len(blob)} bytes, where at most {most} were announced")
+    header = _header(blob)
+    metadata = header.pop("__metadata__", None)
+    for name, entry in header.items():
+        if name not in allowed:
+            raise Refused("shape", f"it holds {name!r}, which was not announced")
+        found = _shape(entry)
+        if found != allowed[name]:
+            raise Refused("shape", f"{name} is {_words(found)}, and was announced as {_words(allowed[name])}")
+    try:
+        facts = json.loads(metadata[_FACTS]) if isinstance(metadata, dict) else None
+        if not isinstance(facts, dict):
+            raise Refused("malformed", "it says nothing of itself")
+        return State(load(blob)), facts
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise Refused("malformed", f"it is not what safetensors writes ({type(error).__name__})") from None
+
+
+def _header(blob: bytes) -> dict[str, Any]:
+    if len(blob) < 8:
+        raise Refused("malformed", "it is too short to be a message")
+    (length,) = struct.unpack("<Q", blob[:8])
+    if length > min(_HEADER, len(blob) - 8):
+        raise Refused("malformed", "its header is longer than it may be")
+    try:
+        header = json.loads(blob[8 : 8 + length])
+    except (ValueError, RecursionError):
+        raise Refused("malformed", "its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise Refused("malformed", "its header is not a table")
+    return header
+
+
+def _shape(entry: Any) -> tuple[tuple[int, ...], Any]:
+    if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list):
+        raise Refused("malformed", "its header does not tell shapes")
+    return tuple(entry["shape"]), DTYPES.get(str(entry.get("dtype")))
+
+
+def _words(described: tuple[tuple[int, ...], Any]) -> str:
+    shape, dtype = described
+    return f"{str(dtype).removeprefix('torch.')} of shape {tuple(shape)}"
+
+
+def group(state: Mapping[str, Tensor], prefix: str) -> State:
+    """The tensors whose names begin with `prefix` and a dot, without it."""
+    return State({k.removeprefix(f"{prefix}."): t for k, t in state.items() if k.startswith(f"{prefix}.")})
+
+
+def named(state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """The reverse of `group`."""
+    return {f"{prefix}.{k}": value for k, value in state.items()}

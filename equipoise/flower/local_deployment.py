@@ -1,0 +1,172 @@
+"""A whole deployment on this machine's loopback: SuperLink, SuperNodes and the run, with TLS and known keys only."""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from equipoise.callbacks.base import Watcher
+from equipoise.config.experiment import Experiment
+from equipoise.data.federation import Federation
+from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.flower import app_template, client_data
+from equipoise.flower.credentials import write_certificates, write_key
+from equipoise.flower.processes import Processes, free_ports
+from equipoise.storage import atomic_files
+from equipoise.storage.run_folder import DEPLOYMENT, RunFolder
+
+_HOST = "127.0.0.1"
+_LINK = "deployment"
+_LOOK = 0.3  # seconds between two looks at what the server wrote
+_ASK = 60.0  # seconds between two questions to the SuperLink whether the run still goes
+
+
+class Local:
+    """The folder `deployment` of a run folder: app, keys, clients and logs."""
+
+    def __init__(self, experiment: Experiment, federation: Federation, out: Path, watcher: Watcher):
+        out = out.resolve()
+        self.federation, self.out, self.watcher = federation, RunFolder(out), watcher
+        self.folder = out / DEPLOYMENT
+        self.keys, self.app = self.folder / "keys", self.folder / "app"
+        deploy = app_template.describe(federation, experiment.deploy)
+        training, _ = federation.by_name
+        # Many clients share these cores.
+        update = {"clients": len(training), "threads": deploy.threads or 1}
+        self.experiment = replace(experiment, deploy=deploy.model_copy(update=update))
+
+    def prepare(self) -> None:
+        """Write everything down; states and keys of an earlier start stay."""
+        shutil.rmtree(self.app, ignore_errors=True)
+        atomic_files.make_folder(self.folder)
+        self.folder.chmod(0o700)  # private keys and all clients' data
+        app_template.write_app(self.app, self.experiment, self.out.path)
+        write_certificates(self.keys, [_HOST, "localhost"])
+        for who, name in enumerate(self.federation.names):
+            if not (self.keys / self.node(who)).exists():
+                write_key(self.keys / self.node(who))
+            home = self.folder / "clients" / self.node(who)
+            unseen = name in self.federation.unseen
+            app_template.write_settings(home, name, home / "data.safetensors", unseen)
+            client_data.write_client(home / "data.safetensors", self.federation, who)
+
+    def node(self, who: int) -> str:
+        return f"client-{who:03d}"
+
+    def run(self, resume: bool) -> None:
+        self.out.admit(self.experiment.tables(), resume)  # what the server would refuse, before anything is started
+        self.prepare()
+        environment = {
+            "FLWR_HOME": str((self.folder / "flwr").resolve()),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "PYTHONUNBUFFERED": "1",
+        }
+        with Processes(self.folder / "logs", environment) as processes:
+            self._start(processes)
+            follow = Follower(self.out, self.watcher)
+            command = ["flwr", "run", str(self.app), _LINK, "--format", "json"]
+            command += ["--run-config", f"resume={str(resume).lower()}"]
+            said = json.loads(processes.call(command, cwd=self.folder))
+            if not said.get("success"):
+                raise EquipoiseError(f"flwr run failed: {said.get('error-message')}")
+            self._watch(processes, follow, str(said["run-id"]))
+
+    def _start(self, processes: Processes) -> None:
+        link, *ports = free_ports(1 + len(self.federation))
+        home = Path(processes.environment["FLWR_HOME"])
+        atomic_files.make_folder(home)
+        address = f"{_HOST}:{link}"
+        connection = {"address": address, "root-certificates": str((self.keys / "ca.crt").resolve())}
+        atomic_files.write_text(
+            home / "config.toml", tomli_w.dumps({"superlink": {"default": _LINK, _LINK: connection}})
+        )
+        certificates = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+        certificates[1::2] = [str(self.keys / name) for name in certificates[1::2]]
+        superlink = ["flower-superlink", "--host", _HOST, "--port", str(link), *certificates]
+        superlink += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
+        processes.start("superlink", superlink)
+        processes.await_port("superlink", link)
+
+        def register(who: int) -> None:
+            key = str(self.keys / f"{self.node(who)}.pub")
+            name = self.federation.names[who]
+            processes.call(["flwr", "supernode", "register", key, _LINK, "--name", name, "--format", "json"])
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            list(pool.map(register, range(len(self.federation))))
+        for who, port in enumerate(ports):
+            node = ["flower-supernode", "--superlink", address, "--host", _HOST, "--port", str(port)]
+            node += ["--root-certificates", str(self.keys / "ca.crt")]
+            node += ["--auth-supernode-private-key", str(self.keys / self.node(who))]
+            node += ["--node-config", str(self.folder / "clients" / self.node(who) / "client.toml")]
+            processes.start(self.node(who), node)
+
+    def _watch(self, processes: Processes, follow: "Follower", run: str) -> None:
+        """Until the server says that it is over; who dies on the way is told."""
+        told: set[str] = set()
+        asked, status = time.monotonic(), ""
+        while True:
+            if (end := follow.look()) is not None:
+                if end["event"] == "failed":
+                    raise RunFailed(end["text"])
+                return
+            if status.startswith("finished"):  # that was the last look
+                raise RunFailed(
+                    f"the server ended ({status}) without a word; go on with --resume. Logs: {processes.logs}"
+                )
+            for name in set(processes.dead()) - told:
+                told.add(name)
+                if name == "superlink":
+                    raise RunFailed(f"the SuperLink ended; its log ends with: {processes.tail(name)}")
+                self.watcher.tell(f"{name} ended; the rounds go on without it. Its log: {processes.logs}/{name}.log")
+            if time.monotonic() - asked > _ASK:
+                asked = time.monotonic()
+                state = json.loads(processes.call(["flwr", "list", _LINK, "--run-id", run, "--format", "json"]))
+                status = state["runs"][0]["status"]
+            time.sleep(_LOOK)
+
+
+class Follower:
+    """Reads what the server writes into its run folder, as it is written."""
+
+    def __init__(self, folder: RunFolder, watcher: Watcher):
+        self.folder, self.watcher = folder, watcher
+        self.read = {path: folder.length(path) for path in (folder.metrics, folder.events)}
+
+    def look(self) -> dict[str, Any] | None:
+        """Pass on what is new; the last word, once it was said."""
+        for line in self._new(self.folder.metrics):
+            self.watcher.round(line)
+        for event in self._new(self.folder.events):
+            if event["event"] in ("finished", "failed"):
+                for line in self._new(self.folder.metrics):
+                    self.watcher.round(line)
+                return event
+            if event["event"] == "begin":
+                self.read[self.folder.metrics] = self.folder.length(self.folder.metrics)
+                self.watcher.begin(event["rounds"], event["round"])
+            else:
+                self.watcher.tell(event["text"])
+        return None
+
+    def _new(self, path: Path) -> Iterator[dict[str, Any]]:
+        if self.folder.length(path) < self.read[path]:  # cut back to the last checkpoint
+            self.read[path] = self.folder.length(path)
+        if self.folder.length(path) == self.read[path]:
+            return
+        with path.open("rb") as file:
+            file.seek(self.read[path])
+            for line in file:
+                if not line.endswith(b"\n"):
+                    return
+                self.read[path] += len(line)
+                yield json.loads(line)

@@ -1,0 +1,109 @@
+"""The scores that clients sent of their models, and the figures and tables that are made of them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from equipoise.evaluation.scoreboard import COLUMNS, SCORED, Board
+from equipoise.flower.codec import Refused
+from equipoise.losses import Metric
+
+_MOST = 10**12  # samples, or a score: more cannot be meant
+_SIZES = ("train", "validation", "test")
+
+
+class Tally:
+    """The last evaluation, by the clients' names."""
+
+    def __init__(self, metric: Metric, select: str = "validation"):
+        self.metric, self.select = metric, select
+        self.malicious: frozenset[str] = frozenset()
+        "whose scores count in no figure"
+        self.rows: dict[str, dict[str, list[float]]] = {}
+        self.adapted: dict[str, int] = {}
+        "samples through a backward pass to make the models that were scored"
+        self.unseen: set[str] = set()
+        "who took no part in training"
+
+    def clear(self) -> None:
+        self.rows, self.adapted, self.unseen = {}, {}, set()
+
+    def add(self, name: str, scores: Mapping[str, Tensor], adapted: int, unseen: bool) -> None:
+        """A client's row; Refused if it would spoil the figures of all."""
+        self._check(scores)
+        self.rows[name] = {kind: values.tolist() for kind, values in scores.items()}
+        self.adapted[name] = adapted
+        if unseen:
+            self.unseen.add(name)
+
+    def _check(self, scores: Mapping[str, Tensor]) -> None:
+        if "sizes" not in scores or not bool(((scores["sizes"] >= 0) & (scores["sizes"] < _MOST)).all()):
+            raise Refused("scores", "sizes of splits that cannot be")
+        _, validation, test = scores["sizes"].tolist()
+        for kind in scores.keys() - {"sizes"}:
+            row = scores[kind].numpy()
+            if np.isfinite(row).tolist() != [validation > 0] * 2 + [test > 0] * 2 or np.isinf(row).any():
+                raise Refused(
+                    "scores", f"{kind}: NaN or infinity where there are samples, or scores where there are none"
+                )
+            there = row[np.isfinite(row)]
+            if (np.abs(there) > _MOST).any() or ((there < 0).any() and self.metric.name in ("accuracy", "rmse", "mse")):
+                raise Refused("scores", f"{kind}: scores that cannot be")
+            if self.metric.name == "accuracy" and (there[1::2] > 1).any():
+                raise Refused("scores", f"{kind}: an accuracy above 1")
+
+    def names(self, unseen: bool) -> list[str]:
+        return sorted(name for name in self.rows if (name in self.unseen) == unseen)
+
+    def board(self, unseen: bool = False) -> Board:
+        names = self.names(unseen)
+        sizes = np.array([self.rows[name]["sizes"] for name in names]).reshape(-1, len(_SIZES))
+        found = {kind: self._table(kind, names) for kind in SCORED}
+        scored = {kind: table for kind, table in found.items() if table is not None}
+        benign = np.array([name not in self.malicious for name in names], dtype=bool)
+        validates, tests = benign & (sizes[:, 1] > 0), benign & (sizes[:, 2] > 0)
+        return Board(self.metric, validates, tests, scored, self.select)
+
+    def _table(self, kind: str, names: list[str]) -> np.ndarray | None:
+        if not any(kind in self.rows[name] for name in names):
+            return None
+        blank = [np.nan] * len(COLUMNS)
+        return np.array([self.rows[name].get(kind, blank) for name in names])
+
+    def summary(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.board().summary()
+        if newcomers := self.names(unseen=True):
+            cost = {"clients": len(newcomers), "adaptation_samples": self.samples(unseen=True)}
+            found["unseen"] = {**cost, **self.board(unseen=True).summary()}
+        return found
+
+    def samples(self, unseen: bool = False) -> int:
+        return sum(self.adapted[name] for name in self.names(unseen))
+
+    def tables(self) -> tuple[tuple[str, ...], dict[str, frozenset[str]], dict[str, np.ndarray], dict[str, np.ndarray]]:
+        """Names, who of them is unseen or malicious, sizes, and every kind's table, all in the order of names."""
+        names = tuple(sorted(self.rows))
+        place = {name: i for i, name in enumerate(names)}
+        tables: dict[str, np.ndarray] = {}
+        for unseen in (False, True):
+            rows = [place[name] for name in self.names(unseen)]
+            for kind, table in self.board(unseen).tables().items():
+                tables.setdefault(kind, np.full((len(names), len(COLUMNS)), np.nan))[rows] = table
+        sizes = np.array([self.rows[name]["sizes"] for name in names], dtype=np.int64).reshape(-1, len(_SIZES))
+        marks = {"unseen": frozenset(self.unseen), "malicious": self.malicious}
+        return names, marks, {k: sizes[:, i] for i, k in enumerate(_SIZES)}, tables
+
+    def facts(self) -> dict[str, Any]:
+        # JSON knows no NaN, which is the score of an empty split.
+        rows = json.loads(json.dumps(self.rows), parse_constant=lambda word: None if word == "NaN" else word)
+        return {"rows": rows, "adapted": self.adapted, "unseen": sorted(self.unseen)}
+
+    def restore(self, facts: dict[str, Any]) -> None:
+        self.adapted, self.unseen = facts["adapted"], set(facts["unseen"])
+        self.rows = {
+            name: {kind: [np.nan if v is None else float(v) for v in values] for kind, values in row.items()}
+            for name, row in facts["rows"].items()
+        }

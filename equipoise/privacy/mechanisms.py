@@ -1,0 +1,236 @@
+"""Differential privacy of what clients send: it is cut down to a norm, and Gaussian noise is added."""
+
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import shake_256
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from equipoise import randomness
+from equipoise.errors import EquipoiseError
+from equipoise.privacy.accounting import Releases, classical_epsilon, classical_noise
+from equipoise.settings import NonNegative, Positive, Settings
+from equipoise.state import State, Upload, Uploads
+
+Noise = Callable[[Sequence[int]], Tensor]
+"""Standard normal numbers of a shape, in float64."""
+
+
+def seeded(seed: int, *parts: int | str) -> Noise:
+    """The same in every run: for simulations, where nobody's data are at stake."""
+    rng = randomness.generator(seed, "privacy", *parts)
+    return lambda shape: torch.from_numpy(rng.standard_normal(tuple(shape)))
+
+
+def unforeseen(secret: bytes = b"") -> Noise:
+    """From the operating system's entropy or, with a secret, from a cryptographic stream that it begins.
+
+    Whoever could guess how a generator was seeded, or compute its state from what it gave, could subtract the noise.
+    """
+    drawn = 0
+
+    def stream(length: int) -> bytes:
+        nonlocal drawn
+        drawn += 1
+        return shake_256(secret + drawn.to_bytes(8, "little")).digest(length) if secret else os.urandom(length)
+
+    def normal(shape: Sequence[int]) -> Tensor:
+        count = math.prod(shape)
+        half = -(-count // 2)
+        whole = np.frombuffer(stream(16 * half), dtype=np.uint64).reshape(2, half)
+        radius, angle = ((whole >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        radius, angle = np.sqrt(-2 * np.log(radius)), 2 * np.pi * angle  # Box and Muller
+        both = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
+        return torch.from_numpy(both[:count].reshape(tuple(shape)))
+
+    return normal
+
+
+class Transform(ABC):
+    """Something done to a message on its way; `a >> b` does a, then b."""
+
+    @abstractmethod
+    def __call__(self, message: State, noise: Noise) -> State: ...
+
+    def __rshift__(self, then: "Transform") -> "Transform":
+        return _Both(self, then)
+
+
+@dataclass(frozen=True)
+class _Both(Transform):
+    first: Transform
+    then: Transform
+
+    def __call__(self, message: State, noise: Noise) -> State:
+        return self.then(self.first(message, noise), noise)
+
+
+@dataclass(frozen=True)
+class clip(Transform):
+    """Shorten a message, all its fields together, to at most this Euclidean norm."""
+
+    norm: float
+
+    def __call__(self, message: State, noise: Noise) -> State:
+        largest = max((float(t.abs().max()) for t in message.values() if t.numel()), default=0.0)
+        if largest == 0:
+            return message
+        # Squares of huge numbers overflow, those of tiny ones vanish: lengths are taken in units of the largest.
+        units = sum(float((t.double() / largest).square().sum()) for t in message.values()) ** 0.5
+        if units * largest <= self.norm:
+            return message
+        # Rounding must not make it longer than it may be.
+        slack = 1 - 2 * max(torch.finfo(t.dtype).eps for t in message.values())
+        return State({k: (t.double() / largest * (self.norm / units * slack)).to(t.dtype) for k, t in message.items()})
+
+
+@dataclass(frozen=True)
+class gaussian(Transform):
+    """Add independent normal noise of this standard deviation to every number."""
+
+    sigma: float
+
+    def __call__(self, message: State, noise: Noise) -> State:
+        if self.sigma == 0:
+            return message
+        return State({k: (t + self.sigma * noise(t.shape)).to(t.dtype) for k, t in message.items()})
+
+
+class Privacy(Settings):
+    """Differential privacy of clients: what a message says beyond what the server knows is clipped and noised.
+
+    All clients weigh the same, as their numbers of samples would not be covered.
+    """
+
+    clip: Positive
+    "norm to which a message is shortened (C)"
+    sigma: NonNegative | None = None
+    "standard deviation of the noise on every number of a message or, if central, of the sum of them"
+    target_epsilon: Positive | None = None
+    "epsilon for which the noise is found, in place of sigma"
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    "the delta that belongs to every epsilon here"
+    per: Literal["run", "release"] = "run"
+    "what target_epsilon is of: all that a client sends in a run, or one message"
+    rule: Literal["exact", "classical"] = "exact"
+    "how the noise of one message is found: exactly, or by the textbook's larger sqrt(2 ln(1.25 / delta)) / epsilon"
+    where: Literal["local", "central"] = "local"
+    "local: every client adds noise, so that nobody needs to trust the server; central: the server adds it to the sum"
+
+    def model_post_init(self, _: object) -> None:
+        if (self.sigma is None) == (self.target_epsilon is None):
+            raise EquipoiseError("privacy needs either sigma, the noise, or target_epsilon, for which it is found")
+        if self.rule == "classical" and self.target_epsilon is not None:
+            if self.per == "run":
+                raise EquipoiseError(
+                    "privacy.rule = 'classical' is a rule for one message; say privacy.per = 'release'"
+                )
+            if self.target_epsilon >= 1:
+                raise EquipoiseError("privacy.rule = 'classical' holds for target_epsilon < 1; use 'exact'")
+
+    @property
+    def central(self) -> bool:
+        return self.where == "central"
+
+    def noise(self, releases: Releases) -> float:
+        """The standard deviation of the noise."""
+        if self.sigma is not None:
+            return self.sigma
+        assert self.target_epsilon is not None
+        if self.rule == "classical":
+            return 2 * self.clip * classical_noise(self.target_epsilon, self.delta)
+        of = releases if self.per == "run" else Releases(1)
+        return 2 * self.clip * of.noise(self.target_epsilon, self.delta)
+
+    def release(self, upload: Upload, reference: State, sigma: float, noise: Noise) -> Upload:
+        """What leaves the client: its message as it differs from what the server has already, clipped and noised."""
+        channel: Transform = clip(self.clip)
+        if not self.central:
+            channel = channel >> gaussian(sigma)
+        message = upload.message
+        new = channel(State({k: t - reference[k] if k in reference else t for k, t in message.items()}), noise)
+        return Upload(State({k: reference[k] + t if k in reference else t for k, t in new.items()}))
+
+    def guarantee(self, sigma: float, releases: Releases) -> dict[str, Any]:
+        """For readers; None stands for infinity, or for where a bound does not hold."""
+        z = sigma / (2 * self.clip)
+        found = {
+            "epsilon_release": Releases(1).epsilon(z, self.delta),
+            "epsilon_classical": classical_epsilon(z, self.delta),
+            "epsilon_run": releases.epsilon(z, self.delta),
+        }
+        return {
+            "where": self.where,
+            "clip": self.clip,
+            "sigma": sigma,
+            "delta": self.delta,
+            **{k: v if v is not None and math.isfinite(v) else None for k, v in found.items()},
+            "releases": releases.rounds * releases.exchanges,
+        }
+
+
+def public_reference(upload: Upload, down: State) -> State:
+    """What the server has of a message before it comes: it must be of what it sent itself, or nothing."""
+    if upload.reference is None:
+        return State()
+    found = State()
+    for name in upload.message:
+        before = upload.reference.get(name)
+        if before is None or not bool(before.any()):
+            continue
+        if not any(before.shape == t.shape and torch.equal(before, t) for t in down.values()):
+            raise TypeError(f"the reference of {name!r} is not what the server sent, so that it would not be private")
+        found[name] = before
+    return found
+
+
+@dataclass(frozen=True)
+class Sealed(Uploads):
+    """Uploads of which nothing can be seen but their noised mean."""
+
+    noised: State
+    method: str
+
+    @staticmethod
+    def of(uploads: Uploads, noise: State, method: str) -> "Sealed":
+        """With this noise on the sum."""
+        count = getattr(uploads, "clients", len(uploads))
+        noised = {k: (t + noise[k] / count).to(t.dtype) for k, t in uploads.mean().items()}
+        return Sealed(uploads.who, (), State(noised), method)
+
+    def __len__(self) -> int:
+        return len(self.who)
+
+    @property
+    def like(self) -> State:
+        return self.noised
+
+    def mean(self) -> State:
+        return self.noised
+
+    def only(self, *names: str) -> "Sealed":
+        return Sealed(self.who, (), State({k: self.noised[k] for k in names}), self.method)
+
+    def columns(self, name: str, low: int, high: int) -> Tensor:
+        raise self._secret()
+
+    def weights(self) -> Tensor:
+        raise self._secret()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "uploads":
+            raise self._secret()
+        return super().__getattribute__(name)
+
+    def _secret(self) -> EquipoiseError:
+        return EquipoiseError(
+            f"{self.method} looks at single messages, which noise on their sum does not cover; "
+            "use privacy.where = 'local'"
+        )

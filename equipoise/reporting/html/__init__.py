@@ -1,0 +1,216 @@
+"""A report of runs: one HTML file that needs nothing else, with charts to look into and tables to sort."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from importlib.resources import files as resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import tomli_w
+
+from equipoise.evaluation.scoreboard import KINDS
+from equipoise.reporting import comparison_table
+from equipoise.reporting.comparison_table import Run
+from equipoise.reporting.html import curves, maps
+from equipoise.reporting.html.chart import DASHES, Chart, Method
+from equipoise.reporting.html.clients import Clients, by_client, distribution, fairness
+from equipoise.reproduction.runner import PAPER
+from equipoise.storage import atomic_files
+from equipoise.storage.run_folder import read_toml
+
+_SCENE = ("data.", "attack.", "privacy.")
+"""Settings that make another problem of it; methods are compared within one."""
+
+
+_SCORING = ("evaluate_every", "targets")
+_USUAL = " reducer=weighted-mean"
+"""Goes without saying; other reducers are told."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One problem, and the methods that were run on it."""
+
+    name: str
+    methods: list[Method]
+
+
+def scenes(runs: list[Run]) -> list[Scene]:
+    groups = sorted(comparison_table.grouped(runs), key=lambda group: _disturbed(group[0]))
+    problems = [_problem(group[0]) for group in groups]
+    # How often models are scored matters only where nothing else tells two methods of one problem apart.
+    apart: tuple[str, ...] = ("seed", *_SCORING)
+    if len({*zip(problems, (_kind(group[0], apart) for group in groups), strict=True)}) < len(groups):
+        apart = ("seed",)
+    methods = _methods(groups, [_kind(group[0], apart) for group in groups], apart)
+    places: dict[str, list[Method]] = {}
+    for problem, method in zip(problems, methods, strict=True):
+        places.setdefault(problem, []).append(method)
+    firsts = [some[0].runs[0] for some in places.values()]
+    names = comparison_table.told_apart(firsts, _SCENE)
+    return [
+        Scene(f"{first.summary['dataset']} {settings}".strip(), some)
+        for first, settings, some in zip(firsts, names, places.values(), strict=True)
+    ]
+
+
+def _problem(run: Run) -> str:
+    setting = {k: v for k, v in run.config.items() if k.startswith(_SCENE)}
+    return json.dumps([setting, run.summary["dataset"]], sort_keys=True)
+
+
+def _kind(run: Run, apart: Sequence[str]) -> str:
+    """What is left of a run when its problem is taken away, and these settings."""
+    own = {k: v for k, v in run.config.items() if not k.startswith(_SCENE) and k not in apart}
+    return json.dumps([own, run.summary["metric"]], sort_keys=True)
+
+
+def _methods(groups: Sequence[list[Run]], kinds: Sequence[str], apart: Sequence[str]) -> list[Method]:
+    """With one name, colour and switch wherever a method stands."""
+    firsts: dict[str, Run] = {}
+    for (first, *_), kind in zip(groups, kinds, strict=True):
+        config = {k: v for k, v in first.config.items() if not k.startswith(_SCENE) and k not in apart}
+        firsts.setdefault(kind, replace(first, config=config, summary={**first.summary, "dataset": ""}))
+    rows = comparison_table.compare(list(firsts.values()))
+    told = [f"{row['algorithm']} {row['settings']}".replace(_USUAL, "").strip() for row in rows]
+    names = dict(zip(firsts, told, strict=True))
+    numbers = {kind: number for number, kind in enumerate(firsts)}
+    return [Method(numbers[kind], names[kind], group) for kind, group in zip(kinds, groups, strict=True)]
+
+
+def _disturbed(run: Run) -> int:
+    """Problems with attacks or noise stand after those without."""
+    return int(any(key.startswith(("attack.", "privacy.")) for key in run.config))
+
+
+def drawn(scene: Scene, clients: Clients) -> list[Chart]:
+    """The charts of one problem; methods with another metric have charts of their own."""
+    charts: list[Chart] = []
+    metrics = list(dict.fromkeys(method.metric for method in scene.methods))
+    for metric in metrics:
+        methods = [method for method in scene.methods if method.metric == metric]
+        every = [
+            curves.scores(methods),
+            curves.losses(methods),
+            curves.traffic(methods),
+            by_client(methods, clients),
+            distribution(methods, clients),
+            fairness(methods),
+        ]
+        made = [chart for chart in every if chart is not None and chart["data"]]
+        if len(metrics) > 1:
+            made = [{**c, "id": f"{c['id']}-{metric}", "title": f"{c['title']} ({metric})"} for c in made]
+        charts += made
+    federation = maps.federation(run for method in scene.methods for run in method.runs)
+    charts += [] if federation is None else [federation]
+    return [*charts, *maps.learned(scene.methods), *maps.similarity(scene.methods)]
+
+
+def table(found: Sequence[Scene]) -> tuple[list[str], list[dict[str, Any]]]:
+    """A row a method: figures as they are, and as people read them."""
+    rows: list[dict[str, Any]] = []
+    kinds = [k for k in KINDS if any(k in method.kinds for scene in found for method in scene.methods)]
+    for scene in found:
+        for method in scene.methods:
+            row = comparison_table.compare(method.runs)[0]
+            cells: dict[str, Any] = {"seeds": row["seeds"]}
+            for kind in kinds:
+                cells[kind] = row[kind]
+            best = "personal" if row["personal"] is not None else "global"
+            cells |= {"worst tenth": row[f"{best}_worst"], "spread": row[f"{best}_spread"]}
+            cells |= {"MB sent": (row["bytes_up"] + row["bytes_down"]) / 1e6, "seconds": row["seconds"]}
+            cells |= {"unseen": row["unseen"]}
+            cells |= {f"ε {k.removeprefix('epsilon_')}": row[k] for k in ("epsilon_release", "epsilon_run")}
+            shown = {name: _shown(name, value, row) for name, value in cells.items()}
+            rows.append({"scene": scene.name, "method": method, "cells": cells, "shown": shown})
+    names = [name for name in rows[0]["cells"] if any(row["cells"][name] is not None for row in rows)]
+    return names, rows
+
+
+def _shown(name: str, value: float | None, row: dict[str, Any]) -> str:
+    if value is None:
+        return "–"
+    if name in ("MB sent", "seconds"):
+        return f"{value:,.1f}"
+    if name == "seeds" or name.startswith("ε"):
+        return f"{value:.3g}"
+    scale, digits = (100, 2) if row["metric"] == "accuracy" else (1, 4)
+    deviation = row.get(f"{name}_std")
+    return f"{scale * value:.{digits}f}" + ("" if deviation is None else f" ± {scale * deviation:.{digits}f}")
+
+
+def published(folders: Sequence[Path]) -> list[dict[str, Any]]:
+    """What `equipoise reproduce` set beside the papers' figures, of runs in these folders or beside them."""
+    places = dict.fromkeys(place for folder in folders for place in (folder, *folder.resolve().parents[:2]))
+    places |= dict.fromkeys(path.parent for folder in folders for path in sorted(folder.glob(f"*/{PAPER}")))
+    seen: dict[Path, None] = {}
+    for place in places:
+        if (path := place / PAPER).is_file():
+            seen[path.resolve()] = None
+    found = []
+    for path in seen:
+        for name, kept in atomic_files.read_json(path).items():
+            found += [{"name": name, "notes": kept["notes"], **each} for each in kept["tables"] if each["rows"]]
+    return found
+
+
+def write(runs: list[Run], out: Path, title: str, folders: Sequence[Path] = (), left: int = 0) -> None:
+    """The page of these runs; `left` others are not finished."""
+    from plotly.offline import get_plotlyjs
+
+    found, clients = scenes(runs), Clients()
+    figures = {
+        "scenes": [{"name": scene.name, "charts": drawn(scene, clients)} for scene in found],
+        "attacks": curves.attacks([method for scene in found for method in scene.methods]),
+    }
+    names, rows = table(found)
+    methods = [method for scene in found for method in scene.methods]
+    text = _template().render(
+        title=title,
+        scenes=found,
+        kinds={kind: DASHES[kind] for kind in KINDS if any(kind in method.kinds for method in methods)},
+        names=names,
+        rows=rows,
+        accuracy=any(method.metric == "accuracy" for method in methods),
+        papers=published(folders),
+        configs=[(method, tomli_w.dumps(read_toml(method.runs[0].path / "run.toml"))) for method in methods],
+        mixed=len({method.metric for method in methods}) > 1,
+        named=all("data.name" in method.config for method in methods),
+        runs=len(runs),
+        distinct=len({method.number for method in methods}),
+        left=left,
+        version=version("equipoise"),
+        figures=embedded(figures),
+        plotly=get_plotlyjs(),
+        css=_read("page.css"),
+        js=_read("page.js"),
+    )
+    atomic_files.write_text(out, text)
+
+
+def embedded(value: Any) -> str:
+    """JSON that stands in a script element: nothing in it can end that element, and NaN is null."""
+    text = json.dumps(_finite(value), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    return value
+
+
+def _read(name: str) -> str:
+    return (resources(__package__) / name).read_text(encoding="utf-8")
+
+
+def _template() -> jinja2.Template:
+    strict: dict[str, Any] = {"autoescape": True, "undefined": jinja2.StrictUndefined}
+    return jinja2.Environment(trim_blocks=True, lstrip_blocks=True, **strict).from_string(_read("page.html"))

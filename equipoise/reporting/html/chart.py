@@ -1,0 +1,92 @@
+"""What all charts of a report share: methods, their colours, and what plotly.js takes, in plain dictionaries.
+
+Every trace says in `meta` which method and which kind of model it is of, so that the page can switch them on and off.
+"""
+
+import html
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from equipoise.evaluation.scoreboard import KINDS
+from equipoise.reporting.comparison_table import Run, higher_is_better
+
+Chart = dict[str, Any]
+Trace = dict[str, Any]
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56a0d3"),
+    *("#8c564b", "#7f7f7f", "#6a3d9a", "#a6761d", "#1b7837", "#e7298a"),
+)
+"""Told apart by most eyes, and dark enough on white as light enough on black."""
+DASHES = {"personal": "solid", "consensus": "longdashdot", "global": "dash", "hybrid": "dot", "oracle": "dashdot"}
+SYMBOLS = {"personal": "circle", "consensus": "triangle-up", "global": "square", "hybrid": "star", "oracle": "x"}
+
+
+@dataclass(frozen=True)
+class Method:
+    """Runs that differ only in the seed."""
+
+    number: int
+    name: str
+    runs: list[Run]
+
+    @property
+    def colour(self) -> str:
+        return COLOURS[self.number % len(COLOURS)]
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.runs[0].config
+
+    @property
+    def metric(self) -> str:
+        return str(self.runs[0].summary["metric"])
+
+    @property
+    def higher_is_better(self) -> bool:
+        return higher_is_better(self.runs[0].summary)
+
+    @property
+    def scale(self) -> float:
+        return 100.0 if self.metric == "accuracy" else 1.0
+
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Of models that are scored with every seed."""
+        return [kind for kind in KINDS if all(run.summary.get(kind) for run in self.runs)]
+
+    def scores(self, kind: str, field: str = "") -> list[float]:
+        """A figure of every seed that has it, accuracies in %."""
+        found = [run.summary.get(kind, {}).get(field or self.metric) for run in self.runs]
+        scale = self.scale if not field or field == "worst_decile" else 1.0
+        return [scale * value for value in found if value is not None]
+
+    def settings(self, *apart: str) -> str:
+        """Stands for all its settings but the seed and those with these beginnings."""
+        kept = {k: v for k, v in self.config.items() if k != "seed" and not k.startswith(apart)}
+        return json.dumps([kept, self.runs[0].summary["dataset"]], sort_keys=True)
+
+
+def plain(text: str) -> str:
+    """plotly.js reads a few tags in texts; a name is a name."""
+    return html.escape(text, quote=False)
+
+
+def short(text: str, most: int = 30) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def unit(methods: Sequence[Method]) -> str:
+    metric = methods[0].metric
+    return "test accuracy (%)" if metric == "accuracy" else f"test {metric}"
+
+
+def trace(method: Method, kind: str, **more: Any) -> Trace:
+    return {"name": plain(f"{method.name} ({kind})"), "meta": {"method": method.number, "kind": kind}, **more}
+
+
+def chart(id: str, title: str, note: str, data: list[Trace], x: str, y: str, **layout: Any) -> Chart:
+    axes = {"xaxis": {"title": {"text": x}}, "yaxis": {"title": {"text": y}}}
+    return {"id": id, "title": title, "note": note, "data": data, "layout": {**axes, **layout}}

@@ -1,0 +1,151 @@
+"""Scores and losses against rounds and bytes, and scores under attack."""
+
+from collections.abc import Callable, Sequence
+from statistics import mean, stdev
+from typing import Any
+
+from equipoise.reporting.html.chart import DASHES, SYMBOLS, Chart, Method, Trace, chart, plain, trace, unit
+
+Point = tuple[float, float, float]
+"""Where, how high, and the deviation over seeds."""
+
+
+def _curve(method: Method, kind: str, field: str, at: Callable[[dict[str, Any]], float], scale: float) -> list[Point]:
+    """Means at each evaluation that all seeds have."""
+    found: dict[int, list[tuple[float, float]]] = {}
+    for run in method.runs:
+        for line in run.metrics:
+            if (value := line.get(kind, {}).get(field)) is not None:
+                found.setdefault(line["round"], []).append((at(line), scale * value))
+    points = []
+    for _, pairs in sorted(found.items()):
+        if len(pairs) == len(method.runs):
+            values = [value for _, value in pairs]
+            points.append((mean(x for x, _ in pairs), mean(values), stdev(values) if len(values) > 1 else 0.0))
+    return points
+
+
+def _lines(methods: Sequence[Method], field: str | None, at: Callable[[dict[str, Any]], float]) -> list[Trace]:
+    traces = []
+    for method in methods:
+        for kind in method.kinds:
+            scale = method.scale if field is None else 1.0
+            points = _curve(method, kind, field or method.metric, at, scale)
+            if not points:
+                continue
+            x, y, deviation = (list(column) for column in zip(*points, strict=True))
+            if len(method.runs) > 1 and len(points) > 1:
+                traces.append(_band(method, kind, x, y, deviation))
+            traces.append(
+                trace(
+                    method,
+                    kind,
+                    x=x,
+                    y=y,
+                    customdata=deviation,
+                    mode="lines+markers" if len(points) < 20 else "lines",
+                    line={"color": method.colour, "dash": DASHES[kind], "width": 2},
+                    marker={"symbol": SYMBOLS[kind], "size": 6},
+                    hovertemplate="%{x}: %{y:.4~f} ± %{customdata:.2~g}",
+                    type="scatter",
+                )
+            )
+    return traces
+
+
+def _band(method: Method, kind: str, x: list[float], y: list[float], deviation: list[float]) -> Trace:
+    above = [a + d for a, d in zip(y, deviation, strict=True)]
+    below = [a - d for a, d in zip(y, deviation, strict=True)]
+    return trace(
+        method,
+        kind,
+        x=[*x, *x[::-1]],
+        y=[*above, *below[::-1]],
+        fill="toself",
+        fillcolor=f"{method.colour}26",
+        line={"width": 0},
+        hoverinfo="skip",
+        mode="lines",
+        type="scatter",
+    )
+
+
+def scores(methods: Sequence[Method]) -> Chart:
+    data = _lines(methods, None, lambda line: line["round"])
+    note = "Mean over clients; the band is a standard deviation over seeds, where there are several."
+    return chart("scores", "Score against rounds", note, data, "round", unit(methods))
+
+
+def losses(methods: Sequence[Method]) -> Chart:
+    data = _lines(methods, "loss", lambda line: line["round"])
+    return chart("losses", "Loss against rounds", "On test samples, mean over clients.", data, "round", "test loss")
+
+
+def traffic(methods: Sequence[Method]) -> Chart | None:
+    data = _lines(methods, None, lambda line: (line["bytes_up"] + line["bytes_down"]) / 1e6)
+    if not any(max(trace["x"]) > 0 for trace in data):
+        return None
+    note = "All that server and clients have sent each other by then, in both directions."
+    return chart("bytes", "Score against bytes", note, data, "sent (MB)", unit(methods))
+
+
+def attacks(methods: Sequence[Method]) -> list[Chart]:
+    """A chart for each attack on each problem: benign clients' scores against the part of malicious ones."""
+    found: dict[tuple[str, str, str], list[Method]] = {}
+    for method in methods:
+        if _fraction(method):
+            strength = [v for k, v in method.config.items() if k.startswith("attack.") and k not in _NOT_THE_ATTACK]
+            found.setdefault((_problem(method), str(method.config["attack.name"]), str(strength)), []).append(method)
+    charts = []
+    several = len({problem for problem, *_ in found}) > 1
+    for number, ((problem, attack, _), some) in enumerate(found.items()):
+        calm = [m for m in methods if not _fraction(m) and _problem(m) == problem and m.metric == some[0].metric]
+        where = f", {some[0].runs[0].summary['dataset']}" if several else ""
+        note = "Benign clients alone; a line a method and kind of model."
+        axis = {"title": {"text": "part of malicious clients"}, "tickformat": ".0%"}
+        title = f"Under attack: {attack}{where}"
+        data = _under_attack([*calm, *some])
+        made = chart(f"attack-{attack}-{number}", title, note, data, "", unit(some), xaxis=axis, showlegend=True)
+        charts.append({**made, "height": _PLOT + _ENTRY * len(data)})
+    return charts
+
+
+_PLOT, _ENTRY = 300, 20
+"""Pixels of a chart, and of a line in its legend."""
+_NOT_THE_ATTACK = ("attack.name", "attack.fraction", "attack.clients")
+
+
+def _under_attack(methods: Sequence[Method]) -> list[Trace]:
+    lines: dict[tuple[str, str], list[Method]] = {}
+    for method in methods:
+        for kind in method.kinds:
+            lines.setdefault((method.settings("attack."), kind), []).append(method)
+    data = []
+    for (_, kind), group in lines.items():
+        points = sorted((_fraction(m), mean(found)) for m in group if (found := m.scores(kind)))
+        if points:
+            x, y = (list(column) for column in zip(*points, strict=True))
+            first = group[-1]  # its name is the one that stands among the attacked
+            data.append(
+                trace(
+                    first,
+                    kind,
+                    x=x,
+                    y=y,
+                    mode="lines+markers",
+                    line={"color": first.colour, "dash": DASHES[kind]},
+                    marker={"symbol": SYMBOLS[kind], "size": 8},
+                    hovertemplate=f"{plain(first.name)}, %{{x:.0%}}: %{{y:.4~f}}",
+                    type="scatter",
+                )
+            )
+    return data
+
+
+def _problem(method: Method) -> str:
+    return str(sorted((k, str(v)) for k, v in method.config.items() if k.startswith(("data.", "privacy."))))
+
+
+def _fraction(method: Method) -> float:
+    summary = method.runs[0].summary
+    return len(summary.get("malicious", ())) / int(summary["clients"])

@@ -1,0 +1,223 @@
+"""Pictures of runs side by side."""
+
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.errors import EquipoiseError
+from equipoise.evaluation.scoreboard import HYBRIDS, SCORED
+from equipoise.reporting.comparison_table import Run, compare, grouped
+from equipoise.storage import atomic_files
+from equipoise.storage.run_folder import SHOWN
+
+if TYPE_CHECKING:
+    from equipoise.evaluation.cka import Similarity
+
+STYLES: dict[str, Any] = {
+    "personal": "-",
+    "consensus": (0, (3, 1, 1, 1)),
+    "global": "--",
+    HYBRIDS["validation"]: ":",
+    HYBRIDS["test"]: "-.",
+}
+MARKERS = {"personal": "o", "consensus": "^", "global": "s", HYBRIDS["validation"]: "*", HYBRIDS["test"]: "x"}
+
+
+def draw(kind: str, runs: list[Run], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    kinds: dict[str, Callable[[list[Run], Any], None]] = {
+        "scores": _rounds,
+        "losses": lambda runs, figure: _rounds(runs, figure, losses=True),
+        "attacks": _attacks,
+        "fairness": _fairness,
+        "learned": _learned,
+    }
+    if len({run.summary["metric"] for run in runs}) > 1:
+        raise EquipoiseError("these runs have different metrics; draw them apart")
+    figure = plt.figure(figsize=(8, 5), layout="constrained")
+    try:
+        kinds[kind](runs, figure)
+        with atomic_files.beside(path) as temporary:
+            figure.savefig(temporary, dpi=130, format="png")
+    finally:
+        plt.close(figure)
+
+
+def draw_similarity(found: "list[Similarity]", path: Path) -> None:
+    """CKA against the layer: the mean over clients, and the least and the most."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(8, 5), layout="constrained")
+    try:
+        axis = figure.subplots()
+        for similarity in found:
+            mean = np.nanmean(similarity.values, axis=1)
+            (line,) = axis.plot(mean, marker="o", label=f"{similarity.run[:50]}, after round {similarity.rounds}")
+            low, high = np.nanmin(similarity.values, axis=1), np.nanmax(similarity.values, axis=1)
+            axis.fill_between(range(len(mean)), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+        if len({similarity.layers for similarity in found}) == 1:
+            axis.set_xticks(range(len(found[0].layers)), found[0].layers, rotation=45, ha="right", fontsize=8)
+        else:
+            axis.set_xlabel("layer, from the input on")
+        axis.set(ylim=(0, 1.02), ylabel="linear CKA (band: least to most)")
+        axis.set_title("; ".join(sorted({similarity.between for similarity in found})), fontsize=9)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+        with atomic_files.beside(path) as temporary:
+            figure.savefig(temporary, dpi=130, format="png")
+    finally:
+        plt.close(figure)
+
+
+def _learned(runs: list[Run], figure: Any) -> None:
+    """How strongly each client's parameters are tied to the others', in the beginning and as it was learned."""
+    from matplotlib.colors import LogNorm
+    from matplotlib.ticker import MaxNLocator
+    from safetensors.numpy import load_file
+
+    runs = [run for run in runs if (run.path / SHOWN).exists()]
+    if not runs:
+        raise EquipoiseError("none of these runs has learned how much its parameters take part, as learn2pfed does")
+    shown = [load_file(group[0].path / SHOWN) for group in grouped(runs)]  # one of those that differ in the seed
+    panels = [("in the beginning", shown[0]["begin.lam"])]
+    panels += [(_name(row), found["lam"]) for row, found in zip(compare(runs), shown, strict=True)]
+    every = np.concatenate([lam[lam > 0] for _, lam in panels] + [np.ones(1)])
+    low, high = every.min(), every.max()
+    figure.set_size_inches(max(8, 3.2 * len(panels)), 3.6)
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    image = None
+    for axis, (title, lam) in zip(axes, panels, strict=True):
+        image = axis.imshow(lam, aspect="auto", norm=LogNorm(low, max(high, 10 * low)), interpolation="nearest")
+        axis.set_title(textwrap.fill(title, 42), fontsize=7)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_xlabel("parameter")
+        axis.set_facecolor("white")  # zero
+    axes[0].set_ylabel("client")
+    figure.colorbar(image, ax=axes, label="Λ (white: 0)")
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['algorithm']} {row['settings']}".strip()[:70]
+
+
+def _scaled(runs: list[Run]) -> tuple[float, str]:
+    metric = runs[0].summary["metric"]
+    return (100, "test accuracy, mean over clients (%)") if metric == "accuracy" else (1, f"test {metric}")
+
+
+def _rounds(runs: list[Run], figure: Any, losses: bool = False) -> None:
+    """Against rounds: personal models drawn through, global ones dashed."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes = figure.subplots()
+    scale, label = (1, "test loss, mean over clients") if losses else _scaled(runs)
+    field = "loss" if losses else runs[0].summary["metric"]
+    curves: dict[tuple[tuple[float, float], ...], list[str]] = {}
+    styles: dict[tuple[tuple[float, float], ...], tuple[Any, str]] = {}
+    for number, (group, row) in enumerate(zip(grouped(runs), compare(runs), strict=True)):
+        for kind in SCORED:
+            points = _curve(group, kind, field, scale)
+            if points:  # methods that share a global model share its curve
+                curves.setdefault(points, []).append(f"{_name(row)} ({kind})")
+                styles.setdefault(points, (STYLES[kind], f"C{number % 10}"))
+    for points, labels in curves.items():
+        style, colour = styles[points]
+        marker = "." if len(points) == 1 else ""
+        axes.plot(*zip(*points, strict=True), linestyle=style, color=colour, label=", ".join(labels), marker=marker)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(xlabel="round", ylabel=label)
+    axes.set_title(f"{runs[0].summary['dataset']}, {runs[0].summary['clients']} clients")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small")
+
+
+def _curve(group: list[Run], kind: str, field: str, scale: float) -> tuple[tuple[float, float], ...]:
+    """The mean over seeds at each round that all of them scored."""
+    found: dict[int, list[float]] = {}
+    for run in group:
+        for line in run.metrics:
+            if (value := line.get(kind, {}).get(field)) is not None:
+                found.setdefault(line["round"], []).append(scale * value)
+    return tuple((round, mean(values)) for round, values in sorted(found.items()) if len(values) == len(group))
+
+
+def _attacks(runs: list[Run], figure: Any) -> None:
+    """A panel an attack; runs without malicious clients stand in all of them."""
+    under: dict[str, list[Run]] = {}
+    for run in runs:
+        if _fraction(run):
+            variance = run.config.get("attack.variance")
+            several = len({other.config.get("attack.variance") for other in runs} - {None}) > 1
+            name = run.config["attack.name"] + (f", variance {variance:g}" if several and variance is not None else "")
+            under.setdefault(name, []).append(run)
+    if not under:
+        raise EquipoiseError("none of these runs has malicious clients; give them a section [attack] with a fraction")
+    free = [run for run in runs if not _fraction(run)]
+    scale, label = _scaled(runs)
+    names = sorted({_method(run) for run in runs})
+    panels = figure.subplots(1, len(under), squeeze=False, sharey=True)[0]
+    figure.set_size_inches(3.5 * len(under) + 3.5, 4.5)
+    for axes, (attack, some) in zip(panels, under.items(), strict=True):
+        for number, name in enumerate(names):
+            mine = [run for run in [*free, *some] if _method(run) == name]
+            for kind in ("personal", "global", "hybrid"):
+                values: dict[float, list[float]] = {}
+                for run in mine:
+                    if (value := run.summary.get(kind, {}).get(run.summary["metric"])) is not None:
+                        values.setdefault(_fraction(run), []).append(scale * value)
+                if values:
+                    points = [(fraction, mean(found)) for fraction, found in sorted(values.items())]
+                    label_of = f"{name} ({kind})"
+                    axes.plot(
+                        *zip(*points, strict=True),
+                        linestyle=STYLES[kind],
+                        color=f"C{number}",
+                        marker=MARKERS[kind],
+                        label=label_of,
+                    )
+        axes.set(title=attack, xlabel="part of malicious clients")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(label)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize="x-small", loc="outside right upper")
+
+
+def _method(run: Run) -> str:
+    """The algorithm, and the defence if there is one."""
+    reducer = run.config.get("reducer.name", "weighted-mean")
+    return str(run.config["algorithm.name"]) + ("" if reducer in ("mean", "weighted-mean") else f" with {reducer}")
+
+
+def _fraction(run: Run) -> float:
+    """Which part of its clients is malicious."""
+    return len(run.summary.get("malicious", ())) / int(run.summary["clients"])
+
+
+def _fairness(runs: list[Run], figure: Any) -> None:
+    """Lower right is better: higher scores that differ less between clients."""
+    axes = figure.subplots()
+    scale, label = _scaled(runs)
+    for number, row in enumerate(compare(runs)):
+        for kind, marker in MARKERS.items():
+            if row[kind] is not None and row[f"{kind}_loss_variance"] is not None:
+                axes.scatter(
+                    scale * row[kind],
+                    row[f"{kind}_loss_variance"],
+                    marker=marker,
+                    color=f"C{number % 10}",
+                    label=f"{_name(row)} ({kind})",
+                )
+    axes.set(xlabel=label, ylabel="variance of test losses over clients")
+    axes.grid(alpha=0.3)
+    figure.legend(fontsize="x-small", loc="outside right upper")
+    figure.set_size_inches(9, 5)

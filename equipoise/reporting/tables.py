@@ -1,0 +1,33 @@
+"""Tables of results for documents: the runs that an experiment's file asks for, means over seeds, Markdown."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+
+from equipoise.reporting.comparison_table import Run, find_runs
+from equipoise.runs.sweep import cells
+from equipoise.storage.run_folder import read_toml
+
+
+def runs_of(file: Path, folder: Path, scale: str | None = None) -> list[Run]:
+    """Of the runs in a folder those that are done and that the file asks for, at a scale if it has any."""
+    tables = read_toml(file)
+    wanted, _ = cells(tables, scale if scale in tables.get("scale", {}) else None)
+    done = [cell.folder(folder) for cell in wanted if cell.done(folder)]
+    return find_runs(done) if done else []
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """The mean, and the deviation where there are several."""
+    if not values:
+        return "–"
+    return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
+
+
+def markdown(title: str, head: Sequence[object], body: Iterable[Sequence[object]]) -> str:
+    """A section with a table; nothing where it would be empty."""
+    rows = list(body)
+    if not rows:
+        return ""
+    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)]
+    return "\n".join([f"\n## {title}\n", *lines])

@@ -1,0 +1,185 @@
+"""Our figures beside a paper's: which runs make a row and a column, and where the two differ."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from statistics import mean, stdev
+from typing import Any
+
+from equipoise.reporting.comparison_table import Run, higher_is_better
+from equipoise.reproduction.exhibits import Exhibit, Figure, Line
+from equipoise.storage.run_folder import RunFolder
+
+
+def fits(config: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+    """1 is 1.0, as TOML has it where a person writes either; a setting that is not there is no value."""
+    return all(key in config and config[key] == value for key, value in where.items())
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A place in a table: our runs' figure, and the paper's."""
+
+    ours: float | None
+    spread: float | None
+    "standard deviation over seeds, where there are several"
+    seeds: int
+    paper: float | None = None
+    paper_spread: float | None = None
+
+    @property
+    def mark(self) -> str:
+        """Do the two differ by more than both deviations together? Where neither is known, nobody can tell."""
+        if self.ours is None or self.paper is None or (self.spread is None and self.paper_spread is None):
+            return ""
+        if abs(self.ours - self.paper) <= (self.spread or 0) + (self.paper_spread or 0):
+            return ""
+        return "▲" if self.ours > self.paper else "▼"
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A table of ours beside the paper's."""
+
+    title: str
+    unit: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    entries: tuple[tuple[Entry, ...], ...]
+
+    @property
+    def digits(self) -> int:
+        return 2 if self.unit in ("%", "×") else 4
+
+    def text(self, entry: Entry) -> str:
+        def figure(value: float | None, spread: float | None) -> str:
+            deviation = "" if spread is None else f" ± {spread:.{self.digits}f}"
+            return "–" if value is None else f"{value:.{self.digits}f}{deviation}"
+
+        published = "" if entry.paper is None else f" ({figure(entry.paper, entry.paper_spread)})"
+        return f"{figure(entry.ours, entry.spread)}{published} {entry.mark}".strip()
+
+    def marked(self) -> int:
+        return sum(bool(entry.mark) for row in self.entries for entry in row)
+
+    def filled(self) -> int:
+        return sum(entry.ours is not None and entry.paper is not None for row in self.entries for entry in row)
+
+    def as_json(self) -> dict[str, Any]:
+        entries = [[{**asdict(entry), "mark": entry.mark} for entry in row] for row in self.entries]
+        return {**asdict(self), "entries": entries, "digits": self.digits}
+
+
+def score(run: Run, kind: str, moment: str) -> float | None:
+    """Of the kind of model that is asked for; else of the personal one, if there is one, else of the global one."""
+    metric = run.summary["metric"]
+    scale = 100 if metric == "accuracy" else 1
+    scores: Mapping[str, Any] = run.summary
+    if kind == "unseen":
+        scores, kind = run.summary.get("unseen", {}), ""
+    kind = kind or next((k for k in ("personal", "global") if k in scores), "")
+    if moment == "validation" and scores is run.summary:
+        scores = _best_on_validation(run, kind) or scores
+    value = scores.get(kind, {}).get(metric)
+    return None if value is None else scale * float(value)
+
+
+def _best_on_validation(run: Run, kind: str) -> dict[str, Any] | None:
+    metric = run.summary["metric"]
+    field = f"validation_{metric}"
+    lines = [line for line in run.metrics if line.get(kind, {}).get(field) is not None]
+    if not lines:
+        return None
+    return (max if higher_is_better(run.summary) else min)(lines, key=lambda line: line[kind][field])
+
+
+def seconds_to(run: Run, target: float) -> float | None:
+    """Of training, to the first evaluation that reached the score."""
+    kind = "personal" if "personal" in run.summary else "global"
+    sign = 1 if higher_is_better(run.summary) else -1
+    for line in run.metrics:
+        score = line.get(kind, {}).get(run.summary["metric"])
+        if score is not None and sign * score >= sign * target:
+            folder = RunFolder(run.path)
+            return float(sum(t["train"] for t in folder.read(folder.timings) if t["round"] <= line["round"]))
+    return None
+
+
+def beside(exhibit: Exhibit, runs: Mapping[str, list[Run]], scale: str) -> list[Beside]:
+    """Our figures beside the paper's: one table, or one a part."""
+    if not exhibit.rows:
+        return []
+    if exhibit.joint:
+        columns = [column for column in exhibit.columns if column.part in runs]
+        every = [run for part in runs.values() for run in part]
+        owner = {id(run): part for part, some in runs.items() for run in some}
+        return [_table(exhibit, exhibit.title, columns, every, owner, exhibit.published(), scale)]
+    tables = []
+    for part, some in runs.items():
+        title = f"{exhibit.title}: {part}" if len(exhibit.parts) > 1 else exhibit.title
+        tables.append(_table(exhibit, title, exhibit.columns, some, {}, exhibit.published(part), scale))
+    return tables
+
+
+def _table(
+    exhibit: Exhibit,
+    title: str,
+    columns: Sequence[Line],
+    runs: list[Run],
+    owner: Mapping[int, str],
+    published: Mapping[str, list[Figure]],
+    scale: str,
+) -> Beside:
+    body, labels = [], []
+    for row in exhibit.rows:
+        entries = []
+        for column in columns:
+            mine = [
+                run
+                for run in runs
+                if fits(run.config, {**row.where, **column.where}) and owner.get(id(run), "") == column.part
+            ]
+            at = exhibit.columns.index(column)
+            entries.append(_entry(exhibit, row, column, mine, published.get(row.key), at, scale))
+        if any(entry.ours is not None for entry in entries):
+            body.append(tuple(entries))
+            labels.append(row)
+    if exhibit.relative:
+        body = _divided(body, [line.key for line in labels].index(exhibit.relative)) if _has(labels, exhibit) else []
+    metric = runs[0].summary["metric"] if runs else "accuracy"
+    unit = "×" if exhibit.relative else "%" if metric == "accuracy" else metric
+    return Beside(
+        title, unit, tuple(line.label for line in labels if body), tuple(c.label for c in columns), tuple(body)
+    )
+
+
+def _has(labels: Sequence[Line], exhibit: Exhibit) -> bool:
+    return any(line.key == exhibit.relative for line in labels)
+
+
+def _entry(
+    exhibit: Exhibit, row: Line, column: Line, runs: list[Run], published: list[Figure] | None, at: int, scale: str
+) -> Entry:
+    kind = row.score or column.score or exhibit.score
+    if exhibit.target:
+        found = [seconds_to(run, exhibit.target[scale]) for run in runs]
+    else:
+        found = [score(run, kind, exhibit.moment) for run in runs]
+    values = [value for value in found if value is not None]
+    paper = published[at] if published is not None and at < len(published) else (None, None)
+    deviation = stdev(values) if len(values) > 1 else None
+    return Entry(mean(values) if values else None, deviation, len(values), *paper)
+
+
+def _divided(body: list[tuple[Entry, ...]], by: int) -> list[tuple[Entry, ...]]:
+    """Every figure relative to that of one row, ours to ours and the paper's to the paper's."""
+
+    def over(a: float | None, b: float | None) -> float | None:
+        return None if a is None or not b else a / b
+
+    return [
+        tuple(
+            replace(e, ours=over(e.ours, r.ours), spread=over(e.spread, r.ours), paper=over(e.paper, r.paper))
+            for e, r in zip(row, body[by], strict=True)
+        )
+        for row in body
+    ]

@@ -1,0 +1,249 @@
+"""Every table and figure of the papers: from which files it is run, and what the paper's own figures are.
+
+A paper is a folder of experiments: sweeps, paper/tables.toml with the published figures, and exhibits.toml, which says
+what belongs to which table. `times.json` beside the papers tells how long each file took or would take.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import EquipoiseError
+from equipoise.settings import nearest
+from equipoise.storage.run_folder import read_toml
+
+TIMES, EXHIBITS = "times.json", "exhibits.toml"
+SCALES = ("smoke", "small", "paper")
+LONG = 24 * 3600
+"""Seconds on two cores beyond which an exhibit wants a larger machine."""
+Figure = tuple[float, float | None]
+"""What a paper prints, and its standard deviation where there is one."""
+
+
+def own() -> Path:
+    """The experiments that come with the package; in a checkout they lie beside it."""
+    inside = Path(__file__).parents[1] / "experiments"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "experiments"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One data set of an exhibit, say: what `--only` chooses among."""
+
+    name: str
+    files: tuple[str, ...]
+    "sweeps in the paper's folder"
+    set: tuple[str, ...] = ()
+    "settings on top of these files"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row or a column of a table: which runs are in it, and which of their scores."""
+
+    key: str
+    "under which the paper's figures stand, of rows"
+    label: str = ""
+    part: str = ""
+    score: str = ""
+    where: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def read(written: str | Mapping[str, Any]) -> "Line":
+        """A bare name is that of an algorithm."""
+        if isinstance(written, str):
+            return Line(written, written, where={"algorithm.name": written})
+        return Line(**{"label": written["key"], **written})
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    place: Path
+    "the folder of all papers"
+    paper: str
+    name: str
+    title: str
+    why: str = ""
+    "there is nothing to run, and why"
+    lacks: str = ""
+    "what of the paper's is not here, or something else in its place"
+    note: str = ""
+    "what else is other than in the paper"
+    parts: tuple[Part, ...] = ()
+    where: Mapping[str, Any] = field(default_factory=dict)
+    "of the files' runs, those with these settings"
+    rows: tuple[Line, ...] = ()
+    columns: tuple[Line, ...] = ()
+    figures: str = ""
+    "the section of paper/tables.toml; it has a section a part where columns belong to none"
+    score: str = ""
+    "which model's, where rows and columns do not say: personal, global, hybrid, unseen; else personal, if there is one"
+    moment: str = "end"
+    "the evaluation that counts: the last one, or the one that was best on validation samples"
+    target: Mapping[str, float] = field(default_factory=dict)
+    "by scale: what is counted is the time of training to this score"
+    relative: str = ""
+    "the row whose figure all others are divided by"
+    plot: str = ""
+    "the kind of picture to draw"
+    each: tuple[str, ...] = ()
+    "settings with each combination of which there is a picture"
+    shown: Mapping[str, str] = field(default_factory=dict)
+    "further columns, and the figure of summary.json in each"
+
+    @property
+    def id(self) -> str:
+        return f"{self.paper}-{self.name}"
+
+    @property
+    def differs(self) -> str:
+        """From the paper, in words."""
+        return self.why or "; ".join(text for text in (self.lacks, self.note) if text)
+
+    @property
+    def folder(self) -> Path:
+        return self.place / self.paper
+
+    def published(self, part: str = "") -> dict[str, list[Figure]]:
+        """Under the rows' keys, a figure a column."""
+        if not self.figures:
+            return {}
+        found = _tables(self.folder)[self.figures]
+        rows = found.get(part, {}) if part and part in found else found
+        return {key: _figures(row) for key, row in rows.items() if key != "columns" and not isinstance(row, dict)}
+
+    @property
+    def joint(self) -> bool:
+        """Is it one table over all parts?"""
+        return any(column.part for column in self.columns)
+
+    def chosen(self, only: list[str]) -> list[Part]:
+        known = [part.name for part in self.parts]
+        for name in only:
+            if name not in known:
+                raise EquipoiseError(f"{self.id} has no part {name!r}{nearest(name, known)}")
+        return [part for part in self.parts if part.name in only or not only]
+
+    def data(self, parts: list[Part] | None = None) -> list[str]:
+        """The data sets that it needs."""
+        names: dict[str, None] = {}
+        for part in self.parts if parts is None else parts:
+            given = [item.partition("=")[2] for item in part.set if item.startswith("data.name=")]
+            named = [_read(self.folder / f"{file}.toml").get("data", {}).get("name") for file in part.files]
+            names |= dict.fromkeys(given or [name for name in named if name])
+        return list(names)
+
+
+def _figures(row: Any) -> list[Figure]:
+    values = row if isinstance(row, list) else [row]
+    return [(v[0], v[1]) if isinstance(v, list) else (v, None) for v in values]
+
+
+@cache
+def _read(path: Path) -> dict[str, Any]:
+    return read_toml(path)
+
+
+def _tables(paper: Path) -> dict[str, Any]:
+    return _read(paper / "paper" / "tables.toml")
+
+
+def _exhibit(place: Path, paper: str, sets: Mapping[str, list[str]], written: Mapping[str, Any]) -> Exhibit:
+    table = dict(written)
+    files = table.pop("files", [])
+    parts = []
+    for part in table.pop("parts", ()):
+        if isinstance(part, str):
+            alike = [name for name in files if "{part}" not in name]  # one file for many data, by what is set on top
+            names = tuple(name.format(part=part) for name in files)
+            parts.append(Part(part, names, tuple(sets.get(part, ())) if alike else ()))
+        else:
+            parts.append(Part(part["name"], tuple(part["files"]), tuple(part.get("set", ()))))
+    rows, columns = (tuple(map(Line.read, table.pop(key, ()))) for key in ("rows", "columns"))
+    each = tuple(table.pop("each", ()))
+    return Exhibit(place, paper, parts=tuple(parts), rows=rows, columns=columns, each=each, **table)
+
+
+def exhibits(place: Path) -> dict[str, Exhibit]:
+    """All of them by name, in the papers' order."""
+    found = {}
+    for file in _files(place):
+        tables = _read(file)
+        try:
+            for written in tables["exhibit"]:
+                exhibit = _exhibit(place, file.parent.name, tables.get("sets", {}), written)
+                _check(exhibit, file)
+                found[exhibit.id] = exhibit
+        except (AttributeError, KeyError, TypeError) as error:
+            raise EquipoiseError(
+                f"{file} is not a file of exhibits: {error}; docs/reproduce.md tells its keys"
+            ) from None
+    return found
+
+
+def _check(exhibit: Exhibit, file: Path) -> None:
+    """What would only be noticed when all is run."""
+
+    def wrong(text: str) -> EquipoiseError:
+        return EquipoiseError(f"{file}: {exhibit.name}: {text}")
+
+    if not exhibit.why and not exhibit.parts:
+        raise wrong("it has neither parts to run nor a reason why there is nothing to run (`why`)")
+    if exhibit.figures and exhibit.figures not in _tables(exhibit.folder):
+        raise wrong(f"figures = {exhibit.figures!r} is no section of paper/tables.toml")
+    keys = [row.key for row in exhibit.rows]
+    if exhibit.relative and exhibit.relative not in keys:
+        raise wrong(f"relative = {exhibit.relative!r} is none of its rows{nearest(exhibit.relative, keys)}")
+    if exhibit.target and set(exhibit.target) != set(SCALES):
+        raise wrong(f"target needs a score for each of {', '.join(SCALES)}")
+    for column in exhibit.columns:
+        if column.part:
+            exhibit.chosen([column.part])
+
+
+def _files(place: Path) -> list[Path]:
+    if not (found := sorted(place.glob(f"*/{EXHIBITS}"))):
+        raise EquipoiseError(f"{place} holds no papers: no folder in it has a file {EXHIBITS}")
+    return found
+
+
+def papers(place: Path) -> dict[str, str]:
+    """What each paper is about."""
+    return {file.parent.name: _read(file).get("paper", file.parent.name) for file in _files(place)}
+
+
+def find(name: str, place: Path) -> Exhibit:
+    known = exhibits(place)
+    if name not in known:
+        raise EquipoiseError(f"there is no exhibit {name!r}{nearest(name, known)}")
+    return known[name]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of a file at a scale."""
+
+    runs: int
+    seconds: float
+    "of one core, for one run, in the mean"
+
+
+@cache
+def _times(place: Path) -> dict[str, dict[str, Any]]:
+    path = place / TIMES
+    found: dict[str, dict[str, Any]] = json.loads(path.read_text()) if path.exists() else {}
+    return found
+
+
+def cost(exhibit: Exhibit, file: str, part: Part, scale: str) -> Cost | None:
+    """What benchmarks/experiments.py measured or reckoned, if it did."""
+    found = _times(exhibit.place).get(timed(exhibit.paper, file, part), {}).get(scale)
+    return None if found is None else Cost(**found)
+
+
+def timed(paper: str, file: str, part: Part) -> str:
+    """The name of a file in times.json, with what is set on top of it."""
+    return " ".join([f"{paper}/{file}", *part.set])

@@ -1,0 +1,225 @@
+"""Running an exhibit of a paper, and setting what came out beside what the paper prints."""
+
+import fcntl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from equipoise.reporting import plots
+from equipoise.reporting.comparison_table import Run, find_runs
+from equipoise.reproduction.comparison import beside, fits
+from equipoise.reproduction.exhibits import LONG, Exhibit, Part, cost
+from equipoise.runs import process_pool
+from equipoise.runs.sweep import Cell, Sweep, cells, group, tuned
+from equipoise.storage import atomic_files
+from equipoise.storage.run_folder import RunFolder, flatten, read_toml
+
+PAPER = "paper.json"
+"""In the folder of a paper's runs: the tables that were made of them, for `equipoise report`."""
+_CKA_SAMPLES = 500
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The runs of one file that a part of an exhibit asks for, and where they are kept."""
+
+    part: Part
+    file: str
+    every: tuple[Cell, ...]
+    sweep: Sweep
+    folder: Path
+    seconds: float | None
+    "that one of its runs takes, if that is known"
+
+    def trials(self) -> list[Cell]:
+        """Those by which settings are chosen, if any are."""
+        return tuned(self.every, self.sweep, self.folder)[0]
+
+    def wanted(self) -> list[Cell]:
+        return tuned(self.every, self.sweep, self.folder)[1]
+
+    def planned(self) -> list[Cell]:
+        """All that will have been run in the end; before settings are chosen, with some of them in their place."""
+        trials, wanted = tuned(self.every, self.sweep, self.folder)
+        if trials and not wanted:
+            groups = {group(cell, self.sweep.tune): cell.identity for cell in trials}
+            wanted = [cell for cell in self.every if cell.identity in groups.values()]
+        return list({(cell.identity, cell.seed): cell for cell in (*trials, *wanted)}.values())
+
+    def weight(self, cell: Cell) -> float:
+        """Of a run in the progress of all of them."""
+        return cell.experiment.schedule.rounds if self.seconds is None else self.seconds
+
+
+def pieces(
+    exhibit: Exhibit,
+    out: Path,
+    scale: str,
+    only: Sequence[str] = (),
+    seeds: int | None = None,
+    sets: Sequence[str] = (),
+) -> list[Piece]:
+    """All that is to be run. Runs of a file lie in one folder whichever exhibit asks for them: what two share is run
+    once."""
+    found = []
+    # Whoever kills it should lose a round at most; when states are saved is no part of what a run is.
+    always = ["checkpoint_every=1", *([f"seed={list(range(seeds))}"] if seeds else [])]
+    for part in exhibit.chosen(list(only)):
+        for file in part.files:
+            tables = read_toml(exhibit.folder / f"{file}.toml")
+            every, sweep = cells(tables, scale, [*part.set, *always, *sets], others=False)
+            chosen = tuple(c for c in every if fits(flatten(c.experiment.tables()), exhibit.where))
+            known = cost(exhibit, file, part, scale)
+            place = out / exhibit.paper / file
+            if chosen:
+                found.append(Piece(part, file, chosen, sweep, place, known.seconds if known else None))
+    return found
+
+
+def reduced(exhibit: Exhibit, pieces: Sequence[Piece]) -> str:
+    """In which sizes the runs differ from those that the scale paper has, in words; empty if in none."""
+    found: dict[str, tuple[set[int], set[int]]] = {}
+    for piece in pieces:
+        whole, _ = cells(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set, others=False)
+        theirs = [c for c in whole if fits(flatten(c.experiment.tables()), exhibit.where)]
+        for what, (mine, paper) in _sizes(piece.every, theirs).items():
+            ours, others = found.setdefault(what, (set(), set()))
+            ours |= mine
+            others |= paper
+    words = [f"{what} {_span(a)} ({_span(b)})" for what, (a, b) in found.items() if a != b]
+    return ", ".join(words)
+
+
+def _sizes(mine: Sequence[Cell], paper: Sequence[Cell]) -> dict[str, tuple[set[int], set[int]]]:
+    measures: dict[str, Callable[[Sequence[Cell]], set[int]]] = {
+        "rounds": lambda every: {c.experiment.schedule.rounds for c in every},
+        "seeds": lambda every: {len({c.seed for c in every})},
+        "clients": lambda every: {int(flatten(c.experiment.tables()).get("data.clients") or 0) for c in every},
+        "samples of a client at most": lambda every: {
+            int(flatten(c.experiment.tables()).get("data.most") or 0) for c in every
+        },
+    }
+    return {what: (measure(mine), measure(paper)) for what, measure in measures.items()}
+
+
+def _span(numbers: set[int]) -> str:
+    shown = sorted(numbers - {0})
+    if not shown:
+        return "all"
+    return str(shown[0]) if len(shown) == 1 else f"{shown[0]} to {shown[-1]}"
+
+
+def estimate(exhibit: Exhibit, scale: str, jobs: int = 2) -> float | None:
+    """Seconds that all of it takes with so many runs at a time; None where a file was never measured."""
+    total = 0.0
+    asked = {(p.part.name, p.file): len(p.every) for p in pieces(exhibit, Path(), scale)} if exhibit.where else {}
+    for part in exhibit.parts:
+        for file in part.files:
+            known = cost(exhibit, file, part, scale)
+            if known is None:
+                return None
+            total += (asked.get((part.name, file), 0) if exhibit.where else known.runs) * known.seconds
+    return total / jobs
+
+
+def status(exhibit: Exhibit, missing: Sequence[str], subsets: Sequence[str], whole: float | None) -> str:
+    """What of it can be run here, in a few words; `whole` is the time that the scale paper takes."""
+    if exhibit.why:
+        return "nothing to run"
+    if missing:
+        return f"needs data: {', '.join(missing)}"
+    if whole is not None and whole > LONG:
+        return "small runs here; in full it takes days"
+    much = "on a subset" if exhibit.lacks or subsets else "in full"
+    return much if whole is not None else f"{much}, time not known"
+
+
+class Overall:
+    """How far many runs are, by the rounds that their logs show."""
+
+    def __init__(self, pieces: Sequence[Piece]) -> None:
+        self.plans = [(piece, piece.planned()) for piece in pieces]
+        self.over: set[Path] = set()
+        "folders of runs that are done, or came to nothing"
+        self.count = sum(len(planned) for _, planned in self.plans)
+        self.total = sum(piece.weight(cell) for piece, planned in self.plans for cell in planned)
+
+    def look(self) -> float:
+        """The part that is done, in the units of `total`."""
+        done = 0.0
+        self.plans = [(piece, piece.planned() if piece.sweep.tune else planned) for piece, planned in self.plans]
+        for piece, planned in self.plans:
+            for cell in planned:
+                folder = cell.folder(piece.folder)
+                if folder not in self.over and (cell.done(piece.folder) or cell.failed(piece.folder)):
+                    self.over.add(folder)
+                part = 1.0 if folder in self.over else rounds_of(folder) / cell.experiment.schedule.rounds
+                done += piece.weight(cell) * part
+        return done
+
+
+def rounds_of(folder: Path) -> int:
+    """How many rounds a run has done."""
+    try:
+        return RunFolder(folder).timings.read_bytes().count(b"\n")
+    except OSError:
+        return 0
+
+
+def execute(pieces: Sequence[Piece], data: Path | None, at_a_time: int, told: process_pool.Told) -> None:
+    for piece in pieces:
+        if piece.sweep.tune:
+            process_pool.execute(piece.trials(), piece.folder, data, at_a_time, told)
+        process_pool.execute(piece.wanted(), piece.folder, data, at_a_time, told)
+
+
+def finished(pieces: Sequence[Piece]) -> dict[str, list[Run]]:
+    """The runs that are done, by the name of the part."""
+    found: dict[str, list[Run]] = {}
+    for piece in pieces:
+        done = [cell.folder(piece.folder) for cell in piece.wanted() if cell.done(piece.folder)]
+        found.setdefault(piece.part.name, []).extend(find_runs(done) if done else [])
+    return found
+
+
+def draw(exhibit: Exhibit, runs: dict[str, list[Run]], scale: str, out: Path, data: Path | None) -> list[Path]:
+    """Its pictures: one a part, and one for each combination of the settings that are kept apart."""
+    found = []
+    for part, some in runs.items():
+        apart: dict[str, list[Run]] = {}
+        for run in some:
+            name = "-".join(str(run.config[key]) for key in exhibit.each if key in run.config)
+            apart.setdefault(name, []).append(run)
+        for name, mine in apart.items():
+            words = [exhibit.name, part, name, scale]
+            path = out / exhibit.paper / ("-".join(word for word in words if word) + ".png")
+            if exhibit.plot == "cka":
+                from equipoise.evaluation.cka import measure
+                from equipoise.runs.launch import reopen
+
+                alike = [(run, reopen(run.path, data)[0].simulation) for run in mine]
+                compared = [measure(s, run.path.name, _CKA_SAMPLES, lambda done, total: None) for run, s in alike]
+                for similarity, run in zip(compared, mine, strict=True):
+                    similarity.write(run.path)
+                plots.draw_similarity(compared, path)
+            else:
+                plots.draw(exhibit.plot, mine, path)
+            found.append(path)
+    return found
+
+
+def keep(exhibit: Exhibit, out: Path, scale: str, seeds: int | None) -> None:
+    """The tables for `equipoise report`, of all parts that have runs by now, whichever were asked for today."""
+    planned = pieces(exhibit, out, scale, (), seeds)
+    runs = {part: some for part, some in finished(planned).items() if some}
+    path = out / exhibit.paper / PAPER
+    sizes = reduced(exhibit, [piece for piece in planned if piece.part.name in runs])
+    notes = [f"scale {scale} (in parentheses: paper): {sizes}"] if sizes else []
+    tables = [table.as_json() for table in beside(exhibit, runs, scale)]
+    entry = {"notes": "; ".join([*notes, *([exhibit.differs] if exhibit.differs else [])]), "tables": tables}
+    atomic_files.make_folder(path.parent)
+    with (path.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several may be at work on one paper
+        kept: dict[str, Any] = atomic_files.read_json(path) if path.exists() else {}
+        atomic_files.write_json(path, kept | {f"{exhibit.id} ({scale}{f', {seeds} seeds' if seeds else ''})": entry})

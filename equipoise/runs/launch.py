@@ -1,0 +1,124 @@
+"""Starting, resuming and reopening runs of an experiment."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from equipoise.api import Result
+from equipoise.config.experiment import Experiment
+from equipoise.data.federation import Federation
+from equipoise.data.sources import data_folder
+from equipoise.engine.simulation import Simulation
+from equipoise.errors import EquipoiseError
+from equipoise.storage.run_folder import WRITTEN, RunFolder, read_toml
+from equipoise.training.task import Task
+from equipoise.callbacks.trackers import followed
+from equipoise.callbacks.base import Watcher
+
+_TRAINED = "trained"
+"""What run.toml tells of a run that took its training over: the name of the other's folder."""
+
+
+def default_folder(path: Path, experiment: Experiment, how: str = "") -> Path:
+    return Path("runs") / f"{path.stem}-{experiment.algorithm_name}-seed{experiment.schedule.seed}{how}"
+
+
+def folder_of_data(file: Path, given: Path | None, tell: Callable[[str], None] = lambda text: None) -> Path | None:
+    """--data, else the folder that `file` says its run used, if it is a run.toml and that folder is here."""
+    if given is not None or not file.exists():
+        return given
+    written = read_toml(file).get(WRITTEN)
+    folder = written.get("data") if isinstance(written, dict) else None
+    if not isinstance(folder, str):
+        return None
+    if not Path(folder).is_dir():
+        tell(f"the data of {file} were in {folder}, which is not here; looking in {data_folder(None)}")
+        return None
+    return Path(folder)
+
+
+def run(
+    experiment: Experiment,
+    out: Path,
+    data: Path | None = None,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    trained: Path | None = None,
+) -> Result:
+    """A run of the experiment in the folder `out`, from its start or from where it was.
+
+    With `trained`, the folder of a finished run whose training is the same, its models are scored as this method makes
+    them, and nothing is trained.
+    """
+    watcher = watcher or Watcher()
+    if experiment.engine.kind != "simulate":
+        raise EquipoiseError(
+            "engine.kind = 'flower' is a federation over real machines; start it with `equipoise deploy local` or "
+            "`equipoise deploy init`, or simulate it with --set engine.kind=simulate"
+        )
+    if resume and data is None:
+        data = folder_of_data(RunFolder(out).config, None, watcher.tell)
+    source = data_folder(data).resolve()
+    federation = experiment.federation(source, watcher.reading)
+    for note in federation.notes:
+        watcher.tell(note)
+    task = experiment.task(federation)
+    mode = experiment.engine.mode_for(task)
+    written = {"data": str(source), "mode": mode}
+    if trained is not None:
+        written[_TRAINED] = trained.name
+    tables = experiment.tables()
+    with (
+        RunFolder.at_work(out, tables, resume, **written) as folder,
+        followed(watcher, experiment.schedule.track, folder, tables) as told,
+    ):
+        if trained is not None:
+            shutil.copytree(RunFolder(trained).checkpoint, folder.checkpoint, dirs_exist_ok=True)
+        simulation = _simulation(experiment, federation, task, folder, told)
+        if trained is not None:
+            simulation.rescore(RunFolder(trained).read_metrics())
+        else:
+            if resume:
+                simulation.resume()
+            simulation.run()
+    return Result(simulation)
+
+
+def has_models(path: Path) -> bool:
+    """Has a finished run its last checkpoint still?"""
+    return any(RunFolder(path).checkpoint.glob("round-*.json"))
+
+
+def clear_if_half_scored(path: Path) -> None:
+    """What was begun from another run's training and not finished is nothing to go on from."""
+    folder = RunFolder(path)
+    if folder.summary.exists() or not folder.config.exists():
+        return
+    if _TRAINED in read_toml(folder.config).get(WRITTEN, {}):
+        shutil.rmtree(path)
+
+
+def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
+    """A run as it stood at its newest checkpoint."""
+    folder = RunFolder.open(path)
+    tables = read_toml(folder.config)
+    experiment = Experiment.parse(tables, needs=("algorithm",))
+    if experiment.engine.kind != "simulate":
+        raise EquipoiseError(
+            f"{path} is the server's folder of a deployment: personal models are on the clients' machines, in "
+            "personal.safetensors of their state folders, and the global model is in its global.safetensors"
+        )
+    federation = experiment.federation(data_folder(folder_of_data(folder.config, data)))
+    task = experiment.task(federation)
+    simulation = _simulation(experiment, federation, task, folder)
+    simulation.close()
+    if not simulation.restore():
+        raise EquipoiseError(f"{path} has no checkpoint yet; let the run go on with --resume")
+    return Result(simulation), experiment
+
+
+def _simulation(
+    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, watcher: Watcher | None = None
+) -> Simulation:
+    settings = (experiment.algorithm, experiment.schedule, experiment.engine)
+    return Simulation(task, federation, *settings, folder, watcher, *experiment.around)

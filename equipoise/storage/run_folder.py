@@ -1,0 +1,221 @@
+"""The folder of a run: what it was told to do, what it measured, and where it can go on from."""
+
+import csv
+import fcntl
+import json
+import os
+import shutil
+import time
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import tomli_w
+
+from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.evaluation.scoreboard import COLUMNS
+from equipoise.storage import atomic_files
+
+WRITTEN = "written"
+"""The section that a run adds to its configuration for its readers; it is no setting."""
+
+SHOWN = "shown.safetensors"
+"""What an algorithm shows of its clients."""
+
+FEDERATION = "federation.json"
+"""Who has how many samples of which label."""
+
+CKA = "cka.json"
+"""What `equipoise cka` found."""
+
+DEPLOYMENT = "deployment"
+"""The folder in which a deployment on one machine keeps its keys, clients and logs."""
+
+ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb")
+"""Settings on which no result depends."""
+_MAY_CHANGE = {"rounds", *ASIDE}
+"""Between a run and its continuation."""
+_TRIES = 8
+
+
+def _lock(file: IO[str], kind: int, wait: float = 0.05) -> bool:
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(wait)
+        return False
+    return True
+
+
+def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted names."""
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise EquipoiseError(f"there is no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise EquipoiseError(f"{path} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise EquipoiseError(f"{path} is not valid TOML: {error}") from None
+
+
+class RunFolder:
+    def __init__(self, path: Path):
+        self.path = path
+        self.metrics, self.timings = path / "metrics.jsonl", path / "timings.jsonl"
+        self.logs = (self.metrics, self.timings)
+        self.events = path / "events.jsonl"
+        "what an operator should know of a deployment"
+        self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
+        self.config = path / "run.toml"
+        self.shown = path / SHOWN
+        "what the algorithm shows of the clients that trained, a row each in the order of clients.csv"
+        self.text = ""
+        "what run.toml is to say"
+
+    @staticmethod
+    @contextmanager
+    def at_work(path: Path, settings: dict[str, Any], resume: bool, **written: str) -> Iterator["RunFolder"]:
+        """The folder of a new run, or that of one with the same settings that is to go on; nobody else works there."""
+        atomic_files.make_folder(path)
+        folder = RunFolder(path)
+        written = {"equipoise": version("equipoise"), "torch": version("torch"), **written}
+        folder.text = tomli_w.dumps({**settings, WRITTEN: written})
+        with folder.locked():
+            new = folder.admit(settings, resume)
+            if new:
+                folder.write_config()
+            try:
+                yield folder
+            except RunFailed:
+                raise
+            except EquipoiseError:
+                if new and not folder.metrics.exists():  # it never began: nobody needs to clean up after a typo
+                    folder.config.unlink(missing_ok=True)
+                    folder.events.unlink(missing_ok=True)
+                    shutil.rmtree(folder.checkpoint, ignore_errors=True)
+                raise
+
+    def admit(self, settings: dict[str, Any], resume: bool) -> bool:
+        """May a run with these settings work here? If so: is it a new one?"""
+        if not self.config.exists():
+            others = list(self.path.iterdir()) if self.path.exists() else []
+            if not all(p.name in ("lock", DEPLOYMENT) or p.name.endswith(".part") for p in others):
+                raise EquipoiseError(f"{self.path} is not empty and not a run; choose another --out")
+            return True
+        if not resume:
+            raise EquipoiseError(
+                f"{self.path} already holds a run; add --resume to go on with it, or choose another --out"
+            )
+        self._compare(settings)
+        return False
+
+    def _compare(self, settings: dict[str, Any]) -> None:
+        """Are these the settings of the run that is here?"""
+        old, new = flatten(read_toml(self.config)), flatten(settings)
+        for key in sorted(old.keys() | new.keys()):
+            if key in _MAY_CHANGE or key.startswith(f"{WRITTEN}."):
+                continue
+            if json.dumps(old.get(key)) != json.dumps(new.get(key)):  # 1 client is not a share of 1.0
+                raise EquipoiseError(
+                    f"the run in {self.path} had {key} = {old.get(key)!r}, not {new.get(key)!r}; "
+                    "resume it with the same settings, or choose another --out"
+                )
+
+    def write_config(self) -> None:
+        atomic_files.write_text(self.config, self.text)
+
+    def unfinished(self) -> None:
+        """There are rounds to come: what an earlier end wrote is no longer true."""
+        for path in (self.summary, self.path / "clients.csv"):
+            path.unlink(missing_ok=True)
+
+    @staticmethod
+    def open(path: Path) -> "RunFolder":
+        folder = RunFolder(path)
+        if not folder.config.exists():
+            raise EquipoiseError(f"{path} is not the folder of a run: it has no run.toml")
+        return folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Nobody else works in this folder meanwhile; the lock goes with the process, however it ends."""
+        with (self.path / "lock").open("w") as file:
+            if not any(_lock(file, fcntl.LOCK_EX) for _ in range(_TRIES)):
+                raise EquipoiseError(f"another process is at work in {self.path}; wait for it, or choose another --out")
+            yield
+
+    def at_work_now(self) -> bool:
+        """Does a process hold the folder? Whoever only looks holds it for a moment, which `locked` sits out."""
+        try:
+            with (self.path / "lock").open() as file:
+                return not _lock(file, fcntl.LOCK_SH, wait=0.0)
+        except FileNotFoundError:
+            return False
+
+    def append(self, log: Path, line: dict[str, Any]) -> None:
+        try:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise EquipoiseError(f"cannot write {log}: {error.strerror}; the last checkpoint is whole") from None
+
+    def cut(self, log: Path, length: int) -> None:
+        """Back to the length that the log had at a checkpoint."""
+        if self.length(log) < length:
+            raise EquipoiseError(f"{log} is shorter than at the last checkpoint; start the run anew with another --out")
+        log.touch()
+        with log.open("rb+") as file:
+            file.truncate(length)
+
+    def length(self, log: Path) -> int:
+        return log.stat().st_size if log.exists() else 0
+
+    def write_clients(
+        self,
+        names: tuple[str, ...],
+        marks: Mapping[str, frozenset[str]],
+        sizes: dict[str, np.ndarray],
+        tables: dict[str, np.ndarray],
+    ) -> None:
+        """A row a client: its sizes, and the scores of each of its models; who took no part, or is bad, is marked."""
+        marks = {mark: marked for mark, marked in marks.items() if marked}
+        with atomic_files.beside(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["client", *marks, *sizes, *(f"{kind}_{c}" for kind in tables for c in COLUMNS)])
+            for i, name in enumerate(names):
+                scores = [table[i, k] for table in tables.values() for k in range(len(COLUMNS))]
+                flag = [str(name in marked).lower() for marked in marks.values()]
+                numbers = (int(s[i]) for s in sizes.values())
+                writer.writerow([name, *flag, *numbers, *("" if np.isnan(v) else v for v in scores)])
+
+    def read_summary(self) -> dict[str, Any]:
+        if not self.summary.exists():
+            raise EquipoiseError(f"{self.path} has no summary.json: the run is not finished; go on with it by --resume")
+        summary: dict[str, Any] = atomic_files.read_json(self.summary)
+        return summary
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        return self.read(self.metrics)
+
+    def read(self, log: Path) -> list[dict[str, Any]]:
+        """The lines of a log that are whole: the last one may be in the middle of being written."""
+        if not log.exists():
+            return []
+        try:
+            return [json.loads(line) for line in log.read_text(encoding="utf-8").split("\n")[:-1]]
+        except ValueError as error:
+            raise EquipoiseError(f"{log} is damaged ({error}); start the run anew with another --out") from None
