@@ -31,10 +31,10 @@ import numpy as np
 
 from equipoise.callbacks.base import Watcher
 from equipoise.config.experiment import Experiment
+from equipoise.engine.model_files import load_model
 from equipoise.errors import EquipoiseError
 from equipoise.flower.local_deployment import Local
 from equipoise.runs import launch
-from equipoise.runs.export import load_model
 from equipoise.storage.run_folder import RunFolder
 
 BULK = 8192  # bytes; only models come in pieces of this size

@@ -25,6 +25,7 @@ from torchdeq.solver import get_solver
 from equipoise.config.engine import Engine, Schedule
 from equipoise.config.experiment import Experiment
 from equipoise.data.sources import data_folder
+from equipoise.engine.assembly import experiment_task
 from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import SOLVERS, Equilibrium, layers, project_rows, solve
 from equipoise.models import MODELS
@@ -275,7 +276,7 @@ def warm(repeats):
             experiment = Experiment.parse(tables)
             federation = experiment.federation(data_folder(None))
             schedule = Schedule(rounds=10**6, participation=clients, evaluate_every=10**6, checkpoint_every=10**6)
-            task = experiment.task(federation)
+            task = experiment_task(experiment, federation)
             run = Simulation(task, federation, experiment.algorithm, schedule, Engine(workers=THREADS))
             # The same clients in every round, so that what was kept with them is of use.
             run.sample = lambda round, n=clients: list(range(n))

@@ -21,7 +21,10 @@ import numpy as np
 
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
+from equipoise.engine.assembly import experiment_task
 from equipoise.engine.simulation import Simulation
+from equipoise.executors.build import execution_mode
 from equipoise.reproduction.exhibits import SCALES, TIMES, Exhibit, Part, exhibits, own, timed
 from equipoise.runs.sweep import Cell, cells
 from equipoise.storage.atomic_files import write_json
@@ -64,7 +67,15 @@ def _timed(experiment: Experiment, federation: Federation) -> tuple[float, float
     engine = experiment.engine.model_copy(update={"workers": 1})
     alone = replace(experiment, attack=None, privacy=None)
     settings = (experiment.algorithm, schedule, engine)
-    run = Simulation(alone.task(federation), federation, *settings, None, None, *alone.around)
+    run = Simulation(
+        experiment_task(alone, federation),
+        federation,
+        *settings,
+        None,
+        None,
+        AggregationPipeline.of(alone),
+        alone.devices,
+    )
     rounds: list[float] = []
     samples = 0
     while len(rounds) < 3 and sum(rounds) < QUICK:  # the first one is slower; where it is long, not by much
@@ -92,7 +103,9 @@ def seconds(cell: Cell, data: Path) -> float:
         if spent > ENOUGH:
             break
     round = spent / CLIENTS / float(np.mean(tried.train.lengths)) * schedule.cohort(clients) * trained
-    stacked = experiment.engine.mode_for(experiment.task(tried)) == "stacked"  # few samples say little of its speed
+    stacked = (
+        execution_mode(experiment.engine, experiment_task(experiment, tried)) == "stacked"
+    )  # few samples say little of its speed
     if round < (20 * QUICK if stacked else QUICK):
         round, backward = later_round(experiment, kind(experiment) + str(schedule.cohort(clients)), federation)
     scored = (federation.test.lengths.sum() + federation.validation.lengths.sum()) / 3

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 from equipoise.config.experiment import Experiment
+from equipoise.engine.assembly import experiment_task
 from equipoise.engine.simulation import Simulation
 
 METHODS = {
@@ -50,7 +51,11 @@ def main() -> None:
         experiment = Experiment.parse(tables)
         federation = experiment.federation(arguments.data)
         run = Simulation(
-            experiment.task(federation), federation, experiment.algorithm, experiment.schedule, experiment.engine
+            experiment_task(experiment, federation),
+            federation,
+            experiment.algorithm,
+            experiment.schedule,
+            experiment.engine,
         )
         run.advance()
         runs[name] = run

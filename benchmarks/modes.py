@@ -19,6 +19,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import from_clients
 from equipoise.engine.simulation import Simulation
+from equipoise.executors.build import build_executor
 from equipoise.models import MODELS
 from equipoise.settings import read
 from equipoise.training.task import Task
@@ -74,7 +75,7 @@ def main():
                     taken.append(start(clients, model, batch, mode))
                 run = taken[0]
                 run.executor.close()
-                run.executor = run.engine.executor(run.task, run.federation, run.algorithm, 0)
+                run.executor = build_executor(run.engine, run.task, run.federation, run.algorithm, 0)
                 run.advance()
                 began = time.perf_counter()
                 run.advance()

@@ -26,11 +26,12 @@ from equipoise.algorithms import (
     PFedMe,
 )
 from equipoise.algorithms.base import Algorithm, LocalData, Start
-from equipoise.api import Result, train
+from equipoise.api import train
 from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip
 from equipoise.config.device_classes import Devices
 from equipoise.data.config import load_data
 from equipoise.data.federation import Federation, from_clients
+from equipoise.engine.model_files import load_model
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import Metric
 from equipoise.parameter_space import Space
@@ -46,7 +47,7 @@ from equipoise.reducers import (
     TrimmedMean,
     WeightedMean,
 )
-from equipoise.runs.export import load_model
+from equipoise.runs.result import Result
 from equipoise.state import State, Upload, Uploads
 
 __all__ = [

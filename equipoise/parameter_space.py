@@ -115,3 +115,17 @@ class Space:
             for name, view in self.views(vector).items():
                 parameters[name].data = view.clone(memory_format=torch.contiguous_format)
         return module.eval()
+
+
+def linear_head(space: Space) -> tuple[int, int, bool]:
+    """Of a head that is one linear layer: its inputs, with the constant of a bias; its outputs; has it a bias?"""
+    entries = [entry for entry in space.entries if entry.offset >= space.body_size]
+    matrix = next((entry for entry in entries if len(entry.shape) == 2), None)
+    biases = [entry for entry in entries if entry is not matrix]
+    if matrix is None or len(biases) > 1 or any(entry.shape != matrix.shape[:1] for entry in biases):
+        raise EquipoiseError(
+            "the method estimates the model's last layer by least squares, so its head must be one linear layer; here "
+            f"it is {', '.join(entry.name for entry in entries) or 'nothing (name it with head=)'}"
+        )
+    outputs, inputs = matrix.shape
+    return inputs + len(biases), outputs, bool(biases)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -57,6 +58,12 @@ def stack(states: Sequence[State]) -> State:
             for name, t in first.items()
         }
     )
+
+
+class ClientStates(Protocol):
+    """The states of clients, by their numbers."""
+
+    def get(self, client: int) -> State: ...
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation, from_clients
-from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.simulation import Simulation
 from equipoise.models.base import Split
 from equipoise.storage.run_folder import RunFolder
@@ -111,7 +111,7 @@ def simulation(
     loss: Any = "cross-entropy",
     dtype: str = "float64",
     new: bool = True,
-    between: Between | None = None,
+    between: AggregationPipeline | None = None,
     devices: Devices | None = None,
     **schedule: Any,
 ) -> Simulation:

@@ -86,4 +86,4 @@ def raw(reply: Message, blob: Any) -> Message:
 
 def announced(app: Any) -> Any:
     task = app.plan.task()
-    return announce(app.plan.experiment.algorithm, Start(task.space, task.w0, 1, outputs=task.outputs, tap=task.tap))
+    return announce(app.plan.experiment.algorithm, task.start(1))

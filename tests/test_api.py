@@ -13,6 +13,8 @@ from torch.utils.data import TensorDataset
 
 import equipoise as eq
 from equipoise.config.experiment import Experiment
+from equipoise.engine.assembly import experiment_module
+from equipoise.executors.build import execution_mode
 from equipoise.runs import launch
 
 RNG = np.random.default_rng(0)
@@ -146,7 +148,7 @@ def test_no_setting_is_passed_over_in_silence() -> None:
 
     task = Task(module(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
     with pytest.raises(eq.EquipoiseError, match=r"engine.compile = true works with engine.mode = 'stacked' only"):
-        Engine(compile=True, mode="threads").mode_for(task)
+        execution_mode(Engine(compile=True, mode="threads"), task)
 
 
 def test_data_sets_by_name_serve_train_as_they_serve_a_run(tmp_path: Path) -> None:
@@ -157,7 +159,13 @@ def test_data_sets_by_name_serve_train_as_they_serve_a_run(tmp_path: Path) -> No
     )
     assert federation.fingerprint(splits=True) == experiment.federation(tmp_path).fingerprint(splits=True)
     run = launch.run(experiment, tmp_path / "run")
-    result = eq.train(experiment.module(federation), federation, eq.FedAvg(), rounds=2, seed=3)
+    result = eq.train(
+        experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs),
+        federation,
+        eq.FedAvg(),
+        rounds=2,
+        seed=3,
+    )
     assert result.metrics == run.metrics
     assert result.summary["dataset"] == "digits-by-writer (excerpt of 80 writers)"
     assert result.summary["unseen"] == run.summary["unseen"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.algorithms import FedAvg, Flame, Local
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip, poisoned
-from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.reducers import Median
@@ -21,7 +21,7 @@ from tests.conftest import LeastSquares, classification, linear_module, simulati
 
 
 def attacked(algorithm: Algorithm, attack: Attack | None, **options) -> Simulation:
-    run = simulation(algorithm, between=Between(attack), **options)
+    run = simulation(algorithm, between=AggregationPipeline(attack), **options)
     run.run()
     return run
 
@@ -89,7 +89,11 @@ def test_poisoned_labels_are_drawn_once_and_only_for_training(classes: int) -> N
 def test_numbers_have_no_labels_to_poison(problem: LeastSquares) -> None:
     with pytest.raises(EquipoiseError, match="targets of these data are numbers"):
         simulation(
-            FedAvg(), problem.federation(), linear_module(), loss="squared", between=Between(LabelPoison(fraction=0.5))
+            FedAvg(),
+            problem.federation(),
+            linear_module(),
+            loss="squared",
+            between=AggregationPipeline(LabelPoison(fraction=0.5)),
         )
 
 
@@ -123,7 +127,7 @@ def test_the_server_hears_the_attack_and_the_client_keeps_its_own_work() -> None
     """With the mean of six clients, two of which send one number everywhere, and nothing else changed."""
     algorithm = FedAvg(lr=0.05, batch=4)
     attack = SameValue(fraction=0.34, variance=4.0)
-    run = simulation(algorithm, rounds=1, participation=1.0, between=Between(attack))
+    run = simulation(algorithm, rounds=1, participation=1.0, between=AggregationPipeline(attack))
     honest = simulation(algorithm, rounds=1, participation=1.0)
     seen = {}
     for each in (run, honest):
@@ -145,7 +149,9 @@ def test_the_server_hears_the_attack_and_the_client_keeps_its_own_work() -> None
 
 
 def test_flames_server_remembers_what_attackers_sent() -> None:
-    run = simulation(Flame(lr=0.05, batch=4), rounds=3, participation=1.0, between=Between(SameValue(fraction=0.34)))
+    run = simulation(
+        Flame(lr=0.05, batch=4), rounds=3, participation=1.0, between=AggregationPipeline(SameValue(fraction=0.34))
+    )
     run.run()
     sent = torch.stack([run.store.get(i)["sent.u"] for i in range(6)])
     torch.testing.assert_close(run.server.w, sent.mean(0))
@@ -182,7 +188,7 @@ def test_a_message_that_nobody_would_take_is_not_sent() -> None:
 
 def test_scores_are_those_of_the_benign_and_the_malicious_are_listed(tmp_path: Path) -> None:
     run = simulation(
-        Flame(lr=0.05, batch=4), folder=tmp_path / "run", rounds=2, between=Between(SignFlip(fraction=0.34))
+        Flame(lr=0.05, batch=4), folder=tmp_path / "run", rounds=2, between=AggregationPipeline(SignFlip(fraction=0.34))
     )
     run.run()
     summary = run.summary()
@@ -204,7 +210,7 @@ def test_without_an_attack_nothing_is_said_of_one() -> None:
 
 
 def test_an_attacked_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    between = Between(Gaussian(fraction=0.34), Median())
+    between = AggregationPipeline(Gaussian(fraction=0.34), Median())
     whole = simulation(Flame(lr=0.05, batch=4), rounds=6, folder=tmp_path / "whole", between=between)
     whole.run()
     options = {"checkpoint_every": 3, "folder": tmp_path / "cut", "between": between}

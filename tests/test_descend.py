@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.algorithms import Local
-from equipoise.engine.executors.base import Job
+from equipoise.executors.base import Job
 from equipoise.randomness import torch_generator
 from equipoise.state import State
 from equipoise.training.local_trainer import order_of, plan

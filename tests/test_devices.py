@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from equipoise.algorithms import FedAvg, FlDEQ
 from equipoise.config.device_classes import Devices
-from equipoise.engine.executors.base import Done
 from equipoise.equilibrium import Equilibrium, Solves
 from equipoise.errors import EquipoiseError
+from equipoise.executors.base import Done
 from equipoise.flower.client import Client
 from equipoise.flower.protocol import Order
 from equipoise.models.base import Split

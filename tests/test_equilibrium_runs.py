@@ -14,10 +14,10 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.callbacks.base import Watcher
 from equipoise.data.federation import Federation, from_clients
-from equipoise.engine.executors.base import FIXED_POINTS, Job
 from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import ContractiveLinear, Equilibrium, layers
 from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.executors.base import FIXED_POINTS, Job
 from equipoise.models import MODELS
 from equipoise.models.base import Split
 from equipoise.runs.launch import reopen

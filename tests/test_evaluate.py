@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from equipoise.algorithms import Ditto, FedAvg, FedAvgFT, FedRep, Flame, Local
-from equipoise.api import Result
 from equipoise.data.federation import Ragged, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.scoreboard import summarise
 from equipoise.losses import METRICS
 from equipoise.models.base import Split
+from equipoise.runs.result import Result
 from tests.conftest import classification, linear_module, simulation
 
 COMMON = {"lr": 0.05, "epochs": 2, "batch": 4}

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithms import FeDEQ
 from equipoise.engine.simulation import Simulation
+from equipoise.executors.build import build_executor
 from tests.conftest import LeastSquares, classification, least_squares, simulation, small_mlp
 
 FULL = 10**6
@@ -223,7 +224,7 @@ def test_unseen_clients_train_their_head_alone() -> None:
 
 
 def _reopened(run: Simulation, who: int):
-    executor = run.engine.executor(run.task, run.federation, run.algorithm, run.schedule.seed)
+    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule.seed)
     try:
         yield from executor.models(run.done, [run.job(who)], "unseen")
     finally:

@@ -12,14 +12,15 @@ from equipoise.algorithms import FedReCo, FedRep
 from equipoise.algorithms.base import announce
 from equipoise.algorithms.fedreco import Discord
 from equipoise.data.federation import Federation, from_clients
-from equipoise.engine.executors.base import Job
-from equipoise.engine.executors.threaded import OneClient
 from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import layers as equilibria
 from equipoise.errors import EquipoiseError
+from equipoise.executors.base import Job
+from equipoise.executors.build import build_executor
+from equipoise.executors.threaded import OneClient
 from equipoise.models import MODELS
 from equipoise.models.base import Split
-from equipoise.representations import HEAD
+from equipoise.representations.points import HEAD
 from equipoise.state import State
 from equipoise.training.task import Replica
 from tests.conftest import classification, simulation
@@ -308,7 +309,7 @@ def test_a_terms_gradient_is_that_of_its_definition() -> None:
 def test_consensus_models_have_the_probe_in_them() -> None:
     run = simulation(FedReCo(lam=0.1, lr=0.1))
     run.run()
-    executor = run.engine.executor(run.task, run.federation, run.algorithm, 0)
+    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, 0)
     (model, _), *_ = executor.models(4, [Job(2, run.store.get(2), run.algorithm.down(run.server, 2))], "consensus")
     executor.close()
     assert model is not None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.algorithms import FedADMM, FedAvg, Flame, FlameLpProj, LpProj, PFedMe
-from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.simulation import Simulation
 from equipoise.reducers import Mean
 from tests.conftest import LeastSquares, least_squares, linear_module, simulation
@@ -141,7 +141,7 @@ def test_fedadmm_without_duals_and_rho_is_fedavg_of_equal_clients() -> None:
     common = {"lr": 0.05, "epochs": 2, "batch": 4}
     admm = simulation(FedADMM(rho=0.0, dual=False, **common), participation=1.0)
     average = simulation(FedAvg(**common), participation=1.0)
-    average.between = Between(reducer=Mean())
+    average.between = AggregationPipeline(reducer=Mean())
     for run in (admm, average):
         run.run()
     torch.testing.assert_close(admm.server.w, average.server.w, rtol=1e-12, atol=1e-13)

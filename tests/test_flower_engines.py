@@ -13,7 +13,7 @@ from torch import nn
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS
-from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.errors import RunFailed
 from equipoise.flower.protocol import Answer, opened
 from equipoise.privacy.mechanisms import Privacy
@@ -71,7 +71,7 @@ def test_engines_agree(name: str, participation: float, tmp_path: Path) -> None:
 )
 def test_engines_agree_under_attack(name: str, attack: str, reducer: str, tmp_path: Path) -> None:
     federation, algorithm = classification().holding_out(0.2, 0), ALGORITHMS[name](lr=0.05, batch=4)
-    between = Between(ATTACKS[attack](fraction=0.4), REDUCERS[reducer]())
+    between = AggregationPipeline(ATTACKS[attack](fraction=0.4), REDUCERS[reducer]())
     simulated = simulation(algorithm, federation, small_mlp(), rounds=3, participation=0.7, between=between)
     simulated.run()
     tables = {"attack": {"name": attack, "fraction": 0.4}, "reducer": {"name": reducer}}
@@ -92,7 +92,12 @@ def test_engines_agree_on_what_is_clipped(name: str, where: str, tmp_path: Path)
     federation, algorithm = classification(), ALGORITHMS[name](lr=0.1, batch=4)
     privacy = {"clip": 0.05, "sigma": 0.0, "where": where}
     simulated = simulation(
-        algorithm, federation, small_mlp(), rounds=3, participation=1.0, between=Between(privacy=Privacy(**privacy))
+        algorithm,
+        federation,
+        small_mlp(),
+        rounds=3,
+        participation=1.0,
+        between=AggregationPipeline(privacy=Privacy(**privacy)),
     )
     simulated.run()
     options = {"rounds": 3, "participation": 1.0, "privacy": privacy}

@@ -9,7 +9,7 @@ import torch
 from flwr.app import Message
 
 from equipoise.algorithms import Learn2pFed
-from equipoise.engine.executors.threaded import Threads
+from equipoise.executors.threaded import Threads
 from equipoise.flower.client_state import Home
 from equipoise.flower.server import Deployment
 from tests.conftest import classification, simulation, small_mlp

@@ -8,10 +8,10 @@ import torch
 from flwr.app import ConfigRecord
 
 from equipoise.algorithms import ALGORITHMS
-from equipoise.algorithms.base import Start, announce
-from equipoise.evaluation.scoreboard import COLUMNS
+from equipoise.algorithms.base import announce
 from equipoise.flower.codec import group, unpack
 from equipoise.flower.protocol import Answer
+from equipoise.model_kinds import COLUMNS
 from tests.conftest import KINDS, classification, registered, small_mlp
 from tests.flower_memory import MemoryGrid, deployed, run
 from tests.test_flower_engines import table
@@ -53,7 +53,7 @@ def test_only_what_was_announced_is_sent(name: str, evaluate: bool, tmp_path: Pa
     )
     deployment = run(app, grid, tmp_path / "out")
     task = app.plan.task()
-    up = announce(algorithm, Start(task.space, task.w0, 4, outputs=task.outputs, tap=task.tap)).up
+    up = announce(algorithm, task.start(4)).up
     ALLOWED.clear()
     ALLOWED.update({f"up.{k}": v for k, v in up.items()})
     if evaluate:

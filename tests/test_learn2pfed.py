@@ -404,7 +404,7 @@ def test_bytes_are_those_of_the_vectors_that_were_announced() -> None:
 
 
 def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from equipoise.engine.executors.threaded import Threads
+    from equipoise.executors.threaded import Threads
 
     calls: dict[int, int] = {}
     inner = Threads.train
@@ -428,7 +428,7 @@ def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pyt
 
 def test_what_was_learned_is_kept_for_readers_and_drawn(tmp_path: Path) -> None:
     from equipoise.reporting import plots
-    from equipoise.reporting.comparison_table import find_runs
+    from equipoise.storage.run_index import find_runs
 
     run = trained("forecasting", Learn2pFed(**BEGIN), folder=tmp_path / "run")
     shown = load_file(tmp_path / "run" / "shown.safetensors")

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from equipoise.algorithms import FedAvg, KnnPer
 from equipoise.algorithms._knn import Neighbours
 from equipoise.algorithms.base import Own
-from equipoise.api import Result
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import from_clients
 from equipoise.errors import EquipoiseError
@@ -20,6 +19,7 @@ from equipoise.losses import METRICS
 from equipoise.models.base import Split
 from equipoise.runs.export import export_model
 from equipoise.runs.launch import run as run_experiment
+from equipoise.runs.result import Result
 from tests.conftest import classification, simulation, small_mlp
 
 

@@ -142,7 +142,7 @@ def test_a_client_that_is_done_stands_still_whatever_its_padding_does() -> None:
 
 
 def steps_job(who: int):
-    from equipoise.engine.executors.base import Job
+    from equipoise.executors.base import Job
 
     return Job(who, eq.State(), eq.State())
 

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.engine.assembly import experiment_task
 from tests import datafiles
 from tests.conftest import simulation
 from tests.test_cli import SMALL, equipoise_command, one_sentence
@@ -50,7 +51,7 @@ def test_resume_keeps_the_folder_true(tmp_path: Path) -> None:
     federation = experiment.federation(tmp_path)
     with RunFolder.at_work(tmp_path / "run", experiment.tables(), resume=True) as folder:
         settings = (experiment.algorithm, experiment.schedule, experiment.engine)
-        simulation = Simulation(experiment.task(federation), federation, *settings, folder)
+        simulation = Simulation(experiment_task(experiment, federation), federation, *settings, folder)
         simulation.resume()
         simulation.advance()
         simulation.close()
@@ -112,7 +113,8 @@ def test_odd_paths_and_clients_on_the_command_line(tmp_path: Path) -> None:
 def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
     import shutil
 
-    from equipoise.reporting.comparison_table import compare, find_runs
+    from equipoise.reporting.comparison_table import compare
+    from equipoise.storage.run_index import find_runs
 
     simulation_folder = tmp_path / "a"
     eq.train(module(), CLIENTS, eq.FedAvg(), head=None, rounds=1, out=simulation_folder)

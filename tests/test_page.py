@@ -19,11 +19,11 @@ import equipoise as eq
 from equipoise.callbacks.base import Watcher
 from equipoise.config.experiment import Experiment
 from equipoise.reporting import html as pages
-from equipoise.reporting.comparison_table import find_runs
 from equipoise.reporting.html.chart import plain
 from equipoise.reporting.html.clients import Clients
 from equipoise.runs.launch import run
 from equipoise.storage.run_folder import RunFolder
+from equipoise.storage.run_index import find_runs
 from tests.browser import chromium, open_page
 from tests.conftest import small_mlp
 from tests.test_cli import equipoise_command

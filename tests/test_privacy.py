@@ -15,15 +15,16 @@ from scipy.stats import norm
 
 from equipoise.algorithms import CFL, Ditto, FedAvg, Flame
 from equipoise.algorithms.base import Algorithm
-from equipoise.engine.aggregation_pipeline import Between
-from equipoise.engine.executors.base import SENT
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
+from equipoise.executors.base import SENT
 from equipoise.privacy.accounting import Releases, classical_epsilon, classical_noise
 from equipoise.privacy.mechanisms import Noise, Privacy, Sealed, clip, gaussian, public_reference, seeded, unforeseen
 from equipoise.reducers import Mean, Median
-from equipoise.reporting.comparison_table import compare, find_runs
+from equipoise.reporting.comparison_table import compare
 from equipoise.state import State, Upload, Uploads
+from equipoise.storage.run_index import find_runs
 from tests.conftest import simulation
 from tests.test_cli import SMALL, equipoise_command
 
@@ -191,7 +192,7 @@ def test_a_client_lets_out_so_many_messages_and_the_same_one_only_with_the_same_
 
 
 def finished(algorithm: Algorithm, privacy: Privacy | None, **options) -> Simulation:
-    run = simulation(algorithm, between=Between(None, Mean(), privacy), **options)
+    run = simulation(algorithm, between=AggregationPipeline(None, Mean(), privacy), **options)
     run.run()
     return run
 
@@ -242,7 +243,7 @@ def test_a_method_that_sends_changes_of_its_last_message_is_held_to_what_the_ser
     moved = []
 
     privacy = Privacy(clip=0.02, sigma=0.0, where=where)
-    run = simulation(Flame(lr=0.1), between=Between(None, Mean(), privacy), rounds=5, participation=1.0)
+    run = simulation(Flame(lr=0.1), between=AggregationPipeline(None, Mean(), privacy), rounds=5, participation=1.0)
     aggregate = run.aggregate
 
     def watched(round, uploads, names):
@@ -291,11 +292,15 @@ def test_the_target_is_met_with_full_and_partial_participation() -> None:
 
 def test_central_noise_on_a_sum_of_last_messages_stays_in_it() -> None:
     """A client's last message is all that it ever sent; noise on one round's sum would cover the last change alone."""
-    run = simulation(Flame(lr=0.1), between=Between(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central")))
+    run = simulation(
+        Flame(lr=0.1), between=AggregationPipeline(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central"))
+    )
     uploads = Uploads((0, 1), tuple(Upload(State(u=torch.zeros(50_000).double())) for _ in range(2)))
     spreads = [float(run._sealed(uploads, last=True).mean().u.var()) for _ in range(4)]
     assert spreads == pytest.approx([(2.0 / 2) ** 2 * k for k in (1, 2, 3, 4)], rel=0.05)
-    fresh = simulation(FedAvg(lr=0.1), between=Between(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central")))
+    fresh = simulation(
+        FedAvg(lr=0.1), between=AggregationPipeline(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central"))
+    )
     spreads = [float(fresh._sealed(uploads, last=False).mean().u.var()) for _ in range(3)]
     assert spreads == pytest.approx([1.0] * 3, rel=0.05)
     one, two = (fresh._sealed(uploads, last=False).mean().u for _ in range(2))
@@ -304,7 +309,7 @@ def test_central_noise_on_a_sum_of_last_messages_stays_in_it() -> None:
 
 def test_a_resumed_run_counts_on_and_cannot_stretch_its_target(tmp_path: Path) -> None:
     privacy = Privacy(clip=1.0, target_epsilon=5.0)
-    between = Between(None, Mean(), privacy)
+    between = AggregationPipeline(None, Mean(), privacy)
     whole = simulation(FedAvg(lr=0.1), between=between, folder=tmp_path / "whole", rounds=4, checkpoint_every=2)
     whole.run()
     part = simulation(FedAvg(lr=0.1), between=between, folder=tmp_path / "part", rounds=4, checkpoint_every=2)
@@ -339,7 +344,7 @@ def test_wrong_settings_are_told_in_a_sentence(wrong: dict, sentence: str) -> No
 def test_central_noise_needs_a_mean_and_methods_that_look_at_sums() -> None:
     central = Privacy(clip=1.0, sigma=1.0, where="central")
     with pytest.raises(EquipoiseError, match=r"reducer.name must be 'mean'"):
-        Between(None, Median(), central)
+        AggregationPipeline(None, Median(), central)
     with pytest.raises(EquipoiseError, match="CFL looks at single messages"):
         finished(CFL(lr=0.1), central)
 
@@ -347,7 +352,7 @@ def test_central_noise_needs_a_mean_and_methods_that_look_at_sums() -> None:
 def test_without_the_accountant_its_extra_is_named_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(EquipoiseError, match="needs the package dp-accounting"):
-        simulation(FedAvg(), between=Between(privacy=Privacy(clip=1.0, sigma=1.0)))
+        simulation(FedAvg(), between=AggregationPipeline(privacy=Privacy(clip=1.0, sigma=1.0)))
     with pytest.raises(EquipoiseError, match=r"pip install 'equipoise\[privacy\]'"):
         Releases(1).epsilon(1.0, 1e-5)
 

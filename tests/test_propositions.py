@@ -16,10 +16,10 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import Attack, Gaussian, SameValue, SignFlip
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import from_clients
-from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.client_store import ClientStore
-from equipoise.engine.executors.base import Job
 from equipoise.engine.simulation import Simulation
+from equipoise.executors.base import Job
 from equipoise.training.task import Task
 from tests.conftest import linear_module
 
@@ -75,7 +75,7 @@ def trials(
         algorithm,
         Schedule(rounds=10**6, evaluate_every=10**6),
         Engine(workers=1, dtype="float64", mode="stacked"),
-        between=Between(attack) if attack else None,
+        between=AggregationPipeline(attack) if attack else None,
     )
     benign = [i for i in range(S.m) if federation.names[i] not in run.malicious]
     clean = torch.from_numpy(np.concatenate([x @ t for x, t in zip(designs, theta, strict=True)]))

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from equipoise.algorithms import FedAvgFT, FedBABU, FedCR, FedPAC
 from equipoise.algorithms.fedcr import Divergence
 from equipoise.algorithms.fedpac import Alignment, combination
-from equipoise.api import Result
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import Split
 from equipoise.models.gaussian import Draw, GaussianMLP, normal
+from equipoise.runs.result import Result
 from equipoise.state import State
 from tests.conftest import LeastSquares, classification, simulation, small_mlp
 

@@ -11,7 +11,8 @@ from PIL import Image
 
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import from_clients
-from equipoise.reporting.federation_plot import draw, gini, label_counts, numbers, total_variation
+from equipoise.data.statistics import federation_statistics, label_counts, total_variation
+from equipoise.reporting.federation_plot import draw, gini
 from tests import datafiles
 from tests.test_cli import equipoise_command
 
@@ -38,7 +39,7 @@ def test_counts_and_distances_by_hand() -> None:
     assert counts is not None
     assert counts.tolist() == [[2, 2, 0], [0, 0, 6], [1, 1, 0]]
     np.testing.assert_allclose(total_variation(counts), [0.5, 0.5, 0.5])  # the pool is (1/4, 1/4, 1/2)
-    found = numbers(federation)
+    found = federation_statistics(federation)
     assert found["labels a client, fewest"] == 1
     assert found["labels a client, most"] == 2
     assert found["labels a client, mean"] == pytest.approx(5 / 3, abs=0.01)

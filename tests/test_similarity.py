@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from equipoise.algorithms import Ditto, FedADMM, FedAvg, FedReCo, FedRep
 from equipoise.equilibrium import layers as equilibria
-from equipoise.evaluation.cka import heard_layers, layers, linear_cka, measure, representations, sides
+from equipoise.evaluation.cka import heard_layers, layers, linear_cka, representations
+from equipoise.executors.build import build_executor
 from equipoise.models import MODELS
+from equipoise.runs.similarity import measure, sides
 from tests.conftest import simulation
 from tests.test_cli import SMALL, equipoise_command
 
@@ -86,7 +88,9 @@ def test_layers_that_are_never_called_are_left_out_and_a_root_with_weights_is_on
 def test_fedadmms_models_are_what_it_trained_and_not_what_it_sends() -> None:
     run = simulation(FedADMM(lr=0.1, rho=0.01), participation=1.0)
     run.run()
-    (done, *_) = run.engine.executor(run.task, run.federation, run.algorithm, 0).train(5, [run.job(3)], lambda: False)
+    (done, *_) = build_executor(run.engine, run.task, run.federation, run.algorithm, 0).train(
+        5, [run.job(3)], lambda: False
+    )
     model = sides(run).local[3].vector
     assert torch.equal(model, done.client.theta)
     assert not torch.allclose(model, done.upload.message.u)

@@ -65,7 +65,7 @@ def fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss(p: LeastSqu
 
 def _fine_tuned(p: LeastSquares, algorithm: FedAvgFT | FedProxFT) -> None:
     run = least_squares(p, algorithm, rounds=1)
-    from equipoise.api import Result
+    from equipoise.runs.result import Result
 
     for i in range(p.clients):
         np.testing.assert_allclose(Result(run).personal_vector(i).vector.numpy(), p.local(i), rtol=1e-8)
@@ -340,7 +340,7 @@ def test_fedrep_moves_the_head_first_and_then_the_body() -> None:
 
 
 def _job(run: Simulation):
-    from equipoise.engine.executors.base import Job
+    from equipoise.executors.base import Job
 
     return Job(0, run.store.get(0), run.server)
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithms.base import Own
-from equipoise.training.head_features import Points
+from equipoise.representations.head_features import Points
 
 _PAIRS = 4 << 20  # distances that are held at once
 

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric
-from equipoise.parameter_space import Part, Space
-from equipoise.representations import HEAD, Tap, Term
+from equipoise.parameter_space import Part, Space, linear_head
+from equipoise.representations.head_moments import Moments
+from equipoise.representations.points import HEAD, Tap
+from equipoise.representations.terms import Term
 from equipoise.settings import Count, Fraction, Positive, Settings
 from equipoise.state import State, Upload, Uploads
-from equipoise.training.head_features import Moments
 
 Reduce = Callable[[Uploads], State]
 Split = Literal["train", "validation"]
@@ -265,20 +266,6 @@ def _only_scores(cls: type[Algorithm]) -> bool:
     return (
         concrete and len(cls.__bases__) == 1 and written <= {"personal", "consensus", "adapt", "predictor", "trained"}
     )
-
-
-def linear_head(space: Space) -> tuple[int, int, bool]:
-    """Of a head that is one linear layer: its inputs, with the constant of a bias; its outputs; has it a bias?"""
-    entries = [entry for entry in space.entries if entry.offset >= space.body_size]
-    matrix = next((entry for entry in entries if len(entry.shape) == 2), None)
-    biases = [entry for entry in entries if entry is not matrix]
-    if matrix is None or len(biases) > 1 or any(entry.shape != matrix.shape[:1] for entry in biases):
-        raise EquipoiseError(
-            "the method estimates the model's last layer by least squares, so its head must be one linear layer; here "
-            f"it is {', '.join(entry.name for entry in entries) or 'nothing (name it with head=)'}"
-        )
-    outputs, inputs = matrix.shape
-    return inputs + len(biases), outputs, bool(biases)
 
 
 class Rehearsal:

@@ -9,7 +9,7 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
 from equipoise.errors import EquipoiseError
 from equipoise.models.gaussian import ENCODER, normal
-from equipoise.representations import Term
+from equipoise.representations.terms import Term
 from equipoise.settings import NonNegative
 from equipoise.state import State, Upload, Uploads
 

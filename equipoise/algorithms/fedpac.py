@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
-from equipoise.representations import HEAD, Term
+from equipoise.representations.points import HEAD
+from equipoise.representations.terms import Term
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from equipoise.callbacks.base import Watcher
 from equipoise.errors import EquipoiseError, Interrupted
-from equipoise.evaluation.scoreboard import KINDS
+from equipoise.model_kinds import KINDS
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder, flatten
 

@@ -92,6 +92,7 @@ def run(
     from equipoise.config.experiment import Experiment
     from equipoise.reporting import comparison_table
     from equipoise.runs import launch
+    from equipoise.storage import run_index
 
     experiment = Experiment.load(file, sets or [])
     folder = out or launch.default_folder(file, experiment)
@@ -109,7 +110,7 @@ def run(
         again += ["--data", str(data)] if data else []
         interrupted(f"stopped after round {bar.done}, all of it saved", shlex.join([*again, "--resume"]))
     if not quiet:
-        out_console.print(comparison_table.as_table(comparison_table.compare(comparison_table.find_runs([folder]))))
+        out_console.print(comparison_table.as_table(comparison_table.compare(run_index.find_runs([folder]))))
         out_console.print(f"Run folder: {escape(str(folder))}", highlight=False)
 
 

@@ -30,9 +30,9 @@ def cka(
     averaged. Without a global model the consensus stands for it, or clients are compared with each other. All are asked
     about the same test samples, of all clients. Every run folder gets its figures in cka.json.
     """
-    from equipoise.evaluation.cka import measure
     from equipoise.reporting import plots
     from equipoise.runs.launch import reopen
+    from equipoise.runs.similarity import measure
 
     picture = out or folders[0] / "cka.png"
     if picture.suffix.lower() != ".png":

@@ -38,6 +38,7 @@ def show(
     """
     from equipoise.config.experiment import Experiment
     from equipoise.data.sources import data_folder
+    from equipoise.data.statistics import federation_statistics
     from equipoise.reporting import federation_plot
     from equipoise.runs.launch import folder_of_data
 
@@ -50,7 +51,7 @@ def show(
         federation = experiment.federation(data_folder(folder_of_data(file, data, bar.tell)), bar.reading)
     with err_console.status("drawing"):
         federation_plot.draw(federation, target)
-        found = federation_plot.numbers(federation)
+        found = federation_statistics(federation)
     if as_json:
         print(json.dumps(found, indent=2))
         return

@@ -6,9 +6,9 @@ from typing import Any
 
 from equipoise.callbacks.base import Watcher
 from equipoise.config.experiment import Experiment
-from equipoise.reporting.comparison_table import Run, find_runs
 from equipoise.reporting.plots import draw
 from equipoise.runs.launch import run
+from equipoise.storage.run_index import Run, find_runs
 
 ROUNDS = 20
 METHODS: dict[str, dict[str, Any]] = {

@@ -103,6 +103,7 @@ def local(
     from equipoise.flower.local_deployment import Local
     from equipoise.reporting import comparison_table
     from equipoise.runs.launch import default_folder, folder_of_data
+    from equipoise.storage import run_index
 
     settings = [*(sets or []), f"data.clients={clients}", "engine.kind=flower"]
     experiment = Experiment.load(file, settings)
@@ -122,7 +123,7 @@ def local(
     except KeyboardInterrupt:
         interrupted(f"stopped after round {bar.done}, everything is taken down", shlex.join([*again, "--resume"]))
     if not quiet:
-        out_console.print(comparison_table.as_table(comparison_table.compare(comparison_table.find_runs([folder]))))
+        out_console.print(comparison_table.as_table(comparison_table.compare(run_index.find_runs([folder]))))
         _say(f"Run folder: {folder}")
 
 

@@ -10,12 +10,12 @@ from equipoise.cli.console import err_console, out_console
 from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
-    from equipoise.reporting.comparison_table import Run
+    from equipoise.storage.run_index import Run
 
 
 def finished(folders: list[Path]) -> "tuple[list[Run], int]":
     """The runs that are done; how many are not is said, and told."""
-    from equipoise.reporting.comparison_table import find_runs, unfinished
+    from equipoise.storage.run_index import find_runs, unfinished
 
     found = find_runs(folders)
     if left := len(unfinished(folders)):

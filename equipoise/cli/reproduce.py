@@ -17,11 +17,11 @@ from equipoise.cli.console import Data, Sets, err_console, interrupted, out_cons
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
-    from equipoise.reporting.comparison_table import Run
     from equipoise.reproduction.comparison import Beside
     from equipoise.reproduction.exhibits import Exhibit, Part
     from equipoise.reproduction.runner import Piece
     from equipoise.runs.sweep import Cell
+    from equipoise.storage.run_index import Run
 
 _LOOK_EVERY = 1.0  # seconds
 
@@ -330,13 +330,14 @@ def _tell_differences(exhibit: "Exhibit", pieces: "list[Piece]", scale: str) -> 
 def _figures(exhibit: "Exhibit", runs: "list[Run]") -> Table:
     """What summaries say beside scores, where that is the point."""
     from equipoise.reporting import comparison_table
+    from equipoise.storage import run_index
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("algorithm")
     table.add_column("settings", overflow="fold")
     for column in exhibit.shown:
         table.add_column(column, justify="right")
-    for row, group in zip(comparison_table.compare(runs), comparison_table.grouped(runs), strict=True):
+    for row, group in zip(comparison_table.compare(runs), run_index.grouped(runs), strict=True):
         values = [group[0].summary.get(field) for field in exhibit.shown.values()]
         table.add_row(row["algorithm"], escape(row["settings"]), *("–" if v is None else f"{v:,}" for v in values))
     return table

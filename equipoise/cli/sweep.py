@@ -57,6 +57,7 @@ def sweep(
     from equipoise.reporting import comparison_table
     from equipoise.runs import process_pool as processes
     from equipoise.runs import sweep as sweeps
+    from equipoise.storage import run_index
     from equipoise.storage.run_folder import read_toml
 
     every, settings = sweeps.cells(read_toml(file), scale, sets or [])
@@ -87,7 +88,7 @@ def sweep(
         interrupted("stopped, all whole rounds are saved", shlex.join(again))
     done = [cell.folder(folder) for cell in chosen if cell.done(folder)]
     if done and not quiet:
-        out_console.print(comparison_table.as_table(comparison_table.compare(comparison_table.find_runs(done))))
+        out_console.print(comparison_table.as_table(comparison_table.compare(run_index.find_runs(done))))
         out_console.print(f"Run folders: {escape(str(folder))}", highlight=False)
     if failed := [cell.folder(folder) for cell in chosen if cell.failed(folder)]:
         raise RunFailed(

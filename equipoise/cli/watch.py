@@ -57,7 +57,7 @@ def watch(
 
 def _begun(folder: Path, wait: float) -> Path:
     """The run that is meant, once it is there."""
-    from equipoise.reporting.comparison_table import newest
+    from equipoise.storage.run_index import newest
 
     until = time.monotonic() + wait
     with err_console.status(f"waiting for a run in {folder}"):

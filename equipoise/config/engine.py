@@ -1,20 +1,12 @@
 """The settings of a run that are not the algorithm's: how long, how many, and by what means."""
 
-import os
-import shutil
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 
-from equipoise.algorithms.base import Algorithm
-from equipoise.data.federation import Federation
-from equipoise.engine.executors.base import Executor
-from equipoise.engine.executors.stacked import Stacked
-from equipoise.engine.executors.threaded import Threads
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, Settings
-from equipoise.training.task import Task
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -66,18 +58,3 @@ class Engine(Settings):
     "stacked mode: pass the step to torch.compile (needs a C++ compiler; seconds once, then faster)"
     memory_mb: Count = 1024
     "clients' states beyond this are kept in files of the run folder"
-
-    def executor(self, task: Task, federation: Federation, algorithm: Algorithm, seed: int) -> Executor:
-        workers = self.workers or len(os.sched_getaffinity(0))
-        if self.mode_for(task) == "stacked":
-            return Stacked(task, federation, algorithm, seed, workers, self.compile)
-        return Threads(task, federation, algorithm, seed, workers)
-
-    def mode_for(self, task: Task) -> str:
-        """What `auto` comes to; and no setting is passed over in silence."""
-        mode = task.mode() if self.mode == "auto" else self.mode
-        if self.compile and mode != "stacked":
-            raise EquipoiseError("engine.compile = true works with engine.mode = 'stacked' only; this run uses threads")
-        if self.compile and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
-            raise EquipoiseError("engine.compile = true needs a C++ compiler, and none was found; leave it out")
-        return mode

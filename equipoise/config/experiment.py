@@ -6,20 +6,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
-
-from equipoise import randomness
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack
 from equipoise.config.deployment import Deploy
 from equipoise.config.device_classes import Devices
-from equipoise.config.engine import DTYPES, Engine, Schedule
+from equipoise.config.engine import Engine, Schedule
 from equipoise.data.config import DataSection
 from equipoise.data.federation import Federation
 from equipoise.data.source import Progress
-from equipoise.engine.aggregation_pipeline import Between
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
@@ -27,7 +22,6 @@ from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.settings import choose, nearest, read
 from equipoise.storage.run_folder import WRITTEN, read_toml
-from equipoise.training.task import Task
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
 _NEEDED = ("data", "model", "algorithm")
@@ -101,11 +95,6 @@ class Experiment:
     def load(path: Path, sets: Sequence[str] = (), needs: Sequence[str] = _NEEDED) -> "Experiment":
         return Experiment.parse(override(read_toml(path), sets), needs)
 
-    @property
-    def around(self) -> tuple[Between, Devices | None]:
-        """What happens to the clients' messages, and what the clients are like."""
-        return Between(self.attack, self.reducer, self.privacy), self.devices
-
     def deployed(self) -> "Experiment":
         """As it is run over real machines."""
         return replace(self, engine=self.engine.model_copy(update={"kind": "flower"}))
@@ -129,19 +118,6 @@ class Experiment:
         if self.data is None:
             raise EquipoiseError("the section [data] is missing")
         return self.data.federation(folder, self.schedule.seed, progress)
-
-    def module(self, federation: Federation) -> nn.Module:
-        """The initial model; every seed has its own."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(randomness.key(self.schedule.seed, "model") % 2**63)
-            assert self.model is not None
-            return self.model.build(tuple(federation.sample()[0].shape[1:]), federation.outputs)
-
-    def task(self, federation: Federation) -> Task:
-        dtype = DTYPES[self.engine.dtype]
-        module = self.module(federation)
-        loss = "squared" if federation.classes is None else "cross-entropy"
-        return Task(module, federation.prepared(dtype, False).sample(), loss=loss, dtype=dtype)
 
 
 def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 
 from equipoise.errors import EquipoiseError
-from equipoise.storage import atomic_files
+from equipoise.storage import atomic_files, tensor_files
 
 _FORMAT = "equipoise-decoded-2"
 """To be raised when a reader decodes differently or checks more: what an older one let pass must not be believed."""
@@ -81,7 +81,7 @@ def _write(entry: Path, stamp: str, arrays: Arrays) -> None:
     try:
         atomic_files.make_folder(entry.parent)
         tensors = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
-        atomic_files.write_tensors(mine, tensors, {"format": _FORMAT, "files": stamp, "digest": _digest(arrays)})
+        tensor_files.write_tensors(mine, tensors, {"format": _FORMAT, "files": stamp, "digest": _digest(arrays)})
         mine.replace(entry)
     except (EquipoiseError, OSError):
         return

@@ -1,7 +1,7 @@
 """What a data set by name is: settings that read it from its publisher's files, or draw it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -51,6 +51,8 @@ class Found:
 
 
 class Source(Settings, ABC):
+    registry: ClassVar[Mapping[str, type["Source"]]] = {}
+    """All data sets by name; filled in by the registry, which imports the sources."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
     """The publisher's files, for `equipoise data get`."""
     how_to_get: ClassVar[str] = ""
@@ -84,15 +86,9 @@ class Missing(EquipoiseError):
 def missing(name: str, looked: list[Path], cls: type[Source]) -> Missing:
     """The sentence for a file that is not there."""
     places = " and ".join(str(folder) for folder in looked)
-    source = next(n for n, c in _registry().items() if c is cls)
+    source = next(n for n, c in Source.registry.items() if c is cls)
     get = f"`equipoise data get {source}` fetches it" if cls.remotes else cls.how_to_get
     return Missing(f"the file {name} was not found in {places}; {get}, and --data names the folder")
-
-
-def _registry() -> dict[str, type[Source]]:
-    from equipoise.data.sources import SOURCES  # the registry knows the sources, so they cannot import it at once
-
-    return SOURCES
 
 
 def portion(have: int, of: int, unit: str = "samples") -> str:

@@ -4,6 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from equipoise.attacks import Attack, Scene
+from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import Mean, Reducer, WeightedMean
@@ -11,7 +12,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 @dataclass(frozen=True)
-class Between:
+class AggregationPipeline:
     attack: Attack | None = None
     reducer: Reducer = field(default_factory=WeightedMean)
     privacy: Privacy | None = None
@@ -22,6 +23,10 @@ class Between:
                 "privacy.where = 'central' adds noise to a sum, so that reducer.name must be 'mean'; with other rules "
                 "use privacy.where = 'local'"
             )
+
+    @staticmethod
+    def of(experiment: Experiment) -> "AggregationPipeline":
+        return AggregationPipeline(experiment.attack, experiment.reducer, experiment.privacy)
 
     def attacked(
         self,

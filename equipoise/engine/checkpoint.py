@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equipoise.engine.client_store import ClientStore
 from equipoise.state import State
-from equipoise.storage import atomic_files
+from equipoise.storage import atomic_files, tensor_files
 
 _KEEP = 2
 
@@ -62,7 +62,7 @@ class Checkpoints:
         tensors = {f"server.{k}": t for k, t in server.items()}
         tensors |= {f"kept.{k}": t for k, t in kept.items()}
         tensors |= {f"store.{k}": t for k, t in store.table().items()}
-        atomic_files.write_tensors(self.folder / name, {k: t.clone() for k, t in tensors.items()})
+        tensor_files.write_tensors(self.folder / name, {k: t.clone() for k, t in tensors.items()})
         self.digests.pop(name, None)
         manifest = {
             "round": round,

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from equipoise.state import State
-from equipoise.storage import atomic_files
+from equipoise.storage import tensor_files
 
 _SEGMENT_BYTES = 128 << 20
 _NOWHERE = -1
@@ -55,7 +55,7 @@ class _Segment:
         (length,) = struct.unpack("<Q", self.file.read(8))
         header = json.loads(self.file.read(length))
         self.fields = {
-            name: (atomic_files.DTYPES[entry["dtype"]], entry["shape"], 8 + length + entry["data_offsets"][0])
+            name: (tensor_files.DTYPES[entry["dtype"]], entry["shape"], 8 + length + entry["data_offsets"][0])
             for name, entry in header.items()
             if name != "__metadata__"
         }
@@ -151,7 +151,7 @@ class ClientStore:
     def _write(self, clients: list[int]) -> None:
         states = [self.changed.states[who] for who in clients]
         tensors = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        atomic_files.write_tensors(self._path(self.written), tensors)
+        tensor_files.write_tensors(self._path(self.written), tensors)
         for row, (who, state) in enumerate(zip(clients, states, strict=True)):
             self.segment[who], self.row[who] = self.written, row
             self.changed.remove(who)

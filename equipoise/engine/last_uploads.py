@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from equipoise.engine.executors.base import SENT
+from equipoise.executors.base import SENT
 from equipoise.state import State, Upload, Uploads
 
 _HUGE = 1e4  # times what is left in the sum: the error of float64 is then below 1e-12 of it

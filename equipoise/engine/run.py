@@ -15,13 +15,13 @@ from equipoise.algorithms.base import Algorithm, Reduce, Start, announce
 from equipoise.callbacks.base import Watcher
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
-from equipoise.engine.aggregation_pipeline import Between
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.checkpoint import Checkpoints, Saved
 from equipoise.engine.client_store import ClientStore
 from equipoise.engine.last_uploads import Kept, LastMessages
 from equipoise.equilibrium import Solves, Tally, layers
 from equipoise.errors import EquipoiseError, RunFailed
-from equipoise.evaluation.scoreboard import KINDS
+from equipoise.model_kinds import KINDS
 from equipoise.privacy.accounting import Releases
 from equipoise.privacy.mechanisms import Noise, Sealed, gaussian
 from equipoise.state import State, Uploads
@@ -84,7 +84,7 @@ class Run(ABC):
         start: Start,
         folder: RunFolder | None,
         watcher: Watcher | None,
-        between: Between | None = None,
+        between: AggregationPipeline | None = None,
         devices: Devices | None = None,
     ):
         self.task, self.algorithm, self.schedule = task, algorithm, schedule
@@ -99,7 +99,7 @@ class Run(ABC):
                 f"{type(algorithm).__name__} estimates the model's last layer by least squares, so its head must be "
                 "one submodule, a linear layer of which nothing is frozen; name it with head="
             )
-        self.between = between or Between()
+        self.between = between or AggregationPipeline()
         self.announced = announce(algorithm, start, self.between.privacy is None)
         self.server = algorithm.server(start)
         self.checkpoints = None if folder is None else Checkpoints(folder.checkpoint)
@@ -153,6 +153,10 @@ class Run(ABC):
     @abstractmethod
     def mode(self) -> str:
         """By what means clients are worked on, for readers."""
+
+    @abstractmethod
+    def run(self) -> None:
+        """Run all rounds that are left."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

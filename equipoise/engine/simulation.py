@@ -12,27 +12,28 @@ from typing import Any
 import numpy as np
 
 from equipoise import randomness
-from equipoise.algorithms.base import Algorithm, Start
+from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import poisoned
 from equipoise.callbacks.base import Watcher
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
-from equipoise.engine.aggregation_pipeline import Between
+from equipoise.data.statistics import outline
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.checkpoint import Saved
 from equipoise.engine.client_store import ClientStore, Numbered
-from equipoise.engine.executors.base import SENT, Done, Held, Job, with_kept
 from equipoise.engine.run import Run
 from equipoise.engine.signals import listening
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.evaluation.run_scores import Scores
-from equipoise.evaluation.scoreboard import KINDS
+from equipoise.executors.base import SENT, Done, Held, Job, with_kept
+from equipoise.executors.build import build_executor
 from equipoise.losses import LOSSES
+from equipoise.model_kinds import KINDS
 from equipoise.privacy.accounting import Releases
 from equipoise.privacy.mechanisms import Noise, public_reference, seeded
-from equipoise.reporting.federation_plot import outline
 from equipoise.state import State, Upload, Uploads, stack
-from equipoise.storage import atomic_files
+from equipoise.storage import atomic_files, tensor_files
 from equipoise.storage.run_folder import FEDERATION, RunFolder
 from equipoise.training.task import Task
 
@@ -49,7 +50,7 @@ class Simulation(Run):
         engine: Engine,
         folder: RunFolder | None = None,
         watcher: Watcher | None = None,
-        between: Between | None = None,
+        between: AggregationPipeline | None = None,
         devices: Devices | None = None,
     ):
         self.federation = federation.prepared(task.dtype, task.channels_last)
@@ -63,7 +64,7 @@ class Simulation(Run):
         self.training, _ = federation.by_name
         self.number = federation.numbers
         samples = int(federation.train.lengths[self.training].sum())
-        start = Start(task.space, task.w0, len(self.training), samples, schedule.seed, task.outputs, task.tap)
+        start = task.start(len(self.training), samples, schedule.seed)
         super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
         self.longest = int(federation.train.lengths[self.training].max())
         if algorithm.needs_validation:
@@ -81,7 +82,7 @@ class Simulation(Run):
         states = None if folder is None else folder.checkpoint
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
         self.interrupted = threading.Event()
-        self.executor = engine.executor(task, self.federation, algorithm, schedule.seed)
+        self.executor = build_executor(engine, task, self.federation, algorithm, schedule.seed)
         self.scores = self._scores()
 
     def _look_for_validation(self) -> None:
@@ -300,7 +301,7 @@ class Simulation(Run):
         self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
         atomic_files.write_json(self.folder.path / FEDERATION, outline(self.federation))
         if self.algorithm.has_shows:
-            atomic_files.write_tensors(self.folder.shown, self._shown())
+            tensor_files.write_tensors(self.folder.shown, self._shown())
         summary = self.summary()
         atomic_files.write_json(self.folder.summary, summary)  # last: whoever sees it finds all the rest
         self.watcher.end(summary)

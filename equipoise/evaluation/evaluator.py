@@ -10,11 +10,11 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import Federation
-from equipoise.engine.client_store import ClientStore
-from equipoise.engine.executors.base import BUFFERS, Executor, Job, Kind, Model
-from equipoise.evaluation.scoreboard import COLUMNS, SCORED, Board, row
+from equipoise.evaluation.scoreboard import Board, row
+from equipoise.executors.base import BUFFERS, Executor, Job, Kind, Model
 from equipoise.losses import Metric
-from equipoise.state import State
+from equipoise.model_kinds import COLUMNS, SCORED
+from equipoise.state import ClientStates, State
 
 _AT_ONCE = 256  # clients whose personal models are in memory together
 
@@ -67,7 +67,7 @@ class Evaluator:
         self.scored = 0
         "models scored so far, for those who want to see that nothing is scored twice"
 
-    def __call__(self, round: int, server: State, store: ClientStore) -> None:
+    def __call__(self, round: int, server: State, store: ClientStates) -> None:
         self.adaptation_samples = 0
         self._own_models("personal", "unseen" if self.unseen else "personal", round, server, store)
         if self.algorithm.has_consensus and not self.unseen:
@@ -102,11 +102,11 @@ class Evaluator:
         for model, scores in zip(changed, self.executor.score(changed, own), strict=True):
             self._write(table, model.who, scores)
 
-    def _job(self, who: int, server: State, store: ClientStore) -> Job:
+    def _job(self, who: int, server: State, store: ClientStates) -> Job:
         down = self.algorithm.down(server, self.federation.numbers[who])
         return Job(who, store.get(who), down, self.budgets.get(self.federation.names[who]))
 
-    def _own_models(self, kind: str, made: Kind, round: int, server: State, store: ClientStore) -> None:
+    def _own_models(self, kind: str, made: Kind, round: int, server: State, store: ClientStates) -> None:
         """The models of a kind that every client has one of."""
         for first in range(0, len(self.order), _AT_ONCE):
             jobs = [self._job(who, server, store) for who in self.order[first : first + _AT_ONCE]]
@@ -119,7 +119,7 @@ class Evaluator:
             self.has[kind] = True
             self._score(self.tables[kind], models)
 
-    def _global(self, vector: Tensor, store: ClientStore) -> None:
+    def _global(self, vector: Tensor, store: ClientStates) -> None:
         if len(self.executor.task.buffers):  # each client scores the global model with buffers of its own
             self._score(self.tables["global"], [Model(who, vector, store.get(who).get(BUFFERS)) for who in self.order])
             return

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import Federation
-from equipoise.engine.client_store import ClientStore
-from equipoise.engine.executors.base import Executor
 from equipoise.evaluation.evaluator import Evaluator
-from equipoise.evaluation.scoreboard import KINDS
-from equipoise.state import State
+from equipoise.executors.base import Executor
+from equipoise.model_kinds import KINDS
+from equipoise.state import ClientStates, State
 
 _UNSEEN = "unseen."
 
@@ -33,7 +32,7 @@ class Scores:
         if unseen:
             self.newcomers = Evaluator(federation, algorithm, executor, unseen, unseen=True, select=select)
 
-    def adapt(self, round: int, server: State, store: ClientStore, last: bool) -> None:
+    def adapt(self, round: int, server: State, store: ClientStates, last: bool) -> None:
         """Score those who took no part. Adapting takes training: it is done once, at the end."""
         if self.newcomers is not None:
             self.newcomers.forget()

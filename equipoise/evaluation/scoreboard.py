@@ -6,14 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from equipoise.data.statistics import gini
 from equipoise.losses import Metric
-
-COLUMNS = ("validation_loss", "validation_metric", "test_loss", "test_metric")
-HYBRIDS = {"validation": "hybrid", "test": "oracle"}
-"""What the better of personal and global is called, by the samples on which it was chosen."""
-SCORED = ("personal", "consensus", "global")
-"""The kinds of models: a client's own; the same with what all agree on in the place of its copy; one for all."""
-KINDS = (*SCORED, *HYBRIDS.values())
+from equipoise.model_kinds import COLUMNS, HYBRIDS, SCORED
 
 
 def row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
@@ -64,13 +59,6 @@ class Board:
             kind: summarise(table[self.tests, 2:], table[self.validates, 1], self.metric)
             for kind, table in self.tables().items()
         }
-
-
-def gini(values: np.ndarray) -> float:
-    """0 where all have equally much, near 1 where one has nearly all: half the relative mean difference."""
-    ordered, n = np.sort(np.asarray(values, dtype=np.float64)), len(values)
-    total = ordered.sum()
-    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * total)) if total > 0 else 0.0
 
 
 def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:

@@ -12,14 +12,13 @@ from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
 from equipoise.callbacks.base import Watcher
-from equipoise.callbacks.trackers import followed
+from equipoise.engine.assembly import run_in_folder, start_or_resume
 from equipoise.errors import EquipoiseError
 from equipoise.flower.client import work
 from equipoise.flower.client_data import Hook
 from equipoise.flower.deployment_plan import Plan
 from equipoise.flower.server import Deployment
 from equipoise.losses import Metric
-from equipoise.storage.run_folder import RunFolder
 
 
 def _speak() -> None:
@@ -98,17 +97,22 @@ class App:
 
 def serve(plan: Plan, grid: Grid, out: Path, resume: bool, watcher: Watcher | None = None) -> Deployment:
     """Run the server's side, from the start or from the last checkpoint in `out`."""
-    tables = plan.experiment.deployed().tables()
-    with (
-        RunFolder.at_work(out, tables, resume, mode="flower") as folder,
-        followed(watcher or Operator(), plan.experiment.schedule.track, folder, tables) as told,
-    ):
-        deployment = Deployment(plan, grid, folder, told)
+    experiment = plan.experiment.deployed()
+
+    def execute(deployment: Deployment) -> None:
         try:
-            if resume:
-                deployment.resume()
-            deployment.run()
+            start_or_resume(deployment, resume)
         except EquipoiseError as error:
             deployment.note("failed", text=str(error))
             raise
-    return deployment
+
+    return run_in_folder(
+        lambda folder, callback: Deployment(plan, grid, folder, callback),
+        execute,
+        out,
+        experiment.tables(),
+        resume=resume,
+        track=experiment.schedule.track,
+        callback=watcher or Operator(),
+        mode="flower",
+    )

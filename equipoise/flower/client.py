@@ -14,13 +14,14 @@ from flwr.app import Message
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.base import Start, announce
+from equipoise.algorithms.base import announce
 from equipoise.attacks import poisoned
 from equipoise.data.federation import Federation
-from equipoise.engine.executors.base import BUFFERS, RELEASED, Done, Job, Kind, Model, with_kept
-from equipoise.engine.executors.threaded import Threads
+from equipoise.engine.model_files import write_model
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.scoreboard import row
+from equipoise.executors.base import BUFFERS, RELEASED, Done, Job, Kind, Model, with_kept
+from equipoise.executors.threaded import Threads
 from equipoise.flower.client_data import Hook, client_data
 from equipoise.flower.client_state import Home, Kept
 from equipoise.flower.codec import Refused, group, named
@@ -39,7 +40,6 @@ from equipoise.flower.protocol import (
 from equipoise.flower.release_ledger import Ledger
 from equipoise.privacy.accounting import Releases
 from equipoise.privacy.mechanisms import public_reference, unforeseen
-from equipoise.runs.export import write_model
 from equipoise.settings import MOST, Settings, read
 from equipoise.state import State, Upload
 from equipoise.storage import atomic_files
@@ -92,8 +92,7 @@ class Client:
         self.plan, self.hook, self.given = plan, hook, settings
         self.settings = client_settings(settings, hook is not None)
         self.task = plan.task()
-        task, seed = self.task, plan.experiment.schedule.seed
-        start = Start(task.space, task.w0, 1, 0, seed, task.outputs, task.tap)
+        start = self.task.start(1, seed=plan.experiment.schedule.seed)
         self.announced = announce(plan.experiment.algorithm, start, plan.experiment.privacy is None)
         self.accepts = order_shapes(self.announced, start, len(self.task.buffers))
 
@@ -214,9 +213,8 @@ class Client:
         if "w0" not in start or ("buffers" in start) != bool(len(self.task.buffers)):
             raise Refused("failed", "the server did not send the model that all began with")
         seed, algorithm = self.plan.experiment.schedule.seed, self.plan.experiment.algorithm
-        task = self.task
-        begin = Start(task.space, start.w0, order.clients, order.samples, seed, task.outputs, task.tap)
-        state = with_kept(algorithm.client(begin), task, samples, start.get("buffers"))
+        begin = replace(self.task.start(order.clients, order.samples, seed), w0=start.w0)
+        state = with_kept(algorithm.client(begin), self.task, samples, start.get("buffers"))
         first = None if self.plan.experiment.privacy is None else algorithm.first(begin)
         return State(state, **{RELEASED + k: t for k, t in (first or State()).items()})
 

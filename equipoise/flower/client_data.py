@@ -16,7 +16,7 @@ from torch import Tensor
 from equipoise.data.federation import SPLITS, Federation, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.flower.deployment_plan import Plan
-from equipoise.storage.atomic_files import write_tensors
+from equipoise.storage.tensor_files import write_tensors
 
 Hook = Callable[[Mapping[str, Any]], Any]
 """Gets the client's settings, returns (x, y), a torch Dataset, or a dictionary of train, validation and test."""

@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from equipoise.errors import EquipoiseError
 from equipoise.flower.codec import Refused, group, named
 from equipoise.state import State
-from equipoise.storage import atomic_files
+from equipoise.storage import atomic_files, tensor_files
 
 
 @dataclass(frozen=True)
@@ -110,4 +110,4 @@ class Home:
         facts = {"name": self.name, **numbers}
         states = {"state": kept.state, "pending": kept.pending, "step": kept.step}
         tensors = {k: t for name, state in states.items() for k, t in named(state or State(), name).items()}
-        atomic_files.write_tensors(self.file, {k: t.clone() for k, t in tensors.items()}, {"kept": json.dumps(facts)})
+        tensor_files.write_tensors(self.file, {k: t.clone() for k, t in tensors.items()}, {"kept": json.dumps(facts)})

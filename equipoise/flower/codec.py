@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Shapes
 from equipoise.state import State
-from equipoise.storage.atomic_files import DTYPES
+from equipoise.storage.tensor_files import DTYPES
 
 _FACTS = "equipoise"
 _HEADER = 1 << 16  # bytes; names and shapes of a few tensors, and some numbers

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise import randomness
 from equipoise.attacks import LabelPoison
 from equipoise.config.engine import DTYPES
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import SPLIT
+from equipoise.engine.assembly import build_task, experiment_module, initial_module
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric
 from equipoise.storage.run_folder import read_toml
@@ -85,19 +85,13 @@ class Plan:
         return x, y
 
     def module(self) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(randomness.key(self.experiment.schedule.seed, "model") % 2**63)
-            if self.model is not None:
-                return self.model()
-            if self.experiment.model is None:
-                raise EquipoiseError("the section [model] is missing; name a model there, or give one in app.py")
-            if self.experiment.deploy.outputs is None:
-                raise EquipoiseError("deploy.outputs is missing: how many numbers does the model give for a sample?")
-            return self.experiment.model.build(tuple(self.experiment.deploy.shape), self.experiment.deploy.outputs)
+        if self.model is not None:
+            return initial_module(self.model, self.experiment.schedule.seed)
+        if self.experiment.model is not None and self.experiment.deploy.outputs is None:
+            raise EquipoiseError("deploy.outputs is missing: how many numbers does the model give for a sample?")
+        return experiment_module(self.experiment, self.experiment.deploy.shape, self.experiment.deploy.outputs or 0)
 
     def task(self) -> Task:
-        usual = "cross-entropy" if self.experiment.deploy.targets == "classes" else "squared"
-        dtype = DTYPES[self.experiment.engine.dtype]
-        sample = self.sample()
-        loss = self.loss or usual
-        return Task(self.module(), sample, head=self.head, loss=loss, metric=self.metric, dtype=dtype)
+        sample = self.sample()  # first, because without a shape there is nothing to build a model for
+        settings = self.experiment.engine
+        return build_task(self.module(), sample, settings, head=self.head, loss=self.loss, metric=self.metric)

@@ -11,8 +11,8 @@ from torch import Tensor
 from equipoise.algorithms.base import Announcement, Shapes, Start
 from equipoise.equilibrium import Solves, Tally
 from equipoise.errors import EquipoiseError
-from equipoise.evaluation.scoreboard import COLUMNS, SCORED
 from equipoise.flower.codec import Refused, named, pack, unpack
+from equipoise.model_kinds import COLUMNS, SCORED
 from equipoise.settings import Settings, read
 from equipoise.state import State
 

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from equipoise.evaluation.scoreboard import COLUMNS, SCORED, Board
+from equipoise.evaluation.scoreboard import Board
 from equipoise.flower.codec import Refused
 from equipoise.losses import Metric
+from equipoise.model_kinds import COLUMNS, SCORED
 
 _MOST = 10**12  # samples, or a score: more cannot be meant
 _SIZES = ("train", "validation", "test")

@@ -19,13 +19,14 @@ from flwr.serverapp import Grid
 from equipoise import randomness
 from equipoise.algorithms.base import Start
 from equipoise.callbacks.base import Watcher
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.checkpoint import Saved
 from equipoise.engine.client_store import ClientStore
 from equipoise.engine.last_uploads import LastMessages
+from equipoise.engine.model_files import write_model
 from equipoise.engine.run import Run
 from equipoise.equilibrium import Solves
 from equipoise.errors import RunFailed
-from equipoise.evaluation.scoreboard import SCORED
 from equipoise.flower.codec import Refused, group, named
 from equipoise.flower.deployment_plan import Plan
 from equipoise.flower.enrolment import Door
@@ -35,9 +36,9 @@ from equipoise.flower.reported_scores import Tally
 from equipoise.flower.roster import Member, Roster
 from equipoise.flower.transport import Answered, Post
 from equipoise.flower.upload_checks import update_of
+from equipoise.model_kinds import SCORED
 from equipoise.privacy.accounting import Releases
 from equipoise.privacy.mechanisms import Noise, unforeseen
-from equipoise.runs.export import write_model
 from equipoise.state import State, Upload, Uploads
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder
@@ -52,8 +53,10 @@ class Deployment(Run):
     def __init__(self, plan: Plan, grid: Grid, folder: RunFolder, watcher: Watcher | None = None):
         self.plan, self.settings = plan, plan.experiment.deploy
         task, experiment = plan.task(), plan.experiment
-        start = Start(task.space, task.w0, self.settings.clients, 0, experiment.schedule.seed, task.outputs, task.tap)
-        super().__init__(task, experiment.algorithm, experiment.schedule, start, folder, watcher, *experiment.around)
+        start = task.start(self.settings.clients, seed=experiment.schedule.seed)
+        pipeline = AggregationPipeline.of(experiment)
+        settings = experiment.algorithm, experiment.schedule
+        super().__init__(task, *settings, start, folder, watcher, pipeline, experiment.devices)
         self.buffers = task.buffers
         # Clients keep their states themselves; the server may have to keep their last messages.
         kept = State() if self.last is None else self.last.initial

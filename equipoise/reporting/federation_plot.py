@@ -7,77 +7,13 @@ import numpy as np
 
 from equipoise.data import text_encoding
 from equipoise.data.federation import SPLITS, Federation
-from equipoise.evaluation.scoreboard import gini
+from equipoise.data.statistics import label_counts, owned
 from equipoise.storage import atomic_files
 
 _SHOWN = 5  # clients whose samples are drawn
 _SAMPLES = 8
-_OUTLINED = 300
 _NAMED = 40  # clients that have room for their names
 _LETTERS = " .AIOUaeiorty"  # characters that have room for themselves on an axis of all of them
-
-
-def owned(federation: Federation, who: int) -> np.ndarray:
-    return np.concatenate([getattr(federation, split)[who] for split in SPLITS])
-
-
-def label_counts(federation: Federation) -> np.ndarray | None:
-    """How often each client has each label (in texts: each character as a target); None where targets are numbers."""
-    if federation.classes is None:
-        return None
-    labels = federation.y.numpy().reshape(len(federation.y), -1)
-    return np.stack(
-        [
-            np.bincount(labels[owned(federation, i)].ravel(), minlength=federation.classes)
-            for i in range(len(federation))
-        ]
-    )
-
-
-def total_variation(counts: np.ndarray) -> np.ndarray:
-    """Each client's distance to the pooled distribution of labels, from 0 to 1."""
-    own = counts / counts.sum(1, keepdims=True)
-    pooled = counts.sum(0) / counts.sum()
-    return np.asarray(np.abs(own - pooled).sum(1) / 2)
-
-
-def numbers(federation: Federation) -> dict[str, Any]:
-    """What `equipoise show` prints."""
-    splits = {split: getattr(federation, split).lengths for split in SPLITS}
-    sizes = np.sum(list(splits.values()), axis=0)
-    found: dict[str, Any] = {
-        "data": federation.title,
-        "clients": len(federation),
-        "unseen": len(federation.unseen),
-        "samples": int(sizes.sum()),
-        **{split: int(lengths.sum()) for split, lengths in splits.items()},
-        "smallest client": int(sizes.min()),
-        "median client": float(np.median(sizes)),
-        "largest client": int(sizes.max()),
-        "without test samples": int((splits["test"] == 0).sum()),
-        "Gini of sizes": round(gini(sizes), 4),
-    }
-    counts = label_counts(federation)
-    if counts is not None:
-        have = (counts > 0).sum(1)
-        found["labels"] = int((counts.sum(0) > 0).sum())
-        found["labels a client, fewest"] = int(have.min())
-        found["labels a client, mean"] = round(float(have.mean()), 2)
-        found["labels a client, most"] = int(have.max())
-        found["mean total-variation distance"] = round(float(total_variation(counts).mean()), 4)
-    return found
-
-
-def outline(federation: Federation) -> dict[str, Any]:
-    """Who has how many samples of which label, for reports; of many clients, some that are spread over the list."""
-    shown = np.unique(np.linspace(0, len(federation) - 1, min(_OUTLINED, len(federation))).round().astype(int))
-    counts = label_counts(federation)
-    return {
-        "clients": len(federation),
-        "names": [federation.names[i] for i in shown],
-        "samples": [len(owned(federation, i)) for i in shown],
-        "labels": None if counts is None else counts[shown].tolist(),
-    }
 
 
 def draw(federation: Federation, path: Path) -> None:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.errors import EquipoiseError
-from equipoise.evaluation.scoreboard import HYBRIDS, SCORED
-from equipoise.reporting.comparison_table import Run, compare, grouped
+from equipoise.model_kinds import HYBRIDS, SCORED
+from equipoise.reporting.comparison_table import compare
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import SHOWN
+from equipoise.storage.run_index import Run, grouped
 
 if TYPE_CHECKING:
     from equipoise.evaluation.cka import Similarity

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass, replace
 from statistics import mean, stdev
 from typing import Any
 
-from equipoise.reporting.comparison_table import Run, higher_is_better
 from equipoise.reproduction.exhibits import Exhibit, Figure, Line
 from equipoise.storage.run_folder import RunFolder
+from equipoise.storage.run_index import Run, higher_is_better
 
 
 def fits(config: Mapping[str, Any], where: Mapping[str, Any]) -> bool:

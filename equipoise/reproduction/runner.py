@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.reporting import plots
-from equipoise.reporting.comparison_table import Run, find_runs
 from equipoise.reproduction.comparison import beside, fits
 from equipoise.reproduction.exhibits import LONG, Exhibit, Part, cost
 from equipoise.runs import process_pool
 from equipoise.runs.sweep import Cell, Sweep, cells, group, tuned
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder, flatten, read_toml
+from equipoise.storage.run_index import PAPER, Run, find_runs
 
-PAPER = "paper.json"
-"""In the folder of a paper's runs: the tables that were made of them, for `equipoise report`."""
 _CKA_SAMPLES = 500
 
 
@@ -195,8 +193,8 @@ def draw(exhibit: Exhibit, runs: dict[str, list[Run]], scale: str, out: Path, da
             words = [exhibit.name, part, name, scale]
             path = out / exhibit.paper / ("-".join(word for word in words if word) + ".png")
             if exhibit.plot == "cka":
-                from equipoise.evaluation.cka import measure
                 from equipoise.runs.launch import reopen
+                from equipoise.runs.similarity import measure
 
                 alike = [(run, reopen(run.path, data)[0].simulation) for run in mine]
                 compared = [measure(s, run.path.name, _CKA_SAMPLES, lambda done, total: None) for run, s in alike]

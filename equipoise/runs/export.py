@@ -8,13 +8,13 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from equipoise.storage import atomic_files
-from equipoise.api import Result
+from equipoise.runs.result import Result
 from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.settings import read
+from equipoise.engine.model_files import write_model
 
-_FORMAT = "equipoise-model-1"
 
 
 def export_model(result: Result, experiment: Experiment, client: str | None, path: Path) -> str:
@@ -35,40 +35,5 @@ def export_model(result: Result, experiment: Experiment, client: str | None, pat
     return name
 
 
-def write_model(
-    path: Path, module: nn.Module, experiment: Experiment, shape: Sequence[int], outputs: int, title: str, of: str
-) -> None:
-    """A module's parameters and buffers; with a model of ours, all that `load_model` needs to build it again."""
-    described = {
-        "shape": list(shape),
-        "outputs": outputs,
-        "dtype": experiment.engine.dtype,
-        "trained": {"algorithm": experiment.algorithm_name, "data": title, "of": of},
-    }
-    if experiment.model is not None:
-        described["model"] = {"name": experiment.model_name, **experiment.model.table()}
-    metadata = {"format": _FORMAT, "equipoise": json.dumps(described)}
-    atomic_files.write_tensors(path, {k: t.clone() for k, t in module.state_dict().items()}, metadata)
 
 
-def load_model(path: str | Path) -> nn.Module:
-    """The module that `equipoise export` wrote, ready to predict."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise EquipoiseError(f"{path} was not written by equipoise export")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise EquipoiseError(f"{path} cannot be read as a model: {error}") from None
-    described = json.loads(metadata["equipoise"])
-    if "model" not in described:
-        raise EquipoiseError(
-            f"{path} holds a model of the user's own: build that module and load what "
-            "safetensors.torch.load_file reads from the file"
-        )
-    settings = described["model"]
-    model = read(MODELS[settings.pop("name")], settings, "model")
-    module = model.build(tuple(described["shape"]), described["outputs"])
-    module.to(next(iter(tensors.values())).dtype).load_state_dict(tensors)
-    return module.eval()

@@ -4,16 +4,19 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from equipoise.api import Result
+from equipoise.runs.result import Result
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.data.sources import data_folder
+from equipoise.engine.aggregation_pipeline import AggregationPipeline
+from equipoise.engine.assembly import experiment_task, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.storage.run_folder import WRITTEN, RunFolder, read_toml
 from equipoise.training.task import Task
 from equipoise.callbacks.trackers import followed
 from equipoise.callbacks.base import Watcher
+from equipoise.executors.build import execution_mode
 
 _TRAINED = "trained"
 """What run.toml tells of a run that took its training over: the name of the other's folder."""
@@ -62,26 +65,34 @@ def run(
     federation = experiment.federation(source, watcher.reading)
     for note in federation.notes:
         watcher.tell(note)
-    task = experiment.task(federation)
-    mode = experiment.engine.mode_for(task)
-    written = {"data": str(source), "mode": mode}
+    task = experiment_task(experiment, federation)
+    written = {"data": str(source), "mode": execution_mode(experiment.engine, task)}
     if trained is not None:
         written[_TRAINED] = trained.name
-    tables = experiment.tables()
-    with (
-        RunFolder.at_work(out, tables, resume, **written) as folder,
-        followed(watcher, experiment.schedule.track, folder, tables) as told,
-    ):
+
+    def build(folder: RunFolder, callback: Watcher) -> Simulation:
         if trained is not None:
             shutil.copytree(RunFolder(trained).checkpoint, folder.checkpoint, dirs_exist_ok=True)
-        simulation = _simulation(experiment, federation, task, folder, told)
+        return _simulation(experiment, federation, task, folder, callback)
+
+    def execute(simulation: Simulation) -> None:
         if trained is not None:
             simulation.rescore(RunFolder(trained).read_metrics())
         else:
-            if resume:
-                simulation.resume()
-            simulation.run()
-    return Result(simulation)
+            start_or_resume(simulation, resume)
+
+    return Result(
+        run_in_folder(
+            build,
+            execute,
+            out,
+            experiment.tables(),
+            resume=resume,
+            track=experiment.schedule.track,
+            callback=watcher,
+            **written,
+        )
+    )
 
 
 def has_models(path: Path) -> bool:
@@ -109,7 +120,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
             "personal.safetensors of their state folders, and the global model is in its global.safetensors"
         )
     federation = experiment.federation(data_folder(folder_of_data(folder.config, data)))
-    task = experiment.task(federation)
+    task = experiment_task(experiment, federation)
     simulation = _simulation(experiment, federation, task, folder)
     simulation.close()
     if not simulation.restore():
@@ -121,4 +132,5 @@ def _simulation(
     experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, watcher: Watcher | None = None
 ) -> Simulation:
     settings = (experiment.algorithm, experiment.schedule, experiment.engine)
-    return Simulation(task, federation, *settings, folder, watcher, *experiment.around)
+    pipeline = AggregationPipeline.of(experiment)
+    return Simulation(task, federation, *settings, folder, watcher, pipeline, experiment.devices)

@@ -29,7 +29,7 @@ from equipoise.config.engine import Schedule
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
-from equipoise.reporting.comparison_table import higher_is_better
+from equipoise.storage.run_index import higher_is_better
 from equipoise.storage.run_folder import ASIDE, RunFolder, flatten
 from equipoise.settings import Settings, read
 

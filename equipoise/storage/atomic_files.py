@@ -2,23 +2,13 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
-
 from equipoise.errors import EquipoiseError
-
-DTYPES = {
-    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
-    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
-}
-"""The names that safetensors gives to kinds of numbers."""
 
 
 @contextmanager
@@ -57,16 +47,6 @@ def read_json(path: Path) -> Any:
         raise EquipoiseError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
         raise EquipoiseError(f"{path} is damaged ({error}); remove it, and what wrote it can write it again") from None
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    with beside(path) as temporary:
-        try:
-            save_file({k: t.contiguous() for k, t in tensors.items()}, temporary, dict(metadata or {}))
-        except OSError:
-            raise
-        except Exception as error:  # safetensors wraps what the disk says in an error of its own
-            raise OSError(str(error)) from error
 
 
 def digest(path: Path) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import tomli_w
 
 from equipoise.errors import EquipoiseError, RunFailed
-from equipoise.evaluation.scoreboard import COLUMNS
+from equipoise.model_kinds import COLUMNS
 from equipoise.storage import atomic_files
 
 WRITTEN = "written"

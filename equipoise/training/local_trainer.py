@@ -2,18 +2,21 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from equipoise import randomness
-from equipoise.algorithms.base import Algorithm, Split, linear_head
+from equipoise.algorithms.base import Algorithm, Split
 from equipoise.errors import EquipoiseError
-from equipoise.parameter_space import Part, Space
-from equipoise.representations import HEAD, Listener, Tap, Term
-from equipoise.training.head_features import Moments, Points
+from equipoise.optimizers import LocalOptimizer
+from equipoise.parameter_space import Part, Space, linear_head
+from equipoise.representations.head_features import Points
+from equipoise.representations.head_moments import Moments
+from equipoise.representations.points import HEAD, Listener, Tap
+from equipoise.representations.terms import Term
 from equipoise.training.task import Task
 
 
@@ -33,34 +36,6 @@ def plan(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generato
     for row in order:
         row[:n] = torch.randperm(n, generator=rng).numpy()
     return order.reshape(-1, batch)[:total]
-
-
-def adam(first: Any, second: Any, count: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Its two means after one more gradient, the count-th, and the direction to go (Kingma and Ba, 2015, Alg. 1)."""
-    first = 0.9 * first + 0.1 * g
-    second = 0.999 * second + 0.001 * g.square()
-    return first, second, (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
-
-
-class Update:
-    """A step of SGD, with or without momentum, or Adam, in place, for (P,) and (cohort, P) alike."""
-
-    def __init__(self, algorithm: Algorithm, lr: float):
-        self.lr, self.clip = lr, algorithm.clip
-        self.adam, self.momentum = algorithm.optimizer == "adam", algorithm.momentum
-        self.first: Any = 0.0
-        self.second: Any = 0.0
-        self.count = 0
-
-    def __call__(self, v: Tensor, g: Tensor) -> None:
-        if self.clip is not None:
-            g = g * (self.clip / g.norm(dim=-1, keepdim=True).clamp(min=self.clip))
-        if self.adam:
-            self.count += 1
-            self.first, self.second, g = adam(self.first, self.second, self.count, g)
-        elif self.momentum:
-            self.first = g = self.momentum * self.first + g
-        v.add_(g, alpha=-self.lr)
 
 
 class Batch(NamedTuple):
@@ -147,7 +122,7 @@ class Work(ABC):
         v = self.open(start, part, within)
         moving = v[..., moves]
         simple = plain(self.algorithm) and within is None and anchor is None
-        update = None if simple else Update(self.algorithm, lr)
+        update = None if simple else self._optimizer(lr)
         if moving.shape[-1] and (within is None or bool(within[..., moves].any())):
             for batch, done in self._steps(epochs or self.algorithm.epochs, steps, stream, repeat, only, term):
                 extra = None if pull is None else pull(v)[..., moves]
@@ -169,6 +144,10 @@ class Work(ABC):
                 if before is not None:  # a client that has done its steps stands still while others go on
                     v[done] = before
         return self.close(v)
+
+    def _optimizer(self, lr: float) -> LocalOptimizer:
+        settings = self.algorithm
+        return LocalOptimizer(settings.optimizer, lr, settings.momentum, settings.clip)
 
     def _elsewhere(self, u: Tensor, v: Tensor, batch: Batch, part: Part, term: Term) -> Tensor:
         """The term's gradient on the batch at u; v is as it was afterwards."""

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from equipoise.algorithms.base import Start
 from equipoise.data.federation import Memory
 from equipoise.equilibrium import Solves, WarmStart, layers, projected, set_budget
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric, fitting_loss, fitting_metric
 from equipoise.parameter_space import Space
-from equipoise.representations import HEAD, Listener, Tap
+from equipoise.representations.points import HEAD, Listener, Tap
 from equipoise.settings import nearest
 from equipoise.training.memory_usage import peak_tensor_bytes
 
@@ -98,6 +99,10 @@ class Task:
         still = dict(self.module.named_buffers())
         self.buffer_names = tuple(n for n, b in moved.items() if not torch.equal(b, still[n]))
         return output
+
+    def start(self, clients: int, samples: int = 0, seed: int = 0) -> Start:
+        """What is known before the first round of a run with so many clients and training samples."""
+        return Start(self.space, self.w0, clients, samples, seed, self.outputs, self.tap)
 
     @cached_property
     def why_not_stacked(self) -> str | None:

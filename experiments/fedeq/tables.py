@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from equipoise.reporting.comparison_table import Run
-from equipoise.reporting.tables import markdown, runs_of, spread
+from equipoise.reproduction.result_tables import markdown, runs_of, spread
+from equipoise.storage.run_index import Run
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 FROM_CONSENSUS = "fedeq from the consensus"

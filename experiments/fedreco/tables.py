@@ -9,8 +9,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from equipoise.reporting.comparison_table import Run
-from equipoise.reporting.tables import markdown, runs_of, spread
+from equipoise.reproduction.result_tables import markdown, runs_of, spread
+from equipoise.storage.run_index import Run
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 DATA = ("fashion-mnist", "cifar10")

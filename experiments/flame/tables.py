@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from equipoise.reporting.comparison_table import Run, find_runs
+from equipoise.storage.run_index import Run, find_runs
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 TITLES = {

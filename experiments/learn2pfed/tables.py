@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from equipoise import load_data
 from equipoise.data.sources.polynomial import Polynomial
 from equipoise.models import MODELS
-from equipoise.reporting.comparison_table import Run
-from equipoise.reporting.tables import markdown, runs_of, spread
+from equipoise.reproduction.result_tables import markdown, runs_of, spread
+from equipoise.storage.run_index import Run
 
 HERE = Path(__file__).parent
 PAPER: dict[str, Any] = tomllib.loads((HERE / "paper" / "tables.toml").read_text())

@@ -8,10 +8,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.algorithms.base import linear_head
-from equipoise.parameter_space import Space
+from equipoise.optimizers import adam
+from equipoise.parameter_space import Space, linear_head
 from equipoise.state import State
-from equipoise.training.local_trainer import adam
 
 SCALARS = ("rho", "eta", "theta")
 """A client's learnables beside Λ."""

@@ -20,3 +20,4 @@ PARTITIONS: dict[str, type[Partition]] = {
     "natural": Natural,
     "hybrid": Hybrid,
 }
+Partition.registry = PARTITIONS

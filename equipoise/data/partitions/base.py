@@ -2,6 +2,7 @@
 
 import heapq
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -16,6 +17,9 @@ Shares = dict[str, np.ndarray]
 
 class Partition(Settings, ABC):
     """From a pool of samples to every client's share of it, by the client's name."""
+
+    registry: ClassVar[Mapping[str, type["Partition"]]] = {}
+    """All partitions by kind; filled in by the registry, which imports them."""
 
     min_samples: Count = 1
     "no client has fewer"

@@ -30,11 +30,9 @@ class Hybrid(Partition):
     @field_validator("first", "second", mode="before")
     @classmethod
     def _by_kind(cls, value: Any, info: Any) -> Any:
-        from equipoise.data.partitions import PARTITIONS
-
         if not isinstance(value, dict):
             return value
-        kinds = {name: kind for name, kind in PARTITIONS.items() if kind is not cls}
+        kinds = {name: kind for name, kind in cls.registry.items() if kind is not cls}
         return choose(kinds, value, f"data.partition.{info.field_name}", "kind")[1]
 
     def table(self) -> dict[str, Any]:

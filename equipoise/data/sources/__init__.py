@@ -28,6 +28,8 @@ SOURCES: dict[str, type[Source]] = {
     "linear": LinearRegression,
 }
 
+Source.registry = SOURCES
+
 
 def data_folder(given: Path | None) -> Path:
     """Where data sets are looked for: --data, else the variable EQUIPOISE_DATA, else ./data."""

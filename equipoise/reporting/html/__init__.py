@@ -11,15 +11,14 @@ from typing import Any
 import jinja2
 import tomli_w
 
-from equipoise.evaluation.scoreboard import KINDS
+from equipoise.model_kinds import KINDS
 from equipoise.reporting import comparison_table
-from equipoise.reporting.comparison_table import Run
 from equipoise.reporting.html import curves, maps
 from equipoise.reporting.html.chart import DASHES, Chart, Method
 from equipoise.reporting.html.clients import Clients, by_client, distribution, fairness
-from equipoise.reproduction.runner import PAPER
-from equipoise.storage import atomic_files
+from equipoise.storage import atomic_files, run_index
 from equipoise.storage.run_folder import read_toml
+from equipoise.storage.run_index import PAPER, Run
 
 _SCENE = ("data.", "attack.", "privacy.")
 """Settings that make another problem of it; methods are compared within one."""
@@ -39,7 +38,7 @@ class Scene:
 
 
 def scenes(runs: list[Run]) -> list[Scene]:
-    groups = sorted(comparison_table.grouped(runs), key=lambda group: _disturbed(group[0]))
+    groups = sorted(run_index.grouped(runs), key=lambda group: _disturbed(group[0]))
     problems = [_problem(group[0]) for group in groups]
     # How often models are scored matters only where nothing else tells two methods of one problem apart.
     apart: tuple[str, ...] = ("seed", *_SCORING)

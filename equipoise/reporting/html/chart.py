@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from equipoise.evaluation.scoreboard import KINDS
-from equipoise.reporting.comparison_table import Run, higher_is_better
+from equipoise.model_kinds import KINDS
+from equipoise.storage.run_index import Run, higher_is_better
 
 Chart = dict[str, Any]
 Trace = dict[str, Any]

@@ -8,8 +8,8 @@ from statistics import mean
 
 import numpy as np
 
-from equipoise.reporting.comparison_table import Run
 from equipoise.reporting.html.chart import SYMBOLS, Chart, Method, Trace, chart, plain, short, trace, unit
+from equipoise.storage.run_index import Run
 
 _MOST = 1500
 """Clients that are drawn as points; of more, as many spread over the list."""

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.reporting.comparison_table import Run
 from equipoise.reporting.html.chart import Chart, Method, chart, plain, short
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import CKA, FEDERATION, SHOWN
+from equipoise.storage.run_index import Run
 
 _SCALE: dict[str, Any] = {"colorscale": "Viridis", "type": "heatmap"}
 _MOST = 200

@@ -15,7 +15,9 @@ from torch.func import functional_call
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm, Split
 from equipoise.data.federation import Federation
-from equipoise.engine.executors.base import (
+from equipoise.equilibrium import WarmStart
+from equipoise.errors import EquipoiseError
+from equipoise.executors.base import (
     BUFFERS,
     FIXED_POINTS,
     Done,
@@ -26,12 +28,11 @@ from equipoise.engine.executors.base import (
     Scores,
     without_kept,
 )
-from equipoise.equilibrium import WarmStart
-from equipoise.errors import EquipoiseError
 from equipoise.parameter_space import Part
-from equipoise.representations import HEAD, Term
+from equipoise.representations.head_moments import Moments
+from equipoise.representations.points import HEAD
+from equipoise.representations.terms import Term
 from equipoise.state import State
-from equipoise.training.head_features import Moments
 from equipoise.training.local_trainer import Batch, Work, client_class_sums, client_moments, order_of, plan
 from equipoise.training.task import Replica, Task
 

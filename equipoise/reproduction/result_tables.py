@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from equipoise.reporting.comparison_table import Run, find_runs
 from equipoise.runs.sweep import cells
 from equipoise.storage.run_folder import read_toml
+from equipoise.storage.run_index import Run, find_runs
 
 
 def runs_of(file: Path, folder: Path, scale: str | None = None) -> list[Run]:

@@ -16,12 +16,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from equipoise.algorithms.base import Algorithm, Split
 from equipoise.data.federation import Federation, Memory
-from equipoise.engine.executors.base import Done, Executor, Job, Kind, Model, Row, Scores, stacked
 from equipoise.errors import EquipoiseError
+from equipoise.executors.base import Done, Executor, Job, Kind, Model, Row, Scores, stacked
 from equipoise.parameter_space import Entry, Part
-from equipoise.representations import HEAD, Listener, Term
+from equipoise.representations.head_moments import Moments
+from equipoise.representations.points import HEAD, Listener
+from equipoise.representations.terms import Term
 from equipoise.state import State, stack
-from equipoise.training.head_features import Moments
 from equipoise.training.local_trainer import Batch, Work, client_class_sums, client_moments, order_of, plan
 from equipoise.training.task import Task
 

@@ -1,13 +1,10 @@
 """What a model makes of samples on the way to its answer: representations, and terms of the objective that see them."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-
-from equipoise.state import State
 
 HEAD = "(head)"
 """The place right before the head: what the head reads."""
@@ -54,23 +51,3 @@ class Listener:
     def close(self) -> None:
         for handle in self.handles:
             handle.remove()
-
-
-@dataclass(frozen=True, eq=False)
-class Term(ABC):
-    """One more value a sample, beside the loss: a function of the model's representations at some places.
-
-    With a stack of clients, `probe` and all that is `given` have one more axis in front.
-    """
-
-    at: tuple[str, ...] = (HEAD,)
-    "the places"
-    probe: Tensor | None = None
-    "another vector of parameters, whose representations of the same samples are needed as well; it stands still"
-    given: State = field(default_factory=State)
-    "all else that the value depends on"
-
-    @staticmethod
-    @abstractmethod
-    def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
-        """The value of each sample, from its representations h, those of the probe, and its target y."""

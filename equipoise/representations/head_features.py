@@ -1,7 +1,6 @@
 """What the head of a model reads, and what it is to answer: a row a point."""
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -47,38 +46,3 @@ class Points:
         if self.one_of_many and outputs.ndim == 3:
             return features[:, -1], outputs[:, -1]
         return features.flatten(1), outputs.reshape(len(x), outputs[0].numel())
-
-
-@dataclass(frozen=True)
-class Moments:
-    """All that squared errors of a linear model depend on, of so many groups of a client's points.
-
-    X are its features, a row a point, with a last column of ones where the head has a bias; Y what is to be answered.
-    The leading axes are those of a stack of clients, if there is one, then one for the groups.
-    """
-
-    xx: Tensor
-    "X'X"
-    xy: Tensor
-    "X'Y"
-    n: Tensor
-    "how many points, of shape (..., groups, 1, 1)"
-
-    @classmethod
-    def of(cls, x: Tensor, y: Tensor, groups: int) -> "Moments":
-        """Points are dealt out to the groups in turn."""
-        x, y = x.double(), y.double()
-        dealt = [(x[g::groups], y[g::groups]) for g in range(groups)]
-        return cls(
-            torch.stack([x.mT @ x for x, _ in dealt]),
-            torch.stack([x.mT @ y for x, y in dealt]),
-            torch.tensor([float(len(x)) for x, _ in dealt], dtype=torch.float64).reshape(-1, 1, 1),
-        )
-
-    @classmethod
-    def stack(cls, clients: Iterable["Moments"]) -> "Moments":
-        each = [(m.xx, m.xy, m.n) for m in clients]
-        return cls(*(torch.stack(column) for column in zip(*each, strict=True)))
-
-    def to(self, dtype: torch.dtype) -> "Moments":
-        return Moments(self.xx.to(dtype), self.xy.to(dtype), self.n.to(dtype))

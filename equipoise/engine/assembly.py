@@ -1,0 +1,107 @@
+"""Assemble a run from its parts: the initial model, the task, and the run in its folder."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from equipoise import randomness
+from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.trackers import followed
+from equipoise.config.engine import DTYPES, Engine
+from equipoise.config.experiment import Experiment
+from equipoise.data.federation import Federation
+from equipoise.engine.run import Run
+from equipoise.errors import EquipoiseError
+from equipoise.losses import Metric
+from equipoise.storage.run_folder import RunFolder
+from equipoise.training.task import Task
+
+LossLike = str | Callable[[Tensor, Tensor], Tensor]
+AnyRun = TypeVar("AnyRun", bound=Run)
+
+
+def initial_module(build: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build the initial model; every seed has its own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(randomness.key(seed, "model") % 2**63)
+        return build()
+
+
+def build_task(
+    module: nn.Module,
+    samples: Federation | tuple[Tensor, Tensor],
+    engine: Engine,
+    *,
+    head: str | Sequence[str] | None = "head",
+    loss: LossLike | None = None,
+    metric: str | Metric | None = None,
+) -> Task:
+    """Build the task of training `module`.
+
+    Args:
+        samples: a federation, or a few samples (x, y), which show what inputs and targets look like.
+        engine: settings, of which the number format is used.
+        head: the name of the submodule that is the head.
+        loss: by default cross-entropy for labels and squared error for numbers.
+        metric: by default the one that belongs to the loss.
+    """
+    dtype = DTYPES[engine.dtype]
+    sample = samples.prepared(dtype, False).sample() if isinstance(samples, Federation) else samples
+    loss = loss or ("squared" if sample[1].is_floating_point() else "cross-entropy")
+    return Task(module, sample, head=head, loss=loss, metric=metric, dtype=dtype)
+
+
+def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int) -> nn.Module:
+    """Build the model that the section [model] names."""
+    if experiment.model is None:
+        raise EquipoiseError("the section [model] is missing; name a model there, or give one in app.py")
+    settings = experiment.model
+    return initial_module(lambda: settings.build(tuple(shape), outputs), experiment.schedule.seed)
+
+
+def experiment_task(experiment: Experiment, federation: Federation) -> Task:
+    """Build the task of an experiment whose data are all here."""
+    module = experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs)
+    return build_task(module, federation, experiment.engine)
+
+
+def run_in_folder(
+    build: Callable[[RunFolder, Watcher], AnyRun],
+    execute: Callable[[AnyRun], None],
+    out: Path,
+    tables: Mapping[str, Any],
+    *,
+    resume: bool,
+    track: Sequence[str],
+    callback: Watcher,
+    **written: str,
+) -> AnyRun:
+    """Run in a locked run folder, with progress reported to `callback` and to the trackers.
+
+    Args:
+        build: makes the run, given its folder and whom to report to.
+        execute: carries it out.
+        out: the run folder.
+        tables: all settings, for run.toml.
+        resume: whether the folder may hold an unfinished run of the same settings.
+        track: names of trackers.
+        callback: is told of every round.
+        **written: more facts for the section [written] of run.toml.
+    """
+    with (
+        RunFolder.at_work(out, dict(tables), resume, **written) as folder,
+        followed(callback, track, folder, tables) as told,
+    ):
+        run = build(folder, told)
+        execute(run)
+    return run
+
+
+def start_or_resume(run: Run, resume: bool) -> None:
+    """Run all rounds, or those that are left after the newest checkpoint."""
+    if resume:
+        run.resume()
+    run.run()

@@ -1,0 +1,31 @@
+"""Choose the executor of a run from its settings."""
+
+import os
+import shutil
+
+from equipoise.algorithms.base import Algorithm
+from equipoise.config.engine import Engine
+from equipoise.data.federation import Federation
+from equipoise.errors import EquipoiseError
+from equipoise.executors.base import Executor
+from equipoise.executors.stacked import Stacked
+from equipoise.executors.threaded import Threads
+from equipoise.training.task import Task
+
+
+def build_executor(engine: Engine, task: Task, federation: Federation, algorithm: Algorithm, seed: int) -> Executor:
+    """Build the executor that `engine` asks for."""
+    workers = engine.workers or len(os.sched_getaffinity(0))
+    if execution_mode(engine, task) == "stacked":
+        return Stacked(task, federation, algorithm, seed, workers, engine.compile)
+    return Threads(task, federation, algorithm, seed, workers)
+
+
+def execution_mode(engine: Engine, task: Task) -> str:
+    """Resolve `auto`, and refuse settings that the chosen mode would ignore."""
+    mode = task.mode() if engine.mode == "auto" else engine.mode
+    if engine.compile and mode != "stacked":
+        raise EquipoiseError("engine.compile = true works with engine.mode = 'stacked' only; this run uses threads")
+    if engine.compile and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
+        raise EquipoiseError("engine.compile = true needs a C++ compiler, and none was found; leave it out")
+    return mode

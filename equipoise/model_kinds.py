@@ -1,0 +1,14 @@
+"""The kinds of models that a run scores, and the columns of their scores."""
+
+COLUMNS = ("validation_loss", "validation_metric", "test_loss", "test_metric")
+
+
+HYBRIDS = {"validation": "hybrid", "test": "oracle"}
+"""What the better of personal and global is called, by the samples on which it was chosen."""
+
+
+SCORED = ("personal", "consensus", "global")
+"""The kinds of models: a client's own; the same with what all agree on in the place of its copy; one for all."""
+
+
+KINDS = (*SCORED, *HYBRIDS.values())

@@ -1,0 +1,42 @@
+"""Second moments of what a linear head reads, enough to fit it by least squares."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Moments:
+    """All that squared errors of a linear model depend on, of so many groups of a client's points.
+
+    X are its features, a row a point, with a last column of ones where the head has a bias; Y what is to be answered.
+    The leading axes are those of a stack of clients, if there is one, then one for the groups.
+    """
+
+    xx: Tensor
+    "X'X"
+    xy: Tensor
+    "X'Y"
+    n: Tensor
+    "how many points, of shape (..., groups, 1, 1)"
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, groups: int) -> "Moments":
+        """Points are dealt out to the groups in turn."""
+        x, y = x.double(), y.double()
+        dealt = [(x[g::groups], y[g::groups]) for g in range(groups)]
+        return cls(
+            torch.stack([x.mT @ x for x, _ in dealt]),
+            torch.stack([x.mT @ y for x, y in dealt]),
+            torch.tensor([float(len(x)) for x, _ in dealt], dtype=torch.float64).reshape(-1, 1, 1),
+        )
+
+    @classmethod
+    def stack(cls, clients: Iterable["Moments"]) -> "Moments":
+        each = [(m.xx, m.xy, m.n) for m in clients]
+        return cls(*(torch.stack(column) for column in zip(*each, strict=True)))
+
+    def to(self, dtype: torch.dtype) -> "Moments":
+        return Moments(self.xx.to(dtype), self.xy.to(dtype), self.n.to(dtype))

@@ -1,0 +1,30 @@
+"""Terms of the objective that depend on representations."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from equipoise.representations.points import HEAD
+from equipoise.state import State
+
+
+@dataclass(frozen=True, eq=False)
+class Term(ABC):
+    """One more value a sample, beside the loss: a function of the model's representations at some places.
+
+    With a stack of clients, `probe` and all that is `given` have one more axis in front.
+    """
+
+    at: tuple[str, ...] = (HEAD,)
+    "the places"
+    probe: Tensor | None = None
+    "another vector of parameters, whose representations of the same samples are needed as well; it stands still"
+    given: State = field(default_factory=State)
+    "all else that the value depends on"
+
+    @staticmethod
+    @abstractmethod
+    def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
+        """The value of each sample, from its representations h, those of the probe, and its target y."""
