@@ -1,17 +1,21 @@
 """Personalised federated learning: every client ends with a model of its own, and all learn from each other."""
 
 from importlib import import_module
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+__version__ = version("equipoise")
 
 if TYPE_CHECKING:
     from equipoise._public import *  # noqa: F403
 else:
 
     def __getattr__(name: str) -> Any:
-        """Names come when they are asked for: PyTorch takes seconds to load, and not all need it."""
-        ours = find_spec(f"{__name__}.{name}") is not None  # a module: the import that asked finds it by itself
-        public = None if ours or (name[0] == "_" and name != "__all__") else import_module(f"{__name__}._public")
+        """Import a public name when it is first used: PyTorch takes seconds to load, and not everything needs it."""
+        is_module = find_spec(f"{__name__}.{name}") is not None  # the import statement finds it by itself
+        private = name[0] == "_" and name != "__all__"
+        public = None if is_module or private else import_module(f"{__name__}._public")
         if not hasattr(public, name):
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         globals()[name] = getattr(public, name)

@@ -1,43 +1,40 @@
-"""The demonstration: five methods on digits by writer, which come with the package."""
+"""The command `equipoise demo`."""
 
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import shlex
 
-from equipoise.callbacks.base import Watcher
-from equipoise.config.experiment import Experiment
-from equipoise.reporting.plots import draw
-from equipoise.runs.launch import run
-from equipoise.storage.run_index import Run, find_runs
+from rich.markup import escape
 
-ROUNDS = 20
-METHODS: dict[str, dict[str, Any]] = {
-    "local": {},
-    "fedavg": {},
-    "fedavg-ft": {"finetune_epochs": 3},
-    "ditto": {"lam": 0.1},
-    "fedrep": {"head_epochs": 3},
-}
-DEFAULT_FOLDER = Path("runs/demo")
+from equipoise.cli.console import Bar, Out, interrupted, out_console, progress_bar
+from equipoise.errors import Interrupted
 
 
-def experiment(name: str) -> Experiment:
-    return Experiment.parse(
-        {
-            "rounds": ROUNDS,
-            "participation": 0.5,
-            "data": {"name": "digits-by-writer", "extent": "excerpt", "split": [0.6, 0.15, 0.25]},
-            "model": {"name": "mlp", "hidden": [64]},
-            "algorithm": {"name": name, "lr": 0.1, "epochs": 2, "batch": 10, **METHODS[name]},
-        }
+def demo(out: Out = None) -> None:
+    """Compare five methods on handwritten digits of 80 writers, in under a minute, without any download."""
+    from equipoise.reporting import comparison_table, plots
+    from equipoise.runs.demo import DEFAULT_FOLDER
+    from equipoise.runs.demo import demo as run_demo
+
+    folder = out or DEFAULT_FOLDER
+    progress = progress_bar()
+    try:
+        with progress:
+            found = run_demo(folder, lambda name: Bar(progress, name))
+    except Interrupted:
+        again = ["equipoise", "demo", *(["--out", str(out)] if out else [])]
+        interrupted("stopped, all rounds so far are saved", shlex.join(again))
+    picture = folder / "accuracy.png"
+    plots.draw("scores", found, picture)
+    out_console.print(comparison_table.as_table(comparison_table.compare(found)))
+    say = lambda text: out_console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
+    say(
+        "personal: every client's own model; global: one for all; hybrid: the better of the two, by validation samples."
     )
-
-
-def demo(out: Path, watcher_of: Callable[[str], Watcher]) -> tuple[list[Run], Path]:
-    """Runs every method (or goes on where an earlier demo was stopped), and draws the picture."""
-    for name in METHODS:
-        run(experiment(name), out / name, resume=True, watcher=watcher_of(name))
-    runs = find_runs([out / name for name in METHODS])
-    picture = out / "accuracy.png"
-    draw("scores", runs, picture)
-    return runs, picture
+    say(f"Picture:     {escape(str(picture))}")
+    say(f"Run folders: {escape(str(folder))}/local, fedavg, …")
+    say("Try next:")
+    say(f"  equipoise report {escape(shlex.quote(str(folder)))} --out report.html")
+    say(f"  equipoise compare {escape(shlex.quote(str(folder)))} --format md")
+    config = escape(shlex.quote(str(folder / "ditto" / "run.toml")))
+    say(f"  equipoise run {config} --set algorithm.lam=1.0 --out runs/ditto-lam1")
+    say(f"  equipoise export {escape(shlex.quote(str(folder / 'ditto')))} --client 0 --out client-0.safetensors")
+    say("  equipoise list algorithms")

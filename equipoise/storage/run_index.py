@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError
-from equipoise.losses import METRICS
 from equipoise.storage.run_folder import ASIDE, WRITTEN, RunFolder, flatten, read_toml
 
 _FOR_READERS = (f"{WRITTEN}.", *ASIDE)  # no run is another for these

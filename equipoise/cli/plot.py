@@ -1,0 +1,42 @@
+"""The command `equipoise plot`."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from equipoise.cli.console import out_console
+from equipoise.cli.report import finished
+from equipoise.errors import EquipoiseError
+
+
+class Plot(StrEnum):
+    scores = "scores"
+    losses = "losses"
+    attacks = "attacks"
+    fairness = "fairness"
+    learned = "learned"
+
+
+def plot(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="The picture.")],
+    kind: Annotated[Plot, typer.Option("--kind", help="What to draw.")] = Plot.scores,
+) -> None:
+    """A picture of runs; a line or a point is the mean of runs that differ only in the seed.
+
+    \b
+    scores    test scores against rounds
+    losses    test losses against rounds
+    attacks   scores of benign clients against the part of malicious ones, a panel an attack
+    fairness  variance of test losses over clients against the mean score
+    learned   how strongly each client's parameters are tied to the others', before and after (learn2pfed)
+    """
+    from equipoise.reporting import plots
+
+    if out.suffix.lower() != ".png":
+        raise EquipoiseError(f"--out {out} is not allowed; the picture is a PNG file, so name it FILE.png")
+    plots.draw(kind.value, finished(folders)[0], out)
+    out_console.print(f"Picture: {escape(str(out))}", highlight=False)

@@ -1,0 +1,59 @@
+"""The command `equipoise run`."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from equipoise.cli.console import Bar, Data, Out, Sets, interrupted, out_console, progress_bar
+from equipoise.errors import Interrupted
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
+    sets: Sets = None,
+    out: Out = None,
+    data: Data = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
+) -> None:
+    """Run an experiment.
+
+    \b
+    A small one, with nothing to download:
+        rounds = 20
+        [data]
+        name = "digits-by-writer"
+        [model]
+        name = "mlp"
+        [algorithm]
+        name = "ditto"
+
+    Everything else has a default; `equipoise list algorithms` shows what there is. The run folder gets run.toml (every
+    setting), metrics.jsonl (a line a round), timings.jsonl, clients.csv, summary.json and checkpoint/.
+    """
+    from equipoise.config.experiment import Experiment
+    from equipoise.reporting import comparison_table
+    from equipoise.runs import launch
+    from equipoise.storage import run_index
+
+    experiment = Experiment.load(file, sets or [])
+    folder = out or launch.default_folder(file, experiment)
+    progress = None if quiet else progress_bar()
+    bar = Bar(progress, experiment.algorithm_name)
+    source = launch.folder_of_data(file, data, bar.tell)
+    try:
+        if progress is None:
+            launch.run(experiment, folder, source, resume, bar)
+        else:
+            with progress:
+                launch.run(experiment, folder, source, resume, bar)
+    except Interrupted:
+        again = ["equipoise", "run", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
+        again += ["--data", str(data)] if data else []
+        interrupted(f"stopped after round {bar.done}, all of it saved", shlex.join([*again, "--resume"]))
+    if not quiet:
+        out_console.print(comparison_table.as_table(comparison_table.compare(run_index.find_runs([folder]))))
+        out_console.print(f"Run folder: {escape(str(folder))}", highlight=False)

@@ -1,0 +1,53 @@
+"""The command `equipoise show`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise.cli.console import Bar, Data, Sets, err_console, out_console, progress_bar
+from equipoise.errors import EquipoiseError
+
+
+def show(
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment (a run.toml will also do).")],
+    sets: Sets = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE.png", help="The picture; else FILE-federation.png, here.")
+    ] = None,
+    data: Data = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The numbers for programs.")] = False,
+) -> None:
+    """What a federation looks like: who has how much of what, in numbers and as a picture.
+
+    The picture shows clients against labels, the clients' sizes, and samples of a few of them.
+    """
+    from equipoise.config.experiment import Experiment
+    from equipoise.data.sources import data_folder
+    from equipoise.data.statistics import federation_statistics
+    from equipoise.reporting import federation_plot
+    from equipoise.runs.launch import folder_of_data
+
+    experiment = Experiment.load(file, sets or [])
+    target = out or Path(f"{file.stem}-federation.png")
+    if target.suffix.lower() != ".png":
+        raise EquipoiseError(f"--out {target} is not allowed; the picture is a PNG file, so name it FILE.png")
+    with progress_bar("") as progress:
+        bar = Bar(progress, experiment.data.name if experiment.data else "")
+        federation = experiment.federation(data_folder(folder_of_data(file, data, bar.tell)), bar.reading)
+    with err_console.status("drawing"):
+        federation_plot.draw(federation, target)
+        found = federation_statistics(federation)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for name, value in found.items():
+        table.add_row(name, escape(str(value) if isinstance(value, str) else f"{value:,}"))
+    out_console.print(table)
+    for note in federation.notes:
+        out_console.print(f"Note: {escape(note)}", highlight=False)
+    out_console.print(f"Picture: {escape(str(target))}", highlight=False, soft_wrap=True)

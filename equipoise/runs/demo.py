@@ -1,0 +1,39 @@
+"""The demonstration: five methods on digits by writer, which come with the package."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from equipoise.callbacks.base import Watcher
+from equipoise.config.experiment import Experiment
+from equipoise.runs.launch import run
+from equipoise.storage.run_index import Run, find_runs
+
+ROUNDS = 20
+METHODS: dict[str, dict[str, Any]] = {
+    "local": {},
+    "fedavg": {},
+    "fedavg-ft": {"finetune_epochs": 3},
+    "ditto": {"lam": 0.1},
+    "fedrep": {"head_epochs": 3},
+}
+DEFAULT_FOLDER = Path("runs/demo")
+
+
+def experiment(name: str) -> Experiment:
+    return Experiment.parse(
+        {
+            "rounds": ROUNDS,
+            "participation": 0.5,
+            "data": {"name": "digits-by-writer", "extent": "excerpt", "split": [0.6, 0.15, 0.25]},
+            "model": {"name": "mlp", "hidden": [64]},
+            "algorithm": {"name": name, "lr": 0.1, "epochs": 2, "batch": 10, **METHODS[name]},
+        }
+    )
+
+
+def demo(out: Path, watcher_of: Callable[[str], Watcher]) -> list[Run]:
+    """Run every method, or resume where an earlier demonstration was stopped."""
+    for name in METHODS:
+        run(experiment(name), out / name, resume=True, watcher=watcher_of(name))
+    return find_runs([out / name for name in METHODS])
