@@ -29,11 +29,11 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.engine.model_files import load_model
 from equipoise.errors import EquipoiseError
-from equipoise.flower.local_deployment import Local
+from equipoise.flower.local_deployment import LocalDeployment
 from equipoise.runs import launch
 from equipoise.storage.run_folder import RunFolder
 
@@ -143,7 +143,7 @@ class Through:
         self.processes.start(name, command)
 
 
-class Counted(Local):
+class Counted(LocalDeployment):
     """A deployment through the proxy, which at its end asks Flower how long the ClientApps were at work."""
 
     def __init__(self, proxy, *args):
@@ -160,7 +160,7 @@ class Counted(Local):
         self.app_seconds = said["runs"][0]["compute-time"]["clientapp-seconds"]
 
 
-class Words(Watcher):
+class Words(RunCallback):
     def round(self, line):
         print(f"  round {line['round']}", file=sys.stderr, flush=True)
 

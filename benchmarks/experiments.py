@@ -25,8 +25,8 @@ from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.assembly import experiment_task
 from equipoise.engine.simulation import Simulation
 from equipoise.executors.build import execution_mode
-from equipoise.reproduction.exhibits import SCALES, TIMES, Exhibit, Part, exhibits, own, timed
-from equipoise.runs.sweep import Cell, cells
+from equipoise.reproduction.exhibits import SCALES, TIMES, Exhibit, ExhibitPart, exhibits, own, timed
+from equipoise.runs.sweep import SweepRun, expand_sweep
 from equipoise.storage.atomic_files import write_json
 from equipoise.storage.run_folder import flatten, read_toml
 
@@ -87,7 +87,7 @@ def _timed(experiment: Experiment, federation: Federation) -> tuple[float, float
     return min(rounds), min(rounds) / samples if samples else 0.0
 
 
-def seconds(cell: Cell, data: Path) -> float:
+def seconds(cell: SweepRun, data: Path) -> float:
     experiment, schedule = cell.experiment, cell.experiment.schedule
     assert experiment.data is not None
     federation = experiment.federation(data)
@@ -114,14 +114,14 @@ def seconds(cell: Cell, data: Path) -> float:
     return float(START + schedule.rounds * round + evaluations * (scored + tuned) * backward)
 
 
-def alike(cell: Cell) -> str:
+def alike(cell: SweepRun) -> str:
     """Of a file, runs for which the same time is reckoned."""
     schedule = cell.experiment.schedule
     return kind(cell.experiment) + json.dumps([schedule.rounds, schedule.participation, schedule.evaluate_every])
 
 
-def measured(exhibit: Exhibit, part: Part, file: str, scale: str, data: Path) -> dict[str, Any]:
-    every, _ = cells(read_toml(exhibit.folder / f"{file}.toml"), scale, part.set)
+def measured(exhibit: Exhibit, part: ExhibitPart, file: str, scale: str, data: Path) -> dict[str, Any]:
+    every, _ = expand_sweep(read_toml(exhibit.folder / f"{file}.toml"), scale, part.set)
     known: dict[str, float] = {}
     for cell in every:
         if alike(cell) not in known:

@@ -21,7 +21,7 @@ import torch
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.config.engine import Engine, Schedule
-from equipoise.data.federation import Federation, Ragged
+from equipoise.data.federation import Federation, RaggedIndices
 from equipoise.engine.simulation import Simulation
 from equipoise.models import MODELS
 from equipoise.state import State
@@ -36,8 +36,8 @@ def federation(clients):
     rng = np.random.default_rng(0)
     pool = 20_000
     x, y = torch.from_numpy(rng.random((pool, 784), dtype=np.float32)), torch.from_numpy(rng.integers(0, 10, pool))
-    train = Ragged(list(rng.integers(0, pool, (clients, SAMPLES))))
-    none = Ragged([np.empty(0, np.int64)] * clients)
+    train = RaggedIndices(list(rng.integers(0, pool, (clients, SAMPLES))))
+    none = RaggedIndices([np.empty(0, np.int64)] * clients)
     return Federation(x, y, tuple(f"client-{i:07d}" for i in range(clients)), train, none, none, classes=10)
 
 

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.config.engine import Engine, Schedule
-from equipoise.data.federation import Federation, Ragged
+from equipoise.data.federation import Federation, RaggedIndices
 from equipoise.engine.simulation import Simulation
 from equipoise.models import MODELS
 from equipoise.training.task import Task
@@ -166,8 +166,8 @@ def federation(shape, samples, clients=CLIENTS, held_out=0):
     indices = [np.arange(i * samples, (i + 1) * samples) for i in range(clients)]
     train, test = [i[: samples - held_out] for i in indices], [i[samples - held_out :] for i in indices]
     names = tuple(f"client-{i:03d}" for i in range(clients))
-    none = Ragged([np.empty(0, np.int64)] * clients)
-    return Federation(x, y, names, Ragged(train), none, Ragged(test), classes=10)
+    none = RaggedIndices([np.empty(0, np.int64)] * clients)
+    return Federation(x, y, names, RaggedIndices(train), none, RaggedIndices(test), classes=10)
 
 
 class Ours:

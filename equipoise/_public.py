@@ -27,14 +27,14 @@ from equipoise.algorithms import (
 )
 from equipoise.algorithms.base import Algorithm, LocalData, Start
 from equipoise.api import train
-from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip
+from equipoise.attacks import ATTACKS, Attack, AttackContext, Gaussian, LabelPoison, SameValue, SignFlip
 from equipoise.config.device_classes import Devices
 from equipoise.data.config import load_data
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.model_files import load_model
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.losses import Metric
-from equipoise.parameter_space import Space
+from equipoise.parameter_space import ParameterSpace
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import (
     REDUCERS,
@@ -57,6 +57,7 @@ __all__ = [
     "REDUCERS",
     "Algorithm",
     "Attack",
+    "AttackContext",
     "Devices",
     "Ditto",
     "EquipoiseError",
@@ -91,14 +92,13 @@ __all__ = [
     "Metric",
     "MultiKrum",
     "PFedMe",
+    "ParameterSpace",
     "Privacy",
     "Reducer",
     "Result",
     "RunFailed",
     "SameValue",
-    "Scene",
     "SignFlip",
-    "Space",
     "Start",
     "State",
     "TrimmedMean",

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import SPLIT, Federation, from_clients
@@ -56,7 +56,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     track: Sequence[str] = (),
-    watcher: Watcher | None = None,
+    watcher: RunCallback | None = None,
 ) -> Result:
     """Train a federation of `clients` and return every client's model.
 
@@ -108,7 +108,7 @@ def train(
     if track and out is None:
         raise EquipoiseError(f"track = {list(track)} needs a run folder; say out=...")
 
-    def build(folder: RunFolder | None, callback: Watcher | None) -> Simulation:
+    def build(folder: RunFolder | None, callback: RunCallback | None) -> Simulation:
         return Simulation(task, federation, algorithm, schedule, engine, folder, callback, pipeline, devices)
 
     def execute(simulation: Simulation) -> None:
@@ -131,7 +131,7 @@ def train(
         "engine": engine.table(),
     }
     mode = execution_mode(engine, task)
-    callback = watcher or Watcher()
+    callback = watcher or RunCallback()
     return Result(
         run_in_folder(
             build, execute, Path(out), settings, resume=resume, track=schedule.track, callback=callback, mode=mode

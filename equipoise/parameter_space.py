@@ -15,7 +15,7 @@ Part = Literal["all", "body", "head"]
 
 
 @dataclass(frozen=True)
-class Entry:
+class ParameterEntry:
     """Where one parameter lies in the vector."""
 
     name: str
@@ -42,7 +42,7 @@ class Entry:
         return piece.view(*lead, o, h, w, i).movedim(-1, len(lead) + 1)
 
 
-class Space:
+class ParameterSpace:
     """The layout of a module's parameters in a vector of `size` numbers.
 
     `head` names the submodule (or submodules, by the start of their parameters' names) that a personal
@@ -64,7 +64,7 @@ class Space:
         ordered = [item for item in named if not in_head(item[0])] + [item for item in named if in_head(item[0])]
         entries, offset = [], 0
         for name, shape in ordered:
-            entries.append(Entry(name, shape, offset))
+            entries.append(ParameterEntry(name, shape, offset))
             offset += shape.numel()
         self.entries = tuple(entries)
         self.size = offset
@@ -117,7 +117,7 @@ class Space:
         return module.eval()
 
 
-def linear_head(space: Space) -> tuple[int, int, bool]:
+def linear_head(space: ParameterSpace) -> tuple[int, int, bool]:
     """Of a head that is one linear layer: its inputs, with the constant of a bias; its outputs; has it a bias?"""
     entries = [entry for entry in space.entries if entry.offset >= space.body_size]
     matrix = next((entry for entry in entries if len(entry.shape) == 2), None)

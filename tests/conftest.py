@@ -19,7 +19,7 @@ from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.simulation import Simulation
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.task import Task
 
@@ -86,7 +86,7 @@ class LeastSquares:
 
 def linear_module(features: int = 3) -> nn.Module:
     """y = v·x, the weights all head."""
-    module = Split(nn.Identity(), nn.Linear(features, 1, bias=False))
+    module = BodyAndHead(nn.Identity(), nn.Linear(features, 1, bias=False))
     nn.init.zeros_(module.head.weight)
     return module
 
@@ -96,7 +96,7 @@ def small_mlp(seed: int = 0, features: int = 5, outputs: int = 3) -> nn.Module:
         torch.manual_seed(seed)
         # The name is that under which FedCR looks for means and spreads.
         body = nn.Sequential(OrderedDict(encoder=nn.Linear(features, 8), tanh=nn.Tanh()))
-        return Split(body, nn.Linear(8, outputs))
+        return BodyAndHead(body, nn.Linear(8, outputs))
 
 
 def simulation(

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from equipoise.data.pool import Pool
-from equipoise.data.source import Request
+from equipoise.data.source import LoadRequest
 from equipoise.data.sources import SOURCES
 from equipoise.data.sources.medical import CLASSES
 
@@ -183,4 +183,4 @@ def other_layouts(folder: Path) -> dict[str, list[Path]]:
 
 
 def load(name: str, folder: Path, split: tuple[float, float, float] = (0.7, 0.1, 0.2), **settings: object) -> Pool:
-    return SOURCES[name](**settings).load(Request(folder, split=split))
+    return SOURCES[name](**settings).load(LoadRequest(folder, split=split))

@@ -15,7 +15,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.data.federation import Federation
 from equipoise.flower import App
 from equipoise.flower.apps import serve
@@ -128,4 +128,4 @@ def deployed(
 
 def run(app: App, grid: MemoryGrid, out: Path, resume: bool = False) -> Deployment:
     with speaking_as(SUPERLINK):
-        return serve(app.plan, grid, out, resume, Watcher())
+        return serve(app.plan, grid, out, resume, RunCallback())

@@ -7,9 +7,9 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start, announce
-from equipoise.flower.client_state import Home
-from equipoise.flower.protocol import Answer, content, opened
+from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start, infer_schema
+from equipoise.flower.client_state import ClientStateFile
+from equipoise.flower.protocol import Answer, content, open_message
 from equipoise.flower.server import Deployment
 from equipoise.state import State, Upload, Uploads
 from tests.conftest import classification, small_mlp
@@ -50,7 +50,7 @@ def problem(folder: Path, clients: int = 4, algorithm: dict[str, Any] | None = N
 def kept(app: Any, grid: MemoryGrid, deployment: Deployment, name: str) -> Any:
     """What is on that client's disk, settled with what the server last took from it."""
     node = next(n for n in grid.nodes.values() if n.settings["name"] == name)
-    state = Home(Path(node.settings["state"]), deployment.id, name).read()
+    state = ClientStateFile(Path(node.settings["state"]), deployment.id, name).read()
     return state.settled(deployment.roster.members[name].accepted)
 
 
@@ -67,7 +67,7 @@ def changed(reply: Message, **facts: Any) -> Message:
     """The same answer with other facts or, under `tensors`, other tensors."""
     tensors = facts.pop("tensors", None)
     shapes = SHAPES["now"]
-    answer, given = opened(reply, Answer, shapes)
+    answer, given = open_message(reply, Answer, shapes)
     new = answer.model_copy(update=facts)
     return Message(content(new, tensors(given) if tensors else dict(given)), reply_to=order_of(reply))
 
@@ -86,4 +86,4 @@ def raw(reply: Message, blob: Any) -> Message:
 
 def announced(app: Any) -> Any:
     task = app.plan.task()
-    return announce(app.plan.experiment.algorithm, task.start(1))
+    return infer_schema(app.plan.experiment.algorithm, task.start(1))

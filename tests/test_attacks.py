@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.algorithms import FedAvg, Flame, Local
 from equipoise.algorithms.base import Algorithm
-from equipoise.attacks import ATTACKS, Attack, Gaussian, LabelPoison, SameValue, Scene, SignFlip, poisoned
+from equipoise.attacks import ATTACKS, Attack, AttackContext, Gaussian, LabelPoison, SameValue, SignFlip, poison_labels
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
@@ -72,7 +72,7 @@ def test_poisoned_labels_are_drawn_once_and_only_for_training(classes: int) -> N
 
     federation = replace(federation, classes=classes, y=federation.y % classes)
     bad = {federation.names[5]}
-    first, second = (poisoned(federation, LabelPoison(), bad, seed=3) for _ in range(2))
+    first, second = (poison_labels(federation, LabelPoison(), bad, seed=3) for _ in range(2))
     assert torch.equal(first.y, second.y)
     rows = torch.from_numpy(federation.train[5])
     others = torch.ones(len(federation.y), dtype=torch.bool)
@@ -165,7 +165,7 @@ def test_flames_server_remembers_what_attackers_sent() -> None:
 class Opposite(Attack):
     """An attacker that knows all: it sends minus the mean of the benign."""
 
-    def messages(self, scene: Scene) -> list[State]:
+    def messages(self, scene: AttackContext) -> list[State]:
         mean = {name: torch.stack([m[name] for m in scene.benign]).mean(0) for name in scene.own[0]}
         return [State({name: -t for name, t in mean.items()}) for _ in scene.names]
 

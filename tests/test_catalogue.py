@@ -39,7 +39,7 @@ def nothing(name: str, done: int, total: int | None) -> None:
     pass
 
 
-def get(name: str, folder: Path, mirror: str, meter: catalogue.Meter) -> catalogue.Entry:
+def get(name: str, folder: Path, mirror: str, meter: catalogue.Meter) -> catalogue.CatalogueEntry:
     """What the command does."""
     catalogue.download(name, folder, mirror, meter)
     return catalogue.verify(name, folder, lambda done, total: None)

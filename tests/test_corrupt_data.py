@@ -17,7 +17,7 @@ from equipoise.data.federation import from_shares
 from equipoise.data.partitions.iid import IID
 from equipoise.data.partitions.natural import Natural
 from equipoise.data.pool import Pool
-from equipoise.data.source import Request
+from equipoise.data.source import LoadRequest
 from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
 from equipoise.randomness import generator
@@ -95,12 +95,12 @@ def look_and_load(name: str, work: Path, cache: Path) -> None:
     with suppress(EquipoiseError):
         source.look(work)
     try:
-        pool = source.load(Request(work))
+        pool = source.load(LoadRequest(work))
     except EquipoiseError as error:
         said = str(error)
     else:
         check_sound(pool)
-        again = source.load(Request(work))  # from the cache
+        again = source.load(LoadRequest(work))  # from the cache
         assert torch.equal(again.x, pool.x)
         assert torch.equal(again.y, pool.y)
         return

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from equipoise import load_data
 from equipoise.config.experiment import Experiment
-from equipoise.data.source import Request
+from equipoise.data.source import LoadRequest
 from equipoise.data.sources import SOURCES
 from equipoise.data.sources.digits import load_excerpt
 from equipoise.data.sources.mnist import read_idx
@@ -30,7 +30,7 @@ def test_the_excerpt_is_what_it_says() -> None:
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_idx_files_packed_or_not(name: str, tmp_path: Path) -> None:
     datafiles.mnist(tmp_path / name)
-    pool = SOURCES[name]().load(Request(tmp_path))
+    pool = SOURCES[name]().load(LoadRequest(tmp_path))
     assert pool.x.shape == (80, 1, 28, 28)
     assert pool.y.tolist() == [*(i % 10 for i in range(60)), *(i % 10 for i in range(20))]
 
@@ -39,7 +39,7 @@ def test_a_missing_file_is_named_with_where_to_get_it(tmp_path: Path) -> None:
     datafiles.mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
     with pytest.raises(EquipoiseError) as caught:
-        SOURCES["mnist"]().load(Request(tmp_path))
+        SOURCES["mnist"]().load(LoadRequest(tmp_path))
     for word in ("t10k-labels-idx1-ubyte", str(tmp_path / "mnist"), "equipoise data get mnist", "--data"):
         assert word in str(caught.value)
 
@@ -48,13 +48,13 @@ def test_files_that_do_not_belong_together(tmp_path: Path) -> None:
     datafiles.mnist(tmp_path / "mnist")
     (tmp_path / "mnist" / "train-labels-idx1-ubyte").write_bytes(datafiles.idx(np.zeros(59)))
     with pytest.raises(EquipoiseError, match="59 labels for 60 images"):
-        SOURCES["mnist"]().load(Request(tmp_path))
+        SOURCES["mnist"]().load(LoadRequest(tmp_path))
 
 
 def test_labels_out_of_range(tmp_path: Path) -> None:
     datafiles.mnist(tmp_path / "mnist", labels=12)
     with pytest.raises(EquipoiseError, match="label 11; labels are 0 to 9"):
-        SOURCES["mnist"]().load(Request(tmp_path))
+        SOURCES["mnist"]().load(LoadRequest(tmp_path))
 
 
 @given(st.data())
@@ -76,13 +76,13 @@ def test_a_corrupt_file_brings_a_sentence(tmp_path_factory, data: st.DataObject)
 
 
 def test_the_real_fashion_mnist(real_data: Path) -> None:
-    pool = SOURCES["fashion-mnist"]().load(Request(real_data))
+    pool = SOURCES["fashion-mnist"]().load(LoadRequest(real_data))
     assert pool.x.shape == (70_000, 1, 28, 28)
     assert np.bincount(pool.y).tolist() == [7000] * 10
 
 
 def test_the_excerpt_is_taken_from_the_real_mnist(real_data: Path) -> None:
-    pool, excerpt = SOURCES["mnist"]().load(Request(real_data)), load_excerpt()
+    pool, excerpt = SOURCES["mnist"]().load(LoadRequest(real_data)), load_excerpt()
     known = {row.tobytes() for row in pool.x.numpy()}
     assert all(row.tobytes() in known for row in excerpt.x.numpy()[::37])
 

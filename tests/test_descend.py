@@ -8,16 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.algorithms import Local
-from equipoise.executors.base import Job
+from equipoise.executors.base import ClientJob
 from equipoise.randomness import torch_generator
 from equipoise.state import State
-from equipoise.training.local_trainer import order_of, plan
+from equipoise.training.local_trainer import batch_indices, batch_order
 from tests.conftest import classification, simulation, small_mlp
 
 
 @given(st.integers(0, 40), st.integers(1, 12), st.integers(1, 4), st.one_of(st.none(), st.integers(1, 30)))
 def test_every_sample_comes_once_an_epoch(n: int, batch: int, epochs: int, steps: int | None) -> None:
-    order = plan(n, batch, epochs, steps, torch_generator(0, "test"))
+    order = batch_indices(n, batch, epochs, steps, torch_generator(0, "test"))
     in_epoch = -(-n // batch)
     assert len(order) == (0 if n == 0 else epochs * in_epoch if steps is None else steps)
     for first in range(0, len(order), max(in_epoch, 1)):
@@ -31,7 +31,7 @@ def test_every_sample_comes_once_an_epoch(n: int, batch: int, epochs: int, steps
 
 def test_orders_differ_by_all_that_names_them() -> None:
     orders = {
-        tuple(plan(20, 20, 1, None, order_of(*key))[0].tolist())
+        tuple(batch_indices(20, 20, 1, None, batch_order(*key))[0].tolist())
         for key in [
             (0, 1, "a", "batches", 0),
             (1, 1, "a", "batches", 0),
@@ -67,12 +67,12 @@ def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: s
     found = {}
     for who in (0, 5):  # fewer samples than a batch, and several ragged batches
         if mode == "threads":
-            jobs = [Job(who, State(), State())]
+            jobs = [ClientJob(who, State(), State())]
             descend = lambda job: run.executor._work(1, job, "batches").descend(run.task.w0, part=part, pull=pull)  # noqa: E731
             [found[who]] = list(run.executor._each(descend, jobs))
     if mode == "stacked":
         with torch.no_grad():
-            work = run.executor._cohort(1, [Job(who, State(), State()) for who in (0, 5)], "batches")
+            work = run.executor._cohort(1, [ClientJob(who, State(), State()) for who in (0, 5)], "batches")
             both = work.descend(run.task.w0.expand(2, -1), part=part, pull=pull)
         found = {0: both[0], 5: both[1]}
     run.close()
@@ -83,7 +83,9 @@ def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: s
         parameters = list(moving.parameters())
         optimizer = optimiser(parameters)
         indices = federation.train[who]
-        order = plan(len(indices), min(4, len(indices)), 3, None, order_of(0, 1, federation.names[who], "batches", 0))
+        order = batch_indices(
+            len(indices), min(4, len(indices)), 3, None, batch_order(0, 1, federation.names[who], "batches", 0)
+        )
         for row in order:
             batch = torch.from_numpy(indices[row[row >= 0]])
             optimizer.zero_grad()
@@ -100,7 +102,7 @@ def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: s
 
 def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
     run = simulation(Local(lr=0.1, epochs=2, batch=4), mode="stacked")
-    work = run.executor._cohort(1, [Job(i, State(), State()) for i in range(6)], "batches")
+    work = run.executor._cohort(1, [ClientJob(i, State(), State()) for i in range(6)], "batches")
     steps = list(work.batches(2, None, 0, None))
     run.close()
     lengths = run.federation.train.lengths

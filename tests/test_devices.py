@@ -15,10 +15,10 @@ from equipoise.algorithms import FedAvg, FlDEQ
 from equipoise.config.device_classes import Devices
 from equipoise.equilibrium import Equilibrium, Solves
 from equipoise.errors import EquipoiseError
-from equipoise.executors.base import Done
+from equipoise.executors.base import ClientResult
 from equipoise.flower.client import Client
 from equipoise.flower.protocol import Order
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.settings import read
 from tests.conftest import classification, simulation
 from tests.flower_memory import deployed, run
@@ -43,10 +43,10 @@ def module(limit: int = 10, gradient: str = "implicit") -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         layer = Equilibrium(Slow(), solver="plain", tol=0.0, limit=limit, gradient=gradient, warm_start="off")
-        return Split(nn.Sequential(nn.Linear(5, 6), layer), nn.Linear(6, 3))
+        return BodyAndHead(nn.Sequential(nn.Linear(5, 6), layer), nn.Linear(6, 3))
 
 
-def trained(algorithm: FedAvg, devices: Devices | None) -> dict[str, Done]:
+def trained(algorithm: FedAvg, devices: Devices | None) -> dict[str, ClientResult]:
     sim = simulation(algorithm, module=module(), participation=1.0, devices=devices)
     done = list(sim.executor.train(1, [sim.job(who) for who in sim.training], lambda: False))
     sim.close()

@@ -26,7 +26,7 @@ from equipoise.models import MODELS
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from equipoise.reproduction.exhibits import Exhibit, exhibits, find, own
-from equipoise.runs.sweep import cells
+from equipoise.runs.sweep import expand_sweep
 from equipoise.settings import read
 from equipoise.storage.run_folder import read_toml
 from tests.conftest import simulation
@@ -202,7 +202,7 @@ def test_the_example_of_an_equilibrium_learns(capsys: pytest.CaptureFixture) -> 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)
 def test_the_examples_are_experiments(path: Path) -> None:
-    assert cells(read_toml(path))[0]
+    assert expand_sweep(read_toml(path))[0]
 
 
 def test_a_file_for_many_runs_says_how_to_run_it() -> None:

@@ -8,7 +8,7 @@ from equipoise.algorithms import FeDEQ, FedRep, Local
 from equipoise.algorithms.base import Algorithm
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.training.memory_usage import peak_tensor_bytes
 from equipoise.training.task import Task
 from tests.conftest import LeastSquares, linear_module, simulation
@@ -85,7 +85,7 @@ def test_a_step_keeps_what_backward_needs() -> None:
     """A chain of tanh keeps each of its outputs; without gradients it would keep two at a time."""
     n, width = 64, 128
     layers = [nn.Linear(width, width, bias=False)] + [nn.Tanh() for _ in range(10)]
-    module = Split(nn.Sequential(*layers), nn.Linear(width, 3, bias=False))
+    module = BodyAndHead(nn.Sequential(*layers), nn.Linear(width, 3, bias=False))
     task = Task(module, (torch.zeros(2, width), torch.zeros(2, dtype=torch.long)))
     activations, parameters = 11 * 4 * n * width, 4 * (width * width + 3 * width)
     assert activations + parameters < task.step_bytes(n) < 1.5 * (activations + 2 * parameters)

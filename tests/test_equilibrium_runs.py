@@ -12,14 +12,14 @@ from torch import Tensor, nn
 import equipoise as eq
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import ContractiveLinear, Equilibrium, layers
 from equipoise.errors import EquipoiseError, RunFailed
-from equipoise.executors.base import FIXED_POINTS, Job
+from equipoise.executors.base import FIXED_POINTS, ClientJob
 from equipoise.models import MODELS
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.runs.launch import reopen
 from equipoise.state import State
 from tests.conftest import classification, registered, simulation
@@ -52,7 +52,7 @@ def small(kappa: float | None = 0.9, **given: Any) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         settings = {"tol": 1e-4, "limit": 50, "gradient": "implicit", **given}
-        return Split(nn.Sequential(nn.Linear(5, 7), Equilibrium(Dense(kappa), **settings)), nn.Linear(7, 3))
+        return BodyAndHead(nn.Sequential(nn.Linear(5, 7), Equilibrium(Dense(kappa), **settings)), nn.Linear(7, 3))
 
 
 def images(name: str) -> Federation:
@@ -196,7 +196,7 @@ def test_a_client_whose_data_grew_goes_on() -> None:
     run = simulation(ALGORITHMS["fedavg"](lr=0.05, batch=4), module=small(warm_start="client"))
     state = run.store.get(5)
     short = State({k: t[:5] for k, t in state.items() if k.startswith(FIXED_POINTS)})
-    (done,) = run.executor.train(1, [Job(5, short, run.server)], lambda: False)
+    (done,) = run.executor.train(1, [ClientJob(5, short, run.server)], lambda: False)
     assert done.client[FIXED_POINTS + "0.known"].tolist() == [True] * 28
     run.close()
 
@@ -206,7 +206,7 @@ def test_any_module_may_be_projected() -> None:
         def project_(self) -> None:
             self.weight.clamp_(-0.1, 0.1)
 
-    module = Split(nn.Sequential(Boxed(5, 4), nn.Tanh()), nn.Linear(4, 3))
+    module = BodyAndHead(nn.Sequential(Boxed(5, 4), nn.Tanh()), nn.Linear(4, 3))
     run = simulation(ALGORITHMS["fedavg"](lr=0.5, batch=4), module=module, rounds=2)
     run.run()
     assert eq.api.Result(run).global_model().body[0].weight.abs().max() <= 0.1 + 1e-12
@@ -222,7 +222,7 @@ def test_a_projected_model_that_diverges_is_told_like_any_other(name: str) -> No
         run.run()
 
 
-class Heard(Watcher):
+class Heard(RunCallback):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -259,7 +259,7 @@ def test_a_stack_is_refused_in_words() -> None:
         simulation(ALGORITHMS["fedavg"](), module=small(), mode="stacked")
     task = simulation(ALGORITHMS["fedavg"](), module=small()).task
     assert task.mode() == "threads"
-    contractive = Split(nn.Sequential(ContractiveLinear(5, 5, 0.5)), nn.Linear(5, 3))
+    contractive = BodyAndHead(nn.Sequential(ContractiveLinear(5, 5, 0.5)), nn.Linear(5, 3))
     with pytest.raises(EquipoiseError, match="projected after every step"):
         simulation(ALGORITHMS["fedavg"](), module=contractive, mode="stacked")
 

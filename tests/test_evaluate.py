@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from equipoise.algorithms import Ditto, FedAvg, FedAvgFT, FedRep, Flame, Local
-from equipoise.data.federation import Ragged, from_clients
+from equipoise.data.federation import RaggedIndices, from_clients
 from equipoise.errors import EquipoiseError
-from equipoise.evaluation.scoreboard import summarise
+from equipoise.evaluation.scoreboard import summarize
 from equipoise.losses import METRICS
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.runs.result import Result
 from tests.conftest import classification, linear_module, simulation
 
@@ -66,21 +66,21 @@ def test_an_oracle_chooses_on_test_and_is_called_so() -> None:
 def test_figures_of_fairness() -> None:
     scores = np.array([0.5, 0.6, 0.9, 1.0])
     test = np.stack([np.array([4.0, 3.0, 2.0, 1.0]), scores], axis=1)
-    figures = summarise(test, np.empty(0), METRICS["accuracy"])
+    figures = summarize(test, np.empty(0), METRICS["accuracy"])
     assert figures["accuracy_variance"] == pytest.approx(scores.var())
     assert figures["loss_variance"] == pytest.approx(1.25)
     assert (figures["worst_decile"], figures["best_decile"]) == (0.5, 1.0)
     differences = np.abs(scores[:, None] - scores).mean()
     assert figures["gini"] == pytest.approx(differences / 2 / scores.mean())
-    even = summarise(np.full((5, 2), 0.7), np.empty(0), METRICS["accuracy"])
+    even = summarize(np.full((5, 2), 0.7), np.empty(0), METRICS["accuracy"])
     assert even["gini"] == pytest.approx(0)
-    errors = summarise(test, np.empty(0), METRICS["rmse"])
+    errors = summarize(test, np.empty(0), METRICS["rmse"])
     assert (errors["worst_decile"], errors["best_decile"]) == (1.0, 0.5)
 
 
 def test_no_hybrid_without_validation_samples() -> None:
     federation = classification()
-    empty = Ragged([np.empty(0, np.int64)] * 6)
+    empty = RaggedIndices([np.empty(0, np.int64)] * 6)
     run = simulation(Ditto(**COMMON), replace(federation, validation=empty))
     run.run()
     assert {"personal", "global"} <= set(run.summary())
@@ -110,7 +110,7 @@ def test_a_model_that_did_not_change_is_not_scored_again() -> None:
 
 def test_accuracy_is_the_unweighted_mean_over_clients_with_test_samples() -> None:
     table = np.array([[0.1, 0.5, 1.0, 1.0], [np.nan, np.nan, 3.0, 0.0], [0.1, 0.7, np.nan, np.nan]])
-    figures = summarise(table[:2, 2:], table[[0, 2], 1], METRICS["accuracy"])
+    figures = summarize(table[:2, 2:], table[[0, 2], 1], METRICS["accuracy"])
     assert figures["accuracy"] == 0.5
     assert figures["accuracy_std"] == 0.5
     assert figures["loss_variance"] == 1.0
@@ -121,8 +121,8 @@ def test_accuracy_is_the_unweighted_mean_over_clients_with_test_samples() -> Non
 def test_worst_decile_is_the_highest_for_errors() -> None:
     table = np.zeros((20, 4))
     table[:, 3] = np.arange(20)
-    assert summarise(table[:, 2:], table[:, 1], METRICS["rmse"])["worst_decile"] == 18.5
-    assert summarise(table[:, 2:], table[:, 1], METRICS["accuracy"])["worst_decile"] == 0.5
+    assert summarize(table[:, 2:], table[:, 1], METRICS["rmse"])["worst_decile"] == 18.5
+    assert summarize(table[:, 2:], table[:, 1], METRICS["accuracy"])["worst_decile"] == 0.5
 
 
 def test_regression_is_scored_by_rmse() -> None:
@@ -139,7 +139,7 @@ def test_regression_is_scored_by_rmse() -> None:
 
 def batch_norm() -> nn.Module:
     torch.manual_seed(0)
-    return Split(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 3))
+    return BodyAndHead(nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.ReLU()), nn.Linear(6, 3))
 
 
 def test_buffers_stay_on_the_client_and_survive_a_resume(tmp_path) -> None:
@@ -175,7 +175,7 @@ class FunctionalDropout(nn.Module):
         return self.head(F.dropout(x, 0.5, self.training))
 
 
-@pytest.mark.parametrize("make", [lambda: Split(nn.Dropout(0.5), nn.Linear(5, 3)), FunctionalDropout])
+@pytest.mark.parametrize("make", [lambda: BodyAndHead(nn.Dropout(0.5), nn.Linear(5, 3)), FunctionalDropout])
 def test_dropout_comes_from_the_seed_whatever_the_threads(make, tmp_path) -> None:
     torch.manual_seed(0)
     module = make()
@@ -190,7 +190,7 @@ def test_dropout_comes_from_the_seed_whatever_the_threads(make, tmp_path) -> Non
 
 
 def test_what_cannot_be_stacked_is_said() -> None:
-    for module, why in ((Split(nn.Dropout(0.5), nn.Linear(5, 3)), "dropout"), (batch_norm(), "buffers")):
+    for module, why in ((BodyAndHead(nn.Dropout(0.5), nn.Linear(5, 3)), "dropout"), (batch_norm(), "buffers")):
         with pytest.raises(EquipoiseError, match=f"'stacked' is not possible here, because .*{why}.*; use 'threads'"):
             simulation(Local(**COMMON), module=module, mode="stacked")
 
@@ -199,7 +199,7 @@ def test_dropout_is_at_work_in_training_and_off_in_scoring() -> None:
     torch.manual_seed(0)
     head = nn.Linear(5, 3)
     with_dropout, without = (
-        simulation(Local(**COMMON), module=Split(body, head), participation=1.0)
+        simulation(Local(**COMMON), module=BodyAndHead(body, head), participation=1.0)
         for body in (nn.Dropout(0.5), nn.Identity())
     )
     with_dropout.run()

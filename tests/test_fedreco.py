@@ -9,17 +9,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from equipoise.algorithms import FedReCo, FedRep
-from equipoise.algorithms.base import announce
+from equipoise.algorithms.base import infer_schema
 from equipoise.algorithms.fedreco import Discord
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import layers as equilibria
 from equipoise.errors import EquipoiseError
-from equipoise.executors.base import Job
+from equipoise.executors.base import ClientJob
 from equipoise.executors.build import build_executor
-from equipoise.executors.threaded import OneClient
+from equipoise.executors.threaded import ThreadTrainer
 from equipoise.models import MODELS
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.representations.points import HEAD
 from equipoise.state import State
 from equipoise.training.task import Replica
@@ -33,7 +33,7 @@ def deep(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         body = OrderedDict(one=nn.Linear(5, 6), a=nn.Tanh(), two=nn.Linear(6, 4), b=nn.Tanh())
-        return Split(nn.Sequential(body), nn.Linear(4, 3))
+        return BodyAndHead(nn.Sequential(body), nn.Linear(4, 3))
 
 
 class Idle(nn.Module):
@@ -89,7 +89,7 @@ def gammas(run: Simulation) -> list[float]:
 def test_all_three_gradients_of_the_theory_fall_to_zero_on_a_smooth_problem() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        module = Split(nn.Sequential(nn.Linear(5, 2), nn.Tanh()), nn.Linear(2, 1))
+        module = BodyAndHead(nn.Sequential(nn.Linear(5, 2), nn.Tanh()), nn.Linear(2, 1))
     algorithm = FedReCo(lam=2.0, server_lr=0.5, lr=0.05, batch=FULL)
     options = {"loss": "squared", "mode": "stacked", "participation": 1.0, "evaluate_every": 10**6}
     run = simulation(algorithm, smooth(), module, rounds=10**6, **options)
@@ -126,7 +126,7 @@ def test_the_probe_takes_a_step_down_the_mean_of_the_gradients_that_are_sent() -
 def deep_regression() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return Split(nn.Sequential(nn.Linear(5, 4), nn.Tanh()), nn.Linear(4, 1))
+        return BodyAndHead(nn.Sequential(nn.Linear(5, 4), nn.Tanh()), nn.Linear(4, 1))
 
 
 @pytest.mark.parametrize("mode", ["threads", "stacked"])
@@ -188,8 +188,8 @@ def test_a_split_after_the_head_leaves_nothing_to_the_head(mode: str) -> None:
     assert len(run.server.u_0) == run.task.space.size
 
 
-def one_client(run: Simulation, who: int) -> OneClient:
-    return OneClient(run.task, Replica(run.task), run.federation, run.algorithm, 0, 1, who, "batches")
+def one_client(run: Simulation, who: int) -> ThreadTrainer:
+    return ThreadTrainer(run.task, Replica(run.task), run.federation, run.algorithm, 0, 1, who, "batches")
 
 
 def test_clients_may_be_split_at_different_layers() -> None:
@@ -228,7 +228,7 @@ def test_the_reach_of_a_place_is_what_it_depends_on() -> None:
     with pytest.raises(EquipoiseError, match=r"no submodule 'body\.c'; did you mean 'body"):
         task.tap("body.c")
     with pytest.raises(EquipoiseError, match="never calls its submodule"):
-        simulation(FedReCo(), module=Split(Idle(), nn.Linear(4, 3))).task.tap("body.never")
+        simulation(FedReCo(), module=BodyAndHead(Idle(), nn.Linear(4, 3))).task.tap("body.never")
     equilibrium = simulation(FedRep(), module=MODELS["deq-mlp"]().build((5,), 3)).task
     (place, _), *_ = equilibria(equilibrium.module)
     inside = next(name for name, _ in equilibrium.module.named_modules() if name.startswith(f"{place}."))
@@ -279,7 +279,7 @@ def test_variance_reduction_takes_the_steps_of_svrg(mode: str) -> None:
 
 
 def test_variance_reduction_is_refused_where_a_batch_cannot_be_asked_twice() -> None:
-    norm = Split(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), nn.Linear(4, 3))
+    norm = BodyAndHead(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), nn.Linear(4, 3))
     with pytest.raises(EquipoiseError, match="not possible for a model with BatchNorm"):
         simulation(FedReCo(variance_reduction=True), classification(3), norm).run()
 
@@ -310,7 +310,9 @@ def test_consensus_models_have_the_probe_in_them() -> None:
     run = simulation(FedReCo(lam=0.1, lr=0.1))
     run.run()
     executor = build_executor(run.engine, run.task, run.federation, run.algorithm, 0)
-    (model, _), *_ = executor.models(4, [Job(2, run.store.get(2), run.algorithm.down(run.server, 2))], "consensus")
+    (model, _), *_ = executor.models(
+        4, [ClientJob(2, run.store.get(2), run.algorithm.down(run.server, 2))], "consensus"
+    )
     executor.close()
     assert model is not None
     assert torch.equal(run.task.space.body(model.vector), run.server.u_0)
@@ -320,4 +322,4 @@ def test_consensus_models_have_the_probe_in_them() -> None:
 def test_a_model_without_a_head_is_told_so() -> None:
     module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     with pytest.raises(EquipoiseError, match="name the submodule that is the head"):
-        announce(FedReCo(), simulation(FedRep(), module=module, head=None).start)
+        infer_schema(FedReCo(), simulation(FedRep(), module=module, head=None).start)

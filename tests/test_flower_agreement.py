@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.errors import RunFailed
 from equipoise.flower.client_data import write_client
-from equipoise.flower.protocol import Answer, answer_shapes, opened
+from equipoise.flower.protocol import Answer, answer_shapes, open_message
 from tests.conftest import classification
 from tests.flower_memory import over_the_wire, run, speaking_as
 from tests.tampering import ORDERS, agrees, announced, problem, raw
@@ -82,7 +82,7 @@ def test_an_older_order_that_runs_last_changes_nothing(tmp_path: Path) -> None:
                 context = Context(1, 101, grid.nodes[101].settings, RecordDict(), {})
                 with speaking_as(101):
                     reply = app.client(overtaken[-1], context)
-                assert opened(reply, Answer, answer_shapes(announced(app)))[0].status == "stale"
+                assert open_message(reply, Answer, answer_shapes(announced(app)))[0].status == "stale"
             overtaken.append(over_the_wire(message))
 
     grid.on_push = on_push

@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.flower import App
-from equipoise.flower.client_data import Hook, client_data, read_arrays, write_client
-from equipoise.flower.deployment_plan import Plan
+from equipoise.flower.client_data import DataFunction, client_data, read_arrays, write_client
+from equipoise.flower.deployment_plan import DeploymentPlan
 from tests.conftest import classification, small_mlp
 
 SAMPLES = 20
@@ -32,7 +32,7 @@ def flat(parts: dict[str, tuple[np.ndarray, np.ndarray]]) -> Arrays:
     return {f"{split}.{k}": array for split, pair in parts.items() for k, array in zip("xy", pair, strict=True)}
 
 
-def make_plan(folder: Path, *, own: bool = True, **tables: Any) -> Plan:
+def make_plan(folder: Path, *, own: bool = True, **tables: Any) -> DeploymentPlan:
     """The plan of an app in this folder, whose clients have five numbers and one of three labels a sample."""
     deploy = {"shape": [5], "outputs": 3, **tables.pop("deploy", {})}
     given = {"rounds": 1, "algorithm": {"name": "fedavg"}, **tables, "deploy": deploy}
@@ -41,7 +41,7 @@ def make_plan(folder: Path, *, own: bool = True, **tables: Any) -> Plan:
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> DeploymentPlan:
     return make_plan(tmp_path)
 
 
@@ -71,7 +71,7 @@ def sizes(federation: Federation) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("name", ["all.safetensors", "all.npz"])
-def test_one_file_with_all_parts(name: str, plan: Plan, tmp_path: Path) -> None:
+def test_one_file_with_all_parts(name: str, plan: DeploymentPlan, tmp_path: Path) -> None:
     path = save(tmp_path / name, flat(PARTS))
     found = client_data(plan, "ward", {"data": str(path)})
     same(found, from_clients([PARTS], names=["ward"]))
@@ -86,7 +86,7 @@ def test_one_file_with_all_parts(name: str, plan: Plan, tmp_path: Path) -> None:
         {"train.npz": ("train",)},
     ],
 )
-def test_a_folder_with_a_file_a_part(files: dict[str, tuple[str, ...]], plan: Plan, tmp_path: Path) -> None:
+def test_a_folder_with_a_file_a_part(files: dict[str, tuple[str, ...]], plan: DeploymentPlan, tmp_path: Path) -> None:
     for file, (split,) in files.items():
         x, y = PARTS[split]
         save(tmp_path / "ward" / file, {"x": x, "y": y})
@@ -96,7 +96,9 @@ def test_a_folder_with_a_file_a_part(files: dict[str, tuple[str, ...]], plan: Pl
 
 
 @pytest.mark.parametrize("files", [["data.npz"], ["data.safetensors"], ["x.npz", "y.safetensors"]])
-def test_a_folder_with_arrays_that_have_their_full_names(files: list[str], plan: Plan, tmp_path: Path) -> None:
+def test_a_folder_with_arrays_that_have_their_full_names(
+    files: list[str], plan: DeploymentPlan, tmp_path: Path
+) -> None:
     arrays = flat(PARTS)
     for i, file in enumerate(files):
         part = {k: a for k, a in arrays.items() if len(files) == 1 or k.endswith("xy"[i])}
@@ -127,12 +129,12 @@ def test_undivided_samples_are_split_as_the_experiment_says(tmp_path: Path) -> N
     assert sizes(found) == (10, 4, 6)
 
 
-def test_a_single_sample_is_for_training(plan: Plan, tmp_path: Path) -> None:
+def test_a_single_sample_is_for_training(plan: DeploymentPlan, tmp_path: Path) -> None:
     path = save(tmp_path / "data.npz", {"x": X[:1], "y": Y[:1]})
     assert sizes(client_data(plan, "ward", {"data": str(path)})) == (1, 0, 0)
 
 
-def test_what_write_client_writes_is_read_back(plan: Plan, tmp_path: Path) -> None:
+def test_what_write_client_writes_is_read_back(plan: DeploymentPlan, tmp_path: Path) -> None:
     federation = classification(3)
     for who, name in enumerate(federation.names):
         write_client(tmp_path / f"{who}.safetensors", federation, who)
@@ -163,7 +165,7 @@ HOOKS: dict[str, tuple[Callable[[], Any], Any]] = {
 
 
 @pytest.mark.parametrize("case", HOOKS)
-def test_what_the_users_python_returns(case: str, plan: Plan) -> None:
+def test_what_the_users_python_returns(case: str, plan: DeploymentPlan) -> None:
     make, meant = HOOKS[case]
     settings = {"name": "ward", "database": "postgres://here"}
     heard: list[Any] = []
@@ -177,14 +179,14 @@ def test_what_the_users_python_returns(case: str, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64, np.uint16])
-def test_labels_of_any_kind_of_whole_number(dtype: type, plan: Plan, tmp_path: Path) -> None:
+def test_labels_of_any_kind_of_whole_number(dtype: type, plan: DeploymentPlan, tmp_path: Path) -> None:
     path = save(tmp_path / "data.npz", {"x": X.astype(np.float16), "y": Y.astype(dtype)})
     found = client_data(plan, "ward", {"data": str(path)})
     assert found.y.dtype is torch.int64
     assert found.y.tolist() == Y.tolist()
 
 
-def test_the_experiment_knows_how_many_labels_there_are(plan: Plan, tmp_path: Path) -> None:
+def test_the_experiment_knows_how_many_labels_there_are(plan: DeploymentPlan, tmp_path: Path) -> None:
     path = save(tmp_path / "data.npz", {"x": X, "y": np.zeros_like(Y)})
     assert client_data(plan, "ward", {"data": str(path)}).classes == 3
 
@@ -206,7 +208,7 @@ def test_inputs_that_are_symbols(tmp_path: Path) -> None:
     assert found.y.shape == (SAMPLES, 5)
 
 
-def test_a_path_below_the_users_home(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_below_the_users_home(plan: DeploymentPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "mine" / "data.npz", {"x": X, "y": Y})
     monkeypatch.setenv("HOME", str(tmp_path))
     assert len(client_data(plan, "ward", {"data": "~/mine"}).x) == SAMPLES
@@ -215,7 +217,7 @@ def test_a_path_below_the_users_home(plan: Plan, tmp_path: Path, monkeypatch: py
 # What is not
 
 
-def said(plan: Plan, data: Any, *words: str, hook: Hook | None = None) -> None:
+def said(plan: DeploymentPlan, data: Any, *words: str, hook: DataFunction | None = None) -> None:
     """One sentence, with these words in it."""
     with pytest.raises(EquipoiseError) as caught:
         client_data(plan, "ward", {"data": str(data)}, hook)
@@ -272,7 +274,7 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 @pytest.mark.parametrize("case", BAD)
-def test_bad_arrays_bring_a_sentence(case: str, suffix: str, plan: Plan, tmp_path: Path) -> None:
+def test_bad_arrays_bring_a_sentence(case: str, suffix: str, plan: DeploymentPlan, tmp_path: Path) -> None:
     arrays, words = BAD[case]
     path = save(tmp_path / f"data{suffix}", {name: a for name, a in arrays.items() if a is not None})
     names = "'ward'" in words[0] or "different" in words[0]
@@ -287,7 +289,7 @@ def test_targets_that_are_not_finite_bring_a_sentence(tmp_path: Path) -> None:
     said(plan, path, "targets are whole numbers", "they are fractional numbers")
 
 
-def test_a_place_without_data_brings_a_sentence(plan: Plan, tmp_path: Path) -> None:
+def test_a_place_without_data_brings_a_sentence(plan: DeploymentPlan, tmp_path: Path) -> None:
     for name in ("nothing.npz", "nothing.safetensors"):
         said(plan, tmp_path / name, f"there is no file {tmp_path / name}")
     said(plan, tmp_path / "nothing", f"{tmp_path / 'nothing'} is not a folder, nor a .safetensors or .npz file")
@@ -302,12 +304,12 @@ def test_a_place_without_data_brings_a_sentence(plan: Plan, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("settings", [{}, {"data": ""}, {"data": 3}, {"dta": "here"}])
-def test_settings_that_do_not_say_where_bring_a_sentence(settings: dict[str, Any], plan: Plan) -> None:
+def test_settings_that_do_not_say_where_bring_a_sentence(settings: dict[str, Any], plan: DeploymentPlan) -> None:
     with pytest.raises(EquipoiseError, match="do not say where its data are: data = '/path/to/folder'"):
         client_data(plan, "ward", settings)
 
 
-def test_a_folder_with_the_same_array_twice_brings_a_sentence(plan: Plan, tmp_path: Path) -> None:
+def test_a_folder_with_the_same_array_twice_brings_a_sentence(plan: DeploymentPlan, tmp_path: Path) -> None:
     folder = tmp_path / "ward"
     save(folder / "train.npz", {"x": X, "y": Y})
     save(folder / "train.safetensors", {"x": X, "y": Y})
@@ -330,7 +332,7 @@ class Burglar:
         return self.trace.touch, ()
 
 
-def test_pickled_objects_are_not_opened(plan: Plan, tmp_path: Path) -> None:
+def test_pickled_objects_are_not_opened(plan: DeploymentPlan, tmp_path: Path) -> None:
     trace, path = tmp_path / "trace", tmp_path / "data.npz"
     np.savez(path, x=X, y=np.array([Burglar(trace)] * SAMPLES, dtype=object))
     with np.load(path, allow_pickle=True) as arrays:
@@ -344,13 +346,15 @@ def test_pickled_objects_are_not_opened(plan: Plan, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("array", [np.array(["cat"] * SAMPLES), np.full(SAMPLES, "2020-01-01", "M8[D]")])
-def test_arrays_that_are_no_numbers_bring_a_sentence(array: np.ndarray, plan: Plan, tmp_path: Path) -> None:
+def test_arrays_that_are_no_numbers_bring_a_sentence(array: np.ndarray, plan: DeploymentPlan, tmp_path: Path) -> None:
     path = save(tmp_path / "data.npz", {"x": X, "y": array})
     said(plan, path, str(path), "cannot be read as arrays")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_a_file_that_was_cut_or_is_of_another_kind_brings_a_sentence(suffix: str, plan: Plan, tmp_path: Path) -> None:
+def test_a_file_that_was_cut_or_is_of_another_kind_brings_a_sentence(
+    suffix: str, plan: DeploymentPlan, tmp_path: Path
+) -> None:
     path = save(tmp_path / f"data{suffix}", {"x": X, "y": Y})
     whole = path.read_bytes()
     for length in range(1, len(whole), 37):
@@ -365,7 +369,7 @@ def test_a_file_that_was_cut_or_is_of_another_kind_brings_a_sentence(suffix: str
     said(plan, path, str(path), "cannot be read as arrays")
 
 
-def test_flipped_bits_bring_a_sentence_or_sound_data(plan: Plan, tmp_path: Path) -> None:
+def test_flipped_bits_bring_a_sentence_or_sound_data(plan: DeploymentPlan, tmp_path: Path) -> None:
     path = save(tmp_path / "data.safetensors", {"x": X[:2], "y": Y[:2]})
     whole = path.read_bytes()
     told = 0
@@ -382,7 +386,7 @@ def test_flipped_bits_bring_a_sentence_or_sound_data(plan: Plan, tmp_path: Path)
     assert told == len(range(0, 8 * len(whole), 3))
 
 
-def test_an_empty_or_damaged_npz_brings_a_sentence(plan: Plan, tmp_path: Path) -> None:
+def test_an_empty_or_damaged_npz_brings_a_sentence(plan: DeploymentPlan, tmp_path: Path) -> None:
     path = tmp_path / "arrays.npz"
     path.write_bytes(b"")
     said(plan, path, "cannot be read as arrays")
@@ -395,7 +399,7 @@ def test_an_empty_or_damaged_npz_brings_a_sentence(plan: Plan, tmp_path: Path) -
 
 
 def test_a_file_that_may_not_be_read_brings_a_sentence(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    plan: DeploymentPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
@@ -427,7 +431,7 @@ def test_a_file_that_may_not_be_read_brings_a_sentence(
         ({"train": (X, Y), "test": (X[:0, :3], Y[:0])}, "samples have different shapes"),
     ],
 )
-def test_what_the_users_python_may_not_return_brings_a_sentence(given: Any, words: str, plan: Plan) -> None:
+def test_what_the_users_python_may_not_return_brings_a_sentence(given: Any, words: str, plan: DeploymentPlan) -> None:
     said(plan, "", words, hook=lambda settings: given)
 
 

@@ -15,7 +15,7 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.errors import RunFailed
-from equipoise.flower.protocol import Answer, opened
+from equipoise.flower.protocol import Answer, open_message
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from tests.conftest import KINDS, classification, registered, simulation, small_mlp
@@ -137,7 +137,7 @@ def test_what_was_asked_for_counts_though_the_server_failed(tmp_path: Path) -> N
     lost = []
 
     def lose(order: Message, reply: Message) -> list[Message]:
-        if opened(reply, Answer, up)[0].trained == 1 and len(lost) < 2:
+        if open_message(reply, Answer, up)[0].trained == 1 and len(lost) < 2:
             lost.append(reply)
             return []
         return [reply]
@@ -146,7 +146,7 @@ def test_what_was_asked_for_counts_though_the_server_failed(tmp_path: Path) -> N
     with pytest.raises(RunFailed, match="too few updates"):
         run(app, grid, tmp_path / "out")
     done = run(app, grid, tmp_path / "out", resume=True)
-    answers = [opened(m, Answer, up) for m in grid.nodes[100].sent]
+    answers = [open_message(m, Answer, up) for m in grid.nodes[100].sent]
     trained = [(answer.trained, tensors) for answer, tensors in answers if answer.trained]
     assert [round for round, _ in trained] == [1, 1, 1, 2]
     assert all(torch.equal(tensors["up.w"], trained[0][1]["up.w"]) for round, tensors in trained if round == 1)

@@ -9,8 +9,8 @@ import torch
 from flwr.app import Message
 
 from equipoise.algorithms import Learn2pFed
-from equipoise.executors.threaded import Threads
-from equipoise.flower.client_state import Home
+from equipoise.executors.threaded import ThreadedExecutor
+from equipoise.flower.client_state import ClientStateFile
 from equipoise.flower.server import Deployment
 from tests.conftest import classification, simulation, small_mlp
 from tests.flower_memory import MemoryGrid, Node, deployed, run
@@ -26,7 +26,7 @@ class Killed(BaseException):
 
 def state_of(grid: MemoryGrid, who: int, deployment: Deployment) -> Any:
     settings = grid.nodes[100 + who].settings
-    kept = Home(Path(settings["state"]), deployment.id, settings["name"]).read()
+    kept = ClientStateFile(Path(settings["state"]), deployment.id, settings["name"]).read()
     return kept.settled(deployment.roster.members[settings["name"]].accepted).state
 
 
@@ -81,16 +81,16 @@ def test_a_newcomer_at_a_resume_within_the_first_round_moves_nobodys_number(tmp_
 
 def failing(who: int, round: int, exchange: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the simulator, a client whose update cannot be used in this exchange."""
-    inner, calls = Threads.train, [0]
+    inner, calls = ThreadedExecutor.train, [0]
 
-    def train(self: Threads, now: int, jobs: Any, stopped: Any) -> Any:
+    def train(self: ThreadedExecutor, now: int, jobs: Any, stopped: Any) -> Any:
         for done in inner(self, now, jobs, stopped):
             if done.who == who and now == round:
                 calls[0] += 1
             bad = done.who == who and now == round and calls[0] == exchange
             yield type(done)(done.who, done.held, done.upload, done.gradient_samples, not bad, done.solves)
 
-    monkeypatch.setattr(Threads, "train", train)
+    monkeypatch.setattr(ThreadedExecutor, "train", train)
 
 
 def test_who_drops_out_within_a_round_goes_back_to_before_it_in_both_engines(

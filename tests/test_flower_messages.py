@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from equipoise.flower.codec import Refused, pack
-from equipoise.flower.protocol import STATUSES, Answer, Order, content, opened, size
+from equipoise.flower.codec import RejectedMessage, pack
+from equipoise.flower.protocol import STATUSES, Answer, Order, content, open_message, size
 from equipoise.settings import Settings
 from tests.flower_memory import SUPERLINK, over_the_wire, speaking_as
 from tests.test_flower_wire import ALLOWED, NUMBERS, RUN, bits, examples, json_values, tensors_of
@@ -26,8 +26,8 @@ def said(facts: dict[str, Any], tensors: dict[str, Tensor] | None = None) -> Mes
 
 
 def refused(message: Message, cls: type[Settings] = Order) -> str:
-    with pytest.raises(Refused) as caught:
-        opened(message, cls, ALLOWED)
+    with pytest.raises(RejectedMessage) as caught:
+        open_message(message, cls, ALLOWED)
     assert caught.value.reason == "malformed"
     assert 0 < len(str(caught.value)) <= 200
     return str(caught.value)
@@ -47,11 +47,11 @@ FACTS: list[Settings] = [
 def test_orders_and_answers_come_through_flower(facts: Settings) -> None:
     tensors = tensors_of(bytes(range(NUMBERS)))
     received = sent(content(facts, tensors))
-    heard, found = opened(received, type(facts), ALLOWED)
+    heard, found = open_message(received, type(facts), ALLOWED)
     assert heard == facts
     assert bits(found) == bits(tensors)
     assert size(received) == len(pack(tensors, facts.table()))
-    heard, found = opened(sent(content(facts)), type(facts), ALLOWED)
+    heard, found = open_message(sent(content(facts)), type(facts), ALLOWED)
     assert (heard, found) == (facts, {})
 
 
@@ -122,8 +122,8 @@ def test_facts_that_no_client_says_are_malformed(facts: dict[str, Any], words: s
 def test_any_facts_are_malformed_or_an_order(facts: dict[str, Any], run: str | None) -> None:
     facts |= {} if run is None else {"run": run}
     try:
-        order, _ = opened(said(facts), Order, ALLOWED)
-    except Refused as error:
+        order, _ = open_message(said(facts), Order, ALLOWED)
+    except RejectedMessage as error:
         found = error.reason
     else:
         found = "an order"
@@ -132,8 +132,8 @@ def test_any_facts_are_malformed_or_an_order(facts: dict[str, Any], run: str | N
 
 
 def test_tensors_in_a_message_are_looked_at_too() -> None:
-    with pytest.raises(Refused) as caught:
-        opened(said({"run": RUN}, {"up.w": torch.zeros(4)}), Order, ALLOWED)
+    with pytest.raises(RejectedMessage) as caught:
+        open_message(said({"run": RUN}, {"up.w": torch.zeros(4)}), Order, ALLOWED)
     assert caught.value.reason == "shape"
 
 

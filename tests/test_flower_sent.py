@@ -8,7 +8,7 @@ import torch
 from flwr.app import ConfigRecord
 
 from equipoise.algorithms import ALGORITHMS
-from equipoise.algorithms.base import announce
+from equipoise.algorithms.base import infer_schema
 from equipoise.flower.codec import group, unpack
 from equipoise.flower.protocol import Answer
 from equipoise.model_kinds import COLUMNS
@@ -53,7 +53,7 @@ def test_only_what_was_announced_is_sent(name: str, evaluate: bool, tmp_path: Pa
     )
     deployment = run(app, grid, tmp_path / "out")
     task = app.plan.task()
-    up = announce(algorithm, task.start(4)).up
+    up = infer_schema(algorithm, task.start(4)).up
     ALLOWED.clear()
     ALLOWED.update({f"up.{k}": v for k, v in up.items()})
     if evaluate:

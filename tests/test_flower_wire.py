@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from equipoise.flower import codec
-from equipoise.flower.codec import Refused, group, named, pack, unpack
+from equipoise.flower.codec import RejectedMessage, group, named, pack, unpack
 from equipoise.state import State
 
 ALLOWED = {
@@ -65,7 +65,7 @@ def verdict(blob: bytes) -> str:
     """The reason for which it is refused, or "taken" if it is nothing but what is allowed; any other error fails."""
     try:
         tensors, facts = unpack(blob, ALLOWED)
-    except Refused as refused:
+    except RejectedMessage as refused:
         return refused.reason
     assert type(tensors) is State
     assert type(facts) is dict
@@ -213,7 +213,7 @@ def test_what_was_not_announced_is_refused_before_a_tensor_is_made(case: str, mo
         raise AssertionError("a tensor was made")
 
     monkeypatch.setattr(codec, "load", never)
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RejectedMessage) as refused:
         unpack(blob, ALLOWED)
     assert refused.value.reason == "shape"
     assert words in str(refused.value)
@@ -302,7 +302,7 @@ def test_the_largest_message_and_one_byte_more() -> None:
     assert verdict(largest) == "taken"
     assert verdict(largest + b"\0") == "oversize"
     assert verdict(message(json.dumps(META).encode().ljust(room + 1))) == "malformed"
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RejectedMessage) as refused:
         unpack(bytes(10**6), ALLOWED)
     assert refused.value.reason == "oversize"
     assert str(refused.value) == f"1000000 bytes, where at most {len(largest)} were announced"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
-from equipoise.data.source import Request
+from equipoise.data.source import LoadRequest
 from equipoise.data.sources.linear import LinearRegression
 from equipoise.data.sources.polynomial import BASE, Polynomial
 from equipoise.errors import EquipoiseError
@@ -54,7 +54,7 @@ def test_an_oracle_and_local_least_squares_on_the_polynomials() -> None:
     alone, oracle = [], []
     for seed in range(5):
         source = Polynomial(setting=1)
-        pool = source.load(Request(NOWHERE, 10, seed=seed))
+        pool = source.load(LoadRequest(NOWHERE, 10, seed=seed))
         a = source.coefficients(10, seed)
         x, y, names = pool.x.numpy(), pool.y.numpy()[:, 0], np.unique(pool.owners)
         train = pool.part == 0
@@ -77,7 +77,7 @@ def test_an_oracle_and_local_least_squares_on_the_polynomials() -> None:
 @settings(max_examples=40, deadline=None)
 def test_the_inputs_of_linear_regression_are_orthogonal_in_every_part(d: int, more: int, b: float, seed: int) -> None:
     n = d + more
-    pool = LinearRegression(dimension=d, samples=n, b=b).load(Request(NOWHERE, 3, seed=seed))
+    pool = LinearRegression(dimension=d, samples=n, b=b).load(LoadRequest(NOWHERE, 3, seed=seed))
     for name in np.unique(pool.owners):
         for part in range(3):
             x = pool.x[(pool.owners == name) & (pool.part == part)].numpy()
@@ -86,7 +86,7 @@ def test_the_inputs_of_linear_regression_are_orthogonal_in_every_part(d: int, mo
 
 def test_linear_targets_have_the_stated_parameters_and_noise() -> None:
     source = LinearRegression(dimension=4, samples=4000, sigma=0.3, spread=2.0, common=5.0)
-    pool, theta = source.load(Request(NOWHERE, 6, seed=1)), source.parameters(6, 1)
+    pool, theta = source.load(LoadRequest(NOWHERE, 6, seed=1)), source.parameters(6, 1)
     for i, name in enumerate(np.unique(pool.owners)):
         mine = pool.owners == name
         noise = pool.y[mine].numpy()[:, 0] - pool.x[mine].numpy() @ theta[i]
@@ -98,7 +98,7 @@ def test_linear_targets_have_the_stated_parameters_and_noise() -> None:
 
 def test_drawn_data_come_from_the_seed_and_the_clients_name() -> None:
     for source in (Polynomial(), LinearRegression()):
-        one, again, other = (source.load(Request(NOWHERE, 5, seed=s)) for s in (0, 0, 1))
+        one, again, other = (source.load(LoadRequest(NOWHERE, 5, seed=s)) for s in (0, 0, 1))
         assert np.array_equal(one.x, again.x)
         assert np.array_equal(one.y, again.y)
         assert not np.array_equal(one.y, other.y)
@@ -106,8 +106,8 @@ def test_drawn_data_come_from_the_seed_and_the_clients_name() -> None:
 
 def test_what_cannot_be_drawn_is_said() -> None:
     with pytest.raises(EquipoiseError, match=r"data.samples = 3 is less than data.dimension = 10"):
-        LinearRegression(samples=3).load(Request(NOWHERE))
+        LinearRegression(samples=3).load(LoadRequest(NOWHERE))
     with pytest.raises(EquipoiseError, match=r"data.points = 5 cannot be divided over 10"):
-        Polynomial(points=5).load(Request(NOWHERE))
+        Polynomial(points=5).load(LoadRequest(NOWHERE))
     with pytest.raises(EquipoiseError, match=r"data.split is not for data.name = 'linear'"):
         federation(name="linear", split=[0.5, 0.2, 0.3])

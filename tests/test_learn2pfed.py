@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from equipoise.algorithms import Learn2pFed, Local
-from equipoise.data.federation import Federation, Ragged, from_clients
+from equipoise.data.federation import Federation, RaggedIndices, from_clients
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.state import State
 from tests.conftest import LeastSquares, classification, linear_module, simulation, small_mlp
 
@@ -142,7 +142,7 @@ def forecasting() -> Federation:
 
 TASKS: dict[str, tuple[Any, Any, str]] = {
     "regression": (lambda: LeastSquares(3).federation(), linear_module, "squared"),
-    "forecasting": (forecasting, lambda: Split(nn.Identity(), nn.Linear(5, 2)), "squared"),
+    "forecasting": (forecasting, lambda: BodyAndHead(nn.Identity(), nn.Linear(5, 2)), "squared"),
     "classification": (lambda: classification(4), small_mlp, "cross-entropy"),
 }
 
@@ -253,7 +253,9 @@ def test_learnables_stay_positive_and_finite(rate: float, rule: Any, outer: Any,
 def test_clients_without_validation_samples_take_part_and_learn_nothing(task: str, mode: str) -> None:
     federation, module, loss = TASKS[task]
     federation = federation()
-    one = Ragged([federation.train[i][: 2 * (i > 0)] for i in range(len(federation))])  # all but the first have some
+    one = RaggedIndices(
+        [federation.train[i][: 2 * (i > 0)] for i in range(len(federation))]
+    )  # all but the first have some
     run = simulation(
         Learn2pFed(**BEGIN, outer="validation"), replace(federation, validation=one), module(), loss=loss, mode=mode,
         rounds=1, participation=1.0,
@@ -404,10 +406,10 @@ def test_bytes_are_those_of_the_vectors_that_were_announced() -> None:
 
 
 def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from equipoise.executors.threaded import Threads
+    from equipoise.executors.threaded import ThreadedExecutor
 
     calls: dict[int, int] = {}
-    inner = Threads.train
+    inner = ThreadedExecutor.train
 
     def train(self: Any, round: int, jobs: Any, stopped: Any) -> Any:
         for done in inner(self, round, jobs, stopped):
@@ -415,7 +417,7 @@ def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pyt
             bad = done.who == 1 and calls[1] == 3
             yield type(done)(done.who, done.held, done.upload, 0, finite=not bad)
 
-    monkeypatch.setattr(Threads, "train", train)
+    monkeypatch.setattr(ThreadedExecutor, "train", train)
     run = trained("regression", Learn2pFed(**BEGIN))
     assert calls == {0: 6, 1: 3, 2: 6}
     assert run.lines[-1]["left_out"] == 1
@@ -446,7 +448,7 @@ def test_what_was_learned_is_kept_for_readers_and_drawn(tmp_path: Path) -> None:
 
 
 def test_a_head_of_several_layers_is_refused() -> None:
-    module = Split(nn.Identity(), nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
+    module = BodyAndHead(nn.Identity(), nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 1)))
     with pytest.raises(EquipoiseError, match="one submodule, a linear layer of which nothing is frozen"):
         simulation(Learn2pFed(), LeastSquares().federation(), module, loss="squared")
 

@@ -15,10 +15,10 @@ import equipoise as eq
 from equipoise.algorithms import FedAvg
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
-from equipoise.evaluation.scoreboard import summarise
+from equipoise.evaluation.scoreboard import summarize
 from equipoise.losses import LOSSES, METRICS
 from equipoise.models import MODELS
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.training.task import Task
 from tests.conftest import simulation
 
@@ -258,10 +258,10 @@ def test_mse_is_the_square_of_rmse() -> None:
     np.testing.assert_allclose(mse.scores()["global"][:, 3], rmse.scores()["global"][:, 3] ** 2, rtol=1e-12)
     np.testing.assert_allclose(mse.scores()["global"][:, 2:3], mse.scores()["global"][:, 3:], rtol=1e-12)
     assert mse.summary["global"]["mse"] == pytest.approx(rmse.summary["global"]["mse"], rel=1e-12)
-    figures = summarise(np.array([[0.0, 1.0], [0.0, 3.0]]), np.empty(0), METRICS["rmse"])
+    figures = summarize(np.array([[0.0, 1.0], [0.0, 3.0]]), np.empty(0), METRICS["rmse"])
     assert figures["mse"] == 5.0
     assert list(figures)[:3] == ["rmse", "rmse_std", "mse"]
-    assert "mse" not in summarise(np.zeros((2, 2)), np.empty(0), ACCURACY)
+    assert "mse" not in summarize(np.zeros((2, 2)), np.empty(0), ACCURACY)
 
 
 class Pooled(nn.Module):
@@ -336,6 +336,6 @@ def test_characters_and_targets_that_do_not_fit_get_their_sentence(x: Tensor, y:
 
 
 def test_one_output_a_sample_takes_one_target_a_sample() -> None:
-    module = Split(nn.Flatten(), nn.Linear(5, 3))
+    module = BodyAndHead(nn.Flatten(), nn.Linear(5, 3))
     with pytest.raises(EquipoiseError, match=r"or one a position .*\(2, 3\) and targets \(2, 3\)"):
         Task(module, (torch.zeros(2, 5), torch.zeros(2, 3).long()))

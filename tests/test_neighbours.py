@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from equipoise.algorithms import FedAvg, KnnPer
 from equipoise.algorithms._knn import Neighbours
-from equipoise.algorithms.base import Own
+from equipoise.algorithms.base import ClientSamples
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.losses import METRICS
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.runs.export import export_model
 from equipoise.runs.launch import run as run_experiment
 from equipoise.runs.result import Result
@@ -62,14 +62,14 @@ def test_the_best_k_and_weight_are_those_of_a_search_over_all() -> None:
     y, w = (torch.from_numpy((t.numpy()[:, 0] > 0).astype(np.int64)) for t in (x, v))
     ks, mixes = (1, 3, 10), (0.0, 0.25, 0.5, 1.0)
     neighbours = Neighbours(module, "head", x, y)
-    chosen = neighbours.best(Own((x, y), (v, w), "head", METRICS["accuracy"]), ks, mixes)
+    chosen = neighbours.best(ClientSamples((x, y), (v, w), "head", METRICS["accuracy"]), ks, mixes)
     right = {
         (k, mix): (searched(module, x, y, v, k, mix, 3).argmax(1) == w.numpy()).mean() for k in ks for mix in mixes
     }
     assert right[chosen] == max(right.values())
     assert chosen == next(pair for pair, value in right.items() if value == max(right.values()))
     assert right[chosen] > right[1, 0.0]
-    empty = Own((x, y), (v[:0], w[:0]), "head", METRICS["accuracy"])
+    empty = ClientSamples((x, y), (v[:0], w[:0]), "head", METRICS["accuracy"])
     assert neighbours.best(empty, ks, mixes) == (1, 0.0)
 
 
@@ -115,7 +115,7 @@ class Positions(nn.Module):
 
 
 def test_texts_are_looked_up_by_position() -> None:
-    module = Split(Positions(), nn.Linear(4, 4).double())
+    module = BodyAndHead(Positions(), nn.Linear(4, 4).double())
     x = torch.tensor([[0, 1, 2], [3, 3, 0]])
     y = (x + 1) % 4  # after a character comes the next one
     own, (nearest,) = Neighbours(module, "head", x, y).answers(torch.tensor([[2, 1, 3]]), [1])
@@ -126,7 +126,7 @@ def test_texts_are_looked_up_by_position() -> None:
 
 
 def test_numbers_are_averaged() -> None:
-    module = Split(nn.Identity(), nn.Linear(2, 1).double())
+    module = BodyAndHead(nn.Identity(), nn.Linear(2, 1).double())
     x = torch.tensor([[0.0, 0.0], [1.0, 0.0], [9.0, 9.0]]).double()
     y = torch.tensor([1.0, 3.0, 100.0]).double()
     neighbours = Neighbours(module, "head", x, y)
@@ -141,7 +141,7 @@ def test_it_needs_a_head_to_read_the_features_of() -> None:
 
 
 def test_far_away_samples_do_not_overflow() -> None:
-    module = Split(nn.Identity(), nn.Linear(1, 2).double())
+    module = BodyAndHead(nn.Identity(), nn.Linear(1, 2).double())
     x = torch.tensor([[0.0], [1e6]]).double()
     neighbours = Neighbours(module, "head", x, torch.tensor([0, 1]))
     _, (nearest,) = neighbours.answers(torch.tensor([[-1e7], [2e6]]).double(), [2])

@@ -10,7 +10,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.data.federation import from_clients
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from tests.conftest import classification, simulation
 
 RNG = np.random.default_rng(0)
@@ -142,9 +142,9 @@ def test_a_client_that_is_done_stands_still_whatever_its_padding_does() -> None:
 
 
 def steps_job(who: int):
-    from equipoise.executors.base import Job
+    from equipoise.executors.base import ClientJob
 
-    return Job(who, eq.State(), eq.State())
+    return ClientJob(who, eq.State(), eq.State())
 
 
 def test_names_of_any_kind_are_the_same_names() -> None:
@@ -217,7 +217,7 @@ def test_a_pull_may_be_the_vector_itself() -> None:
 
 
 def test_all_is_dropped() -> None:
-    run = simulation(eq.FedAvg(lr=0.1), module=Split(nn.Dropout(1.0), nn.Linear(5, 3)))
+    run = simulation(eq.FedAvg(lr=0.1), module=BodyAndHead(nn.Dropout(1.0), nn.Linear(5, 3)))
     run.run()
     assert run.counters.left_out == 0
 

@@ -19,8 +19,17 @@ from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import SENT
-from equipoise.privacy.accounting import Releases, classical_epsilon, classical_noise
-from equipoise.privacy.mechanisms import Noise, Privacy, Sealed, clip, gaussian, public_reference, seeded, unforeseen
+from equipoise.privacy.accounting import ReleaseCount, classical_epsilon, classical_noise
+from equipoise.privacy.mechanisms import (
+    Noise,
+    NoisedMeanUploads,
+    Privacy,
+    clip,
+    gaussian,
+    public_reference,
+    secure_noise,
+    seeded_noise,
+)
 from equipoise.reducers import Mean, Median
 from equipoise.reporting.comparison_table import compare
 from equipoise.state import State, Upload, Uploads
@@ -28,7 +37,7 @@ from equipoise.storage.run_index import find_runs
 from tests.conftest import simulation
 from tests.test_cli import SMALL, equipoise_command
 
-NOBODY = seeded(0)
+NOBODY = seeded_noise(0)
 
 
 def length(message: State) -> float:
@@ -65,7 +74,7 @@ def test_two_clients_messages_never_lie_further_apart_than_twice_the_clip(a: np.
     assert float((one - two).norm()) <= 2 * 0.7 * (1 + 1e-12)
 
 
-@pytest.mark.parametrize("source", [seeded(1), unforeseen(), unforeseen(b"secret")])
+@pytest.mark.parametrize("source", [seeded_noise(1), secure_noise(), secure_noise(b"secret")])
 def test_noise_has_the_stated_variance_and_no_direction(source: Noise) -> None:
     n, sigma = 200_000, 0.3
     message = State(a=torch.full((n,), 5.0).double(), b=torch.zeros(n).double())
@@ -89,7 +98,7 @@ def test_transforms_compose_in_their_order() -> None:
 def test_central_noise_is_on_the_sum() -> None:
     n, m = 100_000, 5
     uploads = Uploads(tuple(range(m)), tuple(Upload(State(u=torch.full((n,), float(k)).double())) for k in range(m)))
-    sealed = Sealed.of(uploads, gaussian(0.5)(State(u=torch.zeros(n).double()), seeded(2)), "X")
+    sealed = NoisedMeanUploads.of(uploads, gaussian(0.5)(State(u=torch.zeros(n).double()), seeded_noise(2)), "X")
     noise = (sealed.mean().u - 2.0) * m
     assert float(noise.var()) == pytest.approx(0.25, rel=0.03)
     assert len(sealed) == m
@@ -106,7 +115,7 @@ def delta_of(epsilon: float, z: float) -> float:
 @given(st.floats(0.3, 50), st.integers(1, 500), st.integers(1, 4), st.floats(1e-8, 0.01))
 @settings(deadline=None, max_examples=60)
 def test_epsilon_is_that_of_the_gaussian_mechanism(z: float, rounds: int, exchanges: int, delta: float) -> None:
-    epsilon = Releases(rounds, exchanges).epsilon(z, delta)
+    epsilon = ReleaseCount(rounds, exchanges).epsilon(z, delta)
     together = z / math.sqrt(rounds * exchanges)
     if epsilon == 0:
         assert delta_of(0, together) <= delta * (1 + 1e-6)
@@ -116,7 +125,7 @@ def test_epsilon_is_that_of_the_gaussian_mechanism(z: float, rounds: int, exchan
 
 def test_published_figures() -> None:
     # Dong, Roth and Su, 2022: 1-GDP is (4.377, 1e-5)-DP; Dwork and Roth's bound needs more noise for the same.
-    assert Releases(1).epsilon(1.0, 1e-5) == pytest.approx(4.377, abs=1e-3)
+    assert ReleaseCount(1).epsilon(1.0, 1e-5) == pytest.approx(4.377, abs=1e-3)
     # Abadi et al., 2016, Sec. 3: q = 0.01, sigma = 4, 10,000 steps, delta = 1e-5 give 1.26 (Poisson sampling); what is
     # known since makes it a little less.
     import dp_accounting as dp
@@ -128,14 +137,14 @@ def test_published_figures() -> None:
     assert classical_noise(0.2, 0.1) == pytest.approx(11.238, abs=1e-3)
     assert classical_epsilon(classical_noise(0.2, 0.1), 0.1) == pytest.approx(0.2)
     # ... which is so much noise that the pair lies within delta alone.
-    assert Releases(1).epsilon(classical_noise(0.2, 0.1), 0.1) == 0
+    assert ReleaseCount(1).epsilon(classical_noise(0.2, 0.1), 0.1) == 0
     assert classical_epsilon(1.0, 1e-5) is None
 
 
 @given(st.floats(0.1, 20), st.integers(1, 200), st.integers(1, 3))
 @settings(deadline=None, max_examples=40)
 def test_the_noise_for_a_target_meets_it(target: float, rounds: int, exchanges: int) -> None:
-    releases = Releases(rounds, exchanges)
+    releases = ReleaseCount(rounds, exchanges)
     z = releases.noise(target, 1e-5)
     assert releases.epsilon(z, 1e-5) == pytest.approx(target, rel=1e-3)
     assert releases.epsilon(0.99 * z, 1e-5) > target
@@ -143,52 +152,52 @@ def test_the_noise_for_a_target_meets_it(target: float, rounds: int, exchanges: 
 
 def test_sampling_never_costs_more_than_asking_all() -> None:
     """The bound on what it saves is loose where nearly all are drawn."""
-    nearly, everyone = Releases(50, 1, 100, 99), Releases(50)
+    nearly, everyone = ReleaseCount(50, 1, 100, 99), ReleaseCount(50)
     assert nearly.noise(1.0, 1e-5) == pytest.approx(everyone.noise(1.0, 1e-5))
     assert nearly.epsilon(20.0, 1e-5) == pytest.approx(everyone.epsilon(20.0, 1e-5))
-    assert Releases(500).epsilon(1e-160, 1e-5) == math.inf
+    assert ReleaseCount(500).epsilon(1e-160, 1e-5) == math.inf
 
 
 def test_cohorts_that_nobody_sees_help_and_more_noise_helps() -> None:
-    sampled, all_of_them = Releases(20, 1, 100, 10), Releases(20, 1, 100, 100)
+    sampled, all_of_them = ReleaseCount(20, 1, 100, 10), ReleaseCount(20, 1, 100, 100)
     assert not all_of_them.sampled
     assert sampled.epsilon(2.0, 1e-5) < all_of_them.epsilon(2.0, 1e-5)
     assert sampled.epsilon(4.0, 1e-5) < sampled.epsilon(2.0, 1e-5)
     z = sampled.noise(3.0, 1e-5)
     assert sampled.epsilon(z, 1e-5) == pytest.approx(3.0, rel=1e-3)
     # Two messages of a cohort in a round are one with the noise of both, not two draws.
-    assert Releases(20, 2, 100, 10).epsilon(2.0, 1e-5) == pytest.approx(sampled.epsilon(2.0 / math.sqrt(2), 1e-5))
-    assert Releases(0).epsilon(1.0, 1e-5) == 0
-    assert Releases(3).epsilon(0.0, 1e-5) == math.inf
+    assert ReleaseCount(20, 2, 100, 10).epsilon(2.0, 1e-5) == pytest.approx(sampled.epsilon(2.0 / math.sqrt(2), 1e-5))
+    assert ReleaseCount(0).epsilon(1.0, 1e-5) == 0
+    assert ReleaseCount(3).epsilon(0.0, 1e-5) == math.inf
 
 
 def test_noise_from_a_secret_is_that_secrets_and_other_noise_is_nobodys() -> None:
-    one, two, other = unforeseen(b"a"), unforeseen(b"a"), unforeseen(b"b")
+    one, two, other = secure_noise(b"a"), secure_noise(b"a"), secure_noise(b"b")
     first = one((4, 3))
     assert torch.equal(first, two((4, 3)))
     assert not torch.equal(first, other((4, 3)))
     assert not torch.equal(first, one((4, 3)))  # it goes on
-    assert not torch.equal(unforeseen()((5,)), unforeseen()((5,)))
-    assert unforeseen()(()).shape == ()
+    assert not torch.equal(secure_noise()((5,)), secure_noise()((5,)))
+    assert secure_noise()(()).shape == ()
 
 
 def test_a_client_lets_out_so_many_messages_and_the_same_one_only_with_the_same_noise(tmp_path: Path) -> None:
-    from equipoise.flower.codec import Refused
-    from equipoise.flower.release_ledger import Ledger
+    from equipoise.flower.codec import RejectedMessage
+    from equipoise.flower.release_ledger import ReleaseLedger
 
     path = tmp_path / "releases.json"
     messages = [State(u=torch.full((4,), float(k)).double()) for k in range(3)]
-    first = Ledger(path, 2).noise(messages[0])((4,))
-    assert torch.equal(Ledger(path, 2).noise(messages[0])((4,)), first)
+    first = ReleaseLedger(path, 2).noise(messages[0])((4,))
+    assert torch.equal(ReleaseLedger(path, 2).noise(messages[0])((4,)), first)
     assert path.stat().st_mode & 0o077 == 0
-    second = Ledger(path, 2).noise(messages[1])((4,))
+    second = ReleaseLedger(path, 2).noise(messages[1])((4,))
     assert not torch.equal(first, second)
-    with pytest.raises(Refused, match="2 messages have left"):
-        Ledger(path, 2).noise(messages[2])
-    assert torch.equal(Ledger(path, 2).noise(messages[1])((4,)), second)
+    with pytest.raises(RejectedMessage, match="2 messages have left"):
+        ReleaseLedger(path, 2).noise(messages[2])
+    assert torch.equal(ReleaseLedger(path, 2).noise(messages[1])((4,)), second)
     path.write_text("{")
     with pytest.raises(EquipoiseError, match="cannot be read"):
-        Ledger(path, 2)
+        ReleaseLedger(path, 2)
 
 
 def finished(algorithm: Algorithm, privacy: Privacy | None, **options) -> Simulation:
@@ -354,7 +363,7 @@ def test_without_the_accountant_its_extra_is_named_before_the_first_round(monkey
     with pytest.raises(EquipoiseError, match="needs the package dp-accounting"):
         simulation(FedAvg(), between=AggregationPipeline(privacy=Privacy(clip=1.0, sigma=1.0)))
     with pytest.raises(EquipoiseError, match=r"pip install 'equipoise\[privacy\]'"):
-        Releases(1).epsilon(1.0, 1e-5)
+        ReleaseCount(1).epsilon(1.0, 1e-5)
 
 
 def test_the_command_line_says_what_is_guaranteed_and_what_is_not(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.algorithms.base import Algorithm, announce
+from equipoise.algorithms.base import Algorithm, infer_schema
 from equipoise.engine.simulation import Simulation
 from equipoise.state import State
 from tests.conftest import KINDS, classification, registered, simulation
@@ -140,9 +140,9 @@ def test_the_order_of_clients_does_not_matter(in_mode: tuple[Algorithm, str]) ->
     order = [4, 0, 5, 2, 1, 3]
 
     def permuted(lists: object) -> object:
-        from equipoise.data.federation import Ragged
+        from equipoise.data.federation import RaggedIndices
 
-        return Ragged([lists[i] for i in order])  # type: ignore[index]
+        return RaggedIndices([lists[i] for i in order])  # type: ignore[index]
 
     from dataclasses import replace
 
@@ -194,7 +194,7 @@ def test_bytes_counted_are_the_sizes_of_the_messages(
     run = simulation(algorithm, mode=mode)
     run.run()
     assert (run.counters.bytes_up, run.counters.bytes_down) == (sent["up"], sent["down"])
-    announced = announce(algorithm, run.start)
+    announced = infer_schema(algorithm, run.start)
     size = 8
     up = size * sum(int(np.prod(shape)) for shape, _ in announced.up.values())
     assert run.counters.bytes_up == up * 3 * 4 * algorithm.exchanges  # three of six clients in four rounds
@@ -215,7 +215,7 @@ def test_every_message_and_state_has_the_shape_that_was_announced(
     monkeypatch.setattr(Simulation, "_accept", look)
     run = simulation(algorithm, mode=mode)
     run.run()
-    announced = announce(algorithm, run.start)
+    announced = infer_schema(algorithm, run.start)
     assert seen == [(announced.down, announced.up, announced.client, announced.server)] * 12 * algorithm.exchanges
 
 

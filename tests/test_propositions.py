@@ -19,7 +19,7 @@ from equipoise.data.federation import from_clients
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.client_store import ClientStore
 from equipoise.engine.simulation import Simulation
-from equipoise.executors.base import Job
+from equipoise.executors.base import ClientJob
 from equipoise.training.task import Task
 from tests.conftest import linear_module
 
@@ -89,7 +89,7 @@ def trials(
         run.federation.y.copy_(clean + sigma * torch.randn(clean.shape, generator=rng, dtype=torch.float64))
         run.advance()
         w = run.algorithm.shared(run.server)
-        jobs = [Job(i, initial, algorithm.down(run.server, i)) for i in range(S.m)]
+        jobs = [ClientJob(i, initial, algorithm.down(run.server, i)) for i in range(S.m)]
         personal = torch.stack([model.vector for model, _ in run.executor.models(1, jobs, "unseen")])
         for k, v in enumerate((w, personal)):
             gaps = (v - torch.from_numpy(theta)).square().sum(1).numpy()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise import state as states
 from equipoise.engine.client_store import ClientStore
-from equipoise.engine.last_uploads import LastMessages
+from equipoise.engine.last_uploads import LastUploadTracker
 from equipoise.reducers import REDUCERS, GeometricMedian, Krum, Median, MultiKrum, Reducer, TrimmedMean, WeightedMean
 from equipoise.state import State, Upload, Uploads
 
@@ -210,7 +210,7 @@ def test_blocks_of_coordinates_make_no_difference(name: str, monkeypatch: pytest
 def test_the_last_messages_of_all_clients(name: str, on_disk: bool, tmp_path: Path) -> None:
     """Whoever takes part, the rule sees every client's last message; in a mean those never heard of count as well."""
     clients, first = 6, State(u=torch.tensor([1.0, 2.0, 3.0]))
-    last = LastMessages(first, clients)
+    last = LastUploadTracker(first, clients)
     store = ClientStore(0, last.initial, tmp_path if on_disk else None, 1)
     truth: dict[int, Tensor] = {}
     rng = np.random.default_rng(0)
@@ -232,14 +232,14 @@ def test_the_last_messages_of_all_clients(name: str, on_disk: bool, tmp_path: Pa
             store.kept.bytes = 0
             assert not store.changed.states  # what is read comes from files
     assert set(last.tensors()) == {"last.heard", "last.total.u"}
-    again = LastMessages(first, clients)
+    again = LastUploadTracker(first, clients)
     again.restore(last.tensors())
     assert torch.equal(again.total.u, last.total.u)
     assert again.heard == last.heard
 
 
 def test_more_clients_than_were_announced_all_count() -> None:
-    last = LastMessages(State(u=torch.zeros(2)), 1)
+    last = LastUploadTracker(State(u=torch.zeros(2)), 1)
     store = ClientStore(0, last.initial)
     for k, value in enumerate((2.0, 4.0, 9.0)):
         everyone = last.with_round(Uploads((k,), (Upload(State(u=torch.full((2,), value))),)), store)
@@ -251,7 +251,7 @@ def test_more_clients_than_were_announced_all_count() -> None:
 
 @pytest.mark.parametrize("huge", [1e9, 1e25, 3e38])
 def test_a_huge_message_that_is_taken_back_leaves_nothing_behind(huge: float) -> None:
-    last = LastMessages(State(u=torch.zeros(2)), 3)
+    last = LastUploadTracker(State(u=torch.zeros(2)), 3)
     store = ClientStore(0, last.initial)
     for who, value in ((0, huge), (1, 1.5), (0, 2.5), (1, 1.25)):
         everyone = last.with_round(Uploads((who,), (Upload(State(u=torch.full((2,), value))),)), store)
@@ -261,7 +261,7 @@ def test_a_huge_message_that_is_taken_back_leaves_nothing_behind(huge: float) ->
 
 
 def test_the_sum_does_not_drift() -> None:
-    last, rng = LastMessages(State(u=torch.zeros(4)), 3), np.random.default_rng(0)
+    last, rng = LastUploadTracker(State(u=torch.zeros(4)), 3), np.random.default_rng(0)
     store = ClientStore(0, last.initial)
     for round in range(3000):
         new = torch.from_numpy(1e4 * rng.normal(size=4)).float()

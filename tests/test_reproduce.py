@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.reproduction import comparison, runner
-from equipoise.reproduction.comparison import Beside, Entry, fits
+from equipoise.reproduction.comparison import ComparisonCell, PaperComparison, fits
 from equipoise.reproduction.exhibits import SCALES, exhibits, find, own
 from equipoise.reproduction.runner import Overall, Piece, pieces
 from equipoise.storage.run_folder import RunFolder, flatten
@@ -83,15 +83,15 @@ spreads = st.none() | st.floats(0, 10).map(lambda x: round(x, 3))
 def test_a_mark_stands_where_two_figures_differ_by_more_than_both_spreads(
     ours: float, spread: float | None, paper: float, theirs: float | None
 ) -> None:
-    entry = Entry(ours, spread, 5, paper, theirs)
+    entry = ComparisonCell(ours, spread, 5, paper, theirs)
     if spread is None and theirs is None:
         assert entry.mark == ""
         return
     apart = abs(ours - paper) > (spread or 0) + (theirs or 0)
     assert entry.mark == ("" if not apart else "▲" if ours > paper else "▼")
-    swapped = Entry(paper, theirs, 5, ours, spread)
+    swapped = ComparisonCell(paper, theirs, 5, ours, spread)
     assert (entry.mark, swapped.mark) in (("", ""), ("▲", "▼"), ("▼", "▲"))
-    assert Entry(None, None, 0, paper, theirs).mark == ""
+    assert ComparisonCell(None, None, 0, paper, theirs).mark == ""
 
 
 TABLES = {"paper": {"table1": {"local": [[0.5, 0.0]], "ditto": [[1e6, 0.1]]}}}
@@ -337,12 +337,16 @@ def test_data_that_are_missing_are_named_with_what_can_be_run_without_them(tmp_p
 
 
 def test_figures_relative_to_a_row_are_divided_ours_by_ours_and_theirs_by_theirs() -> None:
-    body = [(Entry(10.0, 1.0, 2, 4.0),), (Entry(5.0, None, 1, 3.0),), (Entry(None, None, 0, 2.0),)]
+    body = [
+        (ComparisonCell(10.0, 1.0, 2, 4.0),),
+        (ComparisonCell(5.0, None, 1, 3.0),),
+        (ComparisonCell(None, None, 0, 2.0),),
+    ]
     divided = [row[0] for row in comparison._divided(body, 0)]
     assert [(e.ours, e.paper, e.spread) for e in divided] == [(1.0, 1.0, 0.1), (0.5, 0.75, None), (None, 0.5, None)]
 
 
 def test_a_table_as_text_has_both_figures() -> None:
-    table = Beside("t", "%", ("a",), ("b",), ((Entry(91.234, 0.5, 5, 93.0, 0.1),),))
+    table = PaperComparison("t", "%", ("a",), ("b",), ((ComparisonCell(91.234, 0.5, 5, 93.0, 0.1),),))
     assert table.text(table.entries[0][0]) == "91.23 ± 0.50 (93.00 ± 0.10) ▼"
     assert (table.marked(), table.filled()) == (1, 1)

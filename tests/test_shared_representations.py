@@ -12,7 +12,7 @@ from equipoise.algorithms import FedAvgFT, FedBABU, FedCR, FedPAC
 from equipoise.algorithms.fedcr import Divergence
 from equipoise.algorithms.fedpac import Alignment, combination
 from equipoise.errors import EquipoiseError
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.models.gaussian import Draw, GaussianMLP, normal
 from equipoise.runs.result import Result
 from equipoise.state import State
@@ -152,7 +152,7 @@ def test_runs_with_random_representations_reproduce_with_any_number_of_workers()
 
 def test_fedcr_says_what_model_it_needs_and_fedpac_what_data() -> None:
     odd = torch.nn.Sequential(OrderedDict(encoder=torch.nn.Linear(5, 7), act=torch.nn.Tanh()))
-    for module in (torch.nn.Linear(5, 3), Split(odd, torch.nn.Linear(7, 3))):
+    for module in (torch.nn.Linear(5, 3), BodyAndHead(odd, torch.nn.Linear(7, 3))):
         with pytest.raises(EquipoiseError, match="fedcr needs a model whose representation is random"):
             simulation(FedCR(), module=module)
     for algorithm in (FedPAC(), FedCR()):

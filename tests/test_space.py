@@ -11,8 +11,8 @@ from torch import nn
 
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
-from equipoise.models.base import Split
-from equipoise.parameter_space import Space
+from equipoise.models.base import BodyAndHead
+from equipoise.parameter_space import ParameterSpace
 from equipoise.training.task import Replica, Task
 from tests.test_models import built, inputs
 
@@ -20,7 +20,7 @@ from tests.test_models import built, inputs
 @pytest.mark.parametrize("name", list(MODELS))
 def test_module_to_vector_and_back(name: str) -> None:
     module = built(name)
-    space = Space(module, "head")
+    space = ParameterSpace(module, "head")
     back = space.module(module, space.vector(module))
     x = torch.from_numpy(inputs(name, 3, np.random.default_rng(0)))
     x = x.float() if x.is_floating_point() else x
@@ -37,7 +37,7 @@ def test_body_and_head_join_to_the_whole(widths: list[int], head: int) -> None:
     layers = [nn.Linear(a, b) for a, b in pairwise(widths)]
     module = nn.Sequential(*layers)
     names = [str(i) for i in range(len(layers))]
-    space = Space(module, names[: min(head, len(names))])
+    space = ParameterSpace(module, names[: min(head, len(names))])
     vector = torch.randn(3, space.size)
     assert torch.equal(space.join(space.body(vector), space.head(vector)), vector)
     assert space.body(vector).shape[1] + space.head(vector).shape[1] == sum(p.numel() for p in module.parameters())
@@ -49,7 +49,7 @@ def test_body_and_head_join_to_the_whole(widths: list[int], head: int) -> None:
 
 def test_views_of_a_stack_are_the_views_of_its_rows() -> None:
     module = MODELS["lenet"]().build((3, 32, 32), 10)
-    space = Space(module, "head")
+    space = ParameterSpace(module, "head")
     stack = torch.randn(4, space.size)
     for name, view in space.views(stack).items():
         assert torch.equal(view[2], space.views(stack[2])[name])
@@ -57,14 +57,14 @@ def test_views_of_a_stack_are_the_views_of_its_rows() -> None:
 
 def test_the_head_is_named_by_its_module() -> None:
     module = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
-    assert Space(module, "1").body_size == 9
-    assert Space(module, None).body_size == 25
+    assert ParameterSpace(module, "1").body_size == 9
+    assert ParameterSpace(module, None).body_size == 25
     with pytest.raises(EquipoiseError, match="no parameters under head='fc'; it has 0, 1"):
-        Space(module, "fc")
+        ParameterSpace(module, "fc")
 
 
 def test_a_replica_is_loaded_by_one_copy() -> None:
-    module = Split(nn.Linear(2, 3), nn.Linear(3, 2))
+    module = BodyAndHead(nn.Linear(2, 3), nn.Linear(3, 2))
     task = Task(module, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)))
     replica = Replica(task)
     replica.vector.copy_(torch.arange(float(task.space.size)))

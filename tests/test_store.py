@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.algorithms import Ditto
-from equipoise.engine.checkpoint import Checkpoints
+from equipoise.engine.checkpoint import CheckpointFolder
 from equipoise.engine.client_store import ClientStore
 from equipoise.state import State
 from tests.conftest import simulation
@@ -34,7 +34,7 @@ actions = st.lists(
 def test_the_store_is_a_dictionary_however_little_memory_it_has(tmp_path_factory, steps: list, memory: int) -> None:
     folder = tmp_path_factory.mktemp("store")
     store = ClientStore(10, state(0), folder, memory)
-    checkpoints = Checkpoints(folder)
+    checkpoints = CheckpointFolder(folder)
     expected: dict[int, float] = {}
     saved: dict[int, float] = {}
     for count, (what, who, value) in enumerate(steps, 1):
@@ -46,7 +46,7 @@ def test_the_store_is_a_dictionary_however_little_memory_it_has(tmp_path_factory
             saved = dict(expected)
         else:  # as after a crash: back to what was last saved
             store = ClientStore(10, state(0), folder, memory)
-            checkpoints = Checkpoints(folder)
+            checkpoints = CheckpointFolder(folder)
             checkpoints.load(store)
             expected = dict(saved)
         for client in range(10):
@@ -58,7 +58,7 @@ def test_the_store_is_a_dictionary_however_little_memory_it_has(tmp_path_factory
 
 def test_superseded_files_go(tmp_path: Path) -> None:
     store = ClientStore(4, state(0), tmp_path)
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     for round in range(1, 30):
         for who in range(4):
             store.put(who, state(round * 10 + who))
@@ -70,7 +70,7 @@ def test_superseded_files_go(tmp_path: Path) -> None:
 
 def test_a_file_that_is_mostly_superseded_gives_up_its_rest(tmp_path: Path) -> None:
     store = ClientStore(100, state(0), tmp_path)
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointFolder(tmp_path)
     for who in range(100):
         store.put(who, state(who))
     checkpoints.save(1, 0, State(), store, {}, {})

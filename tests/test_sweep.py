@@ -18,7 +18,7 @@ from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.runs import sweep
 from equipoise.runs.process_pool import execute
-from equipoise.runs.sweep import cells, grid, tuned
+from equipoise.runs.sweep import expand_sweep, grid, tuned
 from equipoise.storage.run_folder import RunFolder, read_toml
 from tests.test_cli import equipoise_command
 
@@ -74,28 +74,28 @@ def test_every_combination_once_and_lists_that_are_values_stay() -> None:
 )
 def test_what_is_wrong_is_said_before_anything_runs(more: dict[str, Any], words: str) -> None:
     with pytest.raises(EquipoiseError, match=words):
-        cells(small(**more))
+        expand_sweep(small(**more))
 
 
 def test_what_is_listed_twice_is_run_once() -> None:
-    assert len(cells(small(seed=[0, 0, 1], algorithm={"lr": [0.1, 0.1]}))[0]) == 2
+    assert len(expand_sweep(small(seed=[0, 0, 1], algorithm={"lr": [0.1, 0.1]}))[0]) == 2
 
 
 def test_a_setting_on_top_changes_every_section_of_its_name() -> None:
     tables = override(small(algorithm=[{"name": "ditto"}, {"name": "local"}]), ["algorithm.lr=[0.1, 0.2]"])
-    assert sorted(cell.experiment.algorithm.lr for cell in cells(tables)[0]) == [0.1, 0.1, 0.2, 0.2]
+    assert sorted(cell.experiment.algorithm.lr for cell in expand_sweep(tables)[0]) == [0.1, 0.1, 0.2, 0.2]
 
 
 def test_a_cell_is_known_by_its_settings_not_by_its_label(tmp_path: Path) -> None:
-    some, _ = cells(small(algorithm={"lam": [0.1, 1.0]}))
-    (other,), _ = cells(small(algorithm={"lam": 1.0}))
+    some, _ = expand_sweep(small(algorithm={"lam": [0.1, 1.0]}))
+    (other,), _ = expand_sweep(small(algorithm={"lam": 1.0}))
     assert some[1].identity == other.identity != some[0].identity
     (tmp_path / some[1].folder(tmp_path).name).mkdir()
     assert other.folder(tmp_path) == some[1].folder(tmp_path)
 
 
 def test_tuning_keeps_the_best_of_the_first_seed(tmp_path: Path) -> None:
-    every, settings = cells(
+    every, settings = expand_sweep(
         small(
             seed=[3, 4],
             data={"samples": 30},
@@ -117,7 +117,7 @@ def test_tuning_keeps_the_best_of_the_first_seed(tmp_path: Path) -> None:
 
 
 def test_what_is_done_stays_done(tmp_path: Path) -> None:
-    every, _ = cells(small(algorithm={"lam": [0.1, 1.0]}))
+    every, _ = expand_sweep(small(algorithm={"lam": [0.1, 1.0]}))
     done: list[str] = []
     for _ in range(2):
         execute(every, tmp_path, None, 1, lambda cell, notes: done.append(cell.identity))
@@ -125,7 +125,7 @@ def test_what_is_done_stays_done(tmp_path: Path) -> None:
 
 
 def test_several_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
-    every, _ = cells(small(algorithm={"lam": [0.1, 1.0]}))
+    every, _ = expand_sweep(small(algorithm={"lam": [0.1, 1.0]}))
     execute(every, tmp_path / "one", None, 1, lambda cell, notes: None)
     execute(every, tmp_path / "two", None, 2, lambda cell, notes: None)
     for cell in every:
@@ -134,7 +134,7 @@ def test_several_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
 
 
 def test_a_run_that_fails_is_told(tmp_path: Path) -> None:
-    every, _ = cells(small(algorithm={"lr": [0.1, 1e30]}))
+    every, _ = expand_sweep(small(algorithm={"lr": [0.1, 1e30]}))
     told: list[str] = []
     execute(every, tmp_path, None, 1, lambda cell, notes: told.extend(notes))
     assert any("failed: round" in note for note in told)
@@ -146,7 +146,7 @@ def test_a_run_that_fails_is_told(tmp_path: Path) -> None:
 
 
 def test_a_candidate_that_diverges_loses(tmp_path: Path) -> None:
-    every, settings = cells(small(algorithm={"lr": [1e30, 0.05, 1e-6]}, sweep={"tune": ["algorithm.lr"]}))
+    every, settings = expand_sweep(small(algorithm={"lr": [1e30, 0.05, 1e-6]}, sweep={"tune": ["algorithm.lr"]}))
     execute(every, tmp_path, None, 1, lambda cell, notes: None)
     _, chosen = tuned(every, settings, tmp_path)
     assert [cell.experiment.algorithm.lr for cell in chosen] == [0.05]
@@ -201,7 +201,7 @@ def test_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.name)
 def test_every_experiment_can_be_read(path: Path) -> None:
-    found, _ = cells(read_toml(path))
+    found, _ = expand_sweep(read_toml(path))
     assert len({(cell.identity, cell.seed) for cell in found}) == len(found)
 
 
@@ -221,26 +221,26 @@ def test_variants_are_laid_over_the_rest_and_scales_over_both() -> None:
         ],
         scale={"smoke": {"rounds": 1}, "small": {"data": {"samples": 20}}},
     )
-    smoke, _ = cells(tables, "smoke")
+    smoke, _ = expand_sweep(tables, "smoke")
     assert [(c.experiment.algorithm_name, c.experiment.algorithm.lr, c.experiment.algorithm.epochs) for c in smoke] == [
         ("local", 0.1, 3),
         ("local", 0.2, 3),
         ("ditto", 0.1, 1),
     ]
     assert all(cell.experiment.schedule.rounds == 1 for cell in smoke)
-    usual, _ = cells(tables)
+    usual, _ = expand_sweep(tables)
     assert [cell.experiment.schedule.rounds for cell in usual] == [2, 2, 5]
     assert all(cell.experiment.data.source.samples == 20 for cell in usual)
     with pytest.raises(EquipoiseError, match="no scale 'paper'; it has smoke, small"):
-        cells(tables, "paper")
+        expand_sweep(tables, "paper")
     with pytest.raises(EquipoiseError, match=r"must be a list of sections, \[\[variant\]\]"):
-        cells(small(variant={"rounds": 1}))
+        expand_sweep(small(variant={"rounds": 1}))
 
 
 def test_a_scale_changes_every_section_of_a_name_and_replaces_what_is_named_anew() -> None:
     tables = {"algorithm": [{"name": "a", "lr": 1}, {"name": "b"}], "data": {"partition": {"kind": "x", "beta": 1}}}
     over = {"algorithm": {"lr": 2}, "data": {"partition": {"kind": "y"}}}
-    assert sweep.laid_over(tables, over) == {
+    assert sweep.merge_tables(tables, over) == {
         "algorithm": [{"name": "a", "lr": 2}, {"name": "b", "lr": 2}],
         "data": {"partition": {"kind": "y"}},
     }
@@ -256,7 +256,7 @@ ALIKE = [
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_methods_that_train_alike_train_once_and_score_as_if_they_had_trained(jobs: int, tmp_path: Path) -> None:
-    every, _ = cells(small(algorithm=ALIKE, seed=[0, 1], data={"unseen": 0.3}))
+    every, _ = expand_sweep(small(algorithm=ALIKE, seed=[0, 1], data={"unseen": 0.3}))
     chained = sweep.chains(every)
     assert [len(chain) for chain in chained] == [3, 3]
     execute(every, tmp_path / "shared", None, jobs, nobody)
@@ -277,15 +277,15 @@ def test_what_trains_otherwise_trains_for_itself() -> None:
     names = [name for name in ALGORITHMS if name not in ("fedavg", "fedavg-ft", "knn-per", "fedprox-ft")]
     other = [{"name": "fedavg", "lr": 0.2}, *({"name": name, "lr": 0.1} for name in names)]
     other += [{"name": "lp-proj", "lr": 0.1, "d_sub": 5}]
-    every, _ = cells(small(algorithm=[*ALIKE, *other]))
+    every, _ = expand_sweep(small(algorithm=[*ALIKE, *other]))
     assert [len(chain) for chain in sweep.chains(every)] == [3, *(1 for _ in other)]
-    pair, _ = cells(small(algorithm=[{"name": "fedprox", "mu": 0.3}, {"name": "fedprox-ft", "mu": 0.3}]))
+    pair, _ = expand_sweep(small(algorithm=[{"name": "fedprox", "mu": 0.3}, {"name": "fedprox-ft", "mu": 0.3}]))
     assert [len(chain) for chain in sweep.chains(pair)] == [2]
-    later, _ = cells(small(algorithm=ALIKE, evaluate_every=[1, 2]))
+    later, _ = expand_sweep(small(algorithm=ALIKE, evaluate_every=[1, 2]))
     assert [len(chain) for chain in sweep.chains(later)] == [3, 3]
 
 
-def nobody(cell: sweep.Cell, notes: list[str]) -> None:
+def nobody(cell: sweep.SweepRun, notes: list[str]) -> None:
     return
 
 
@@ -296,7 +296,7 @@ def test_a_scoring_that_was_broken_off_begins_anew(
 ) -> None:
     """Ctrl-C before the models are scored, or when the log is written and the checkpoint is not; with and without the
     other run, whose training it was."""
-    every, _ = cells(small(algorithm=ALIKE))
+    every, _ = expand_sweep(small(algorithm=ALIKE))
     execute(every, tmp_path / "whole", None, 1, nobody)
     execute(every[:-1], tmp_path / "broken", None, 1, nobody)
     last, step = every[-1], {"before": "_scores", "after": "_save"}[where]
@@ -323,7 +323,7 @@ def test_a_scoring_that_was_broken_off_begins_anew(
 
 def test_a_run_of_its_own_that_was_broken_off_goes_on_by_itself(tmp_path: Path) -> None:
     """Its folder is there without a checkpoint; another's training is not mixed into it."""
-    every, _ = cells(small(algorithm=ALIKE))
+    every, _ = expand_sweep(small(algorithm=ALIKE))
     last = every[-1]
     folder = last.folder(tmp_path)
     with RunFolder.at_work(folder, last.experiment.tables(), False):
@@ -336,8 +336,8 @@ def test_a_run_of_its_own_that_was_broken_off_goes_on_by_itself(tmp_path: Path) 
 
 
 def test_a_training_that_fails_fails_for_all_that_share_it(tmp_path: Path) -> None:
-    every, _ = cells(small(algorithm=[{**each, "lr": 1e30, "epochs": 20} for each in ALIKE]))
-    heard: list[sweep.Cell] = []
+    every, _ = expand_sweep(small(algorithm=[{**each, "lr": 1e30, "epochs": 20} for each in ALIKE]))
+    heard: list[sweep.SweepRun] = []
     execute(every, tmp_path, None, 1, lambda cell, notes: heard.append(cell))
     assert all(cell.failed(tmp_path) for cell in every)
     assert len(heard) == len(every)
@@ -349,7 +349,7 @@ def test_what_is_set_on_the_command_line_comes_last(tmp_path: Path) -> None:
         variant=[{"algorithm": {"name": "local", "lr": 0.1}}, {"algorithm": [{"name": "ditto"}, {"name": "fedavg"}]}],
         scale={"small": {"rounds": 3}},
     )
-    every, _ = cells(tables, None, ["algorithm.lr=0.5", "rounds=7"])
+    every, _ = expand_sweep(tables, None, ["algorithm.lr=0.5", "rounds=7"])
     assert {(c.experiment.algorithm.lr, c.experiment.schedule.rounds) for c in every} == {(0.5, 7)}
 
 
@@ -364,11 +364,11 @@ def test_what_is_set_on_the_command_line_comes_last(tmp_path: Path) -> None:
 )
 def test_wrong_variants_and_scales_are_told(tables: dict[str, Any], words: str) -> None:
     with pytest.raises(EquipoiseError, match=words):
-        cells(small(**tables))
+        expand_sweep(small(**tables))
 
 
 def test_a_file_without_a_small_scale_is_run_as_it_stands() -> None:
-    every, _ = cells(small(scale={"smoke": {"rounds": 1}}))
+    every, _ = expand_sweep(small(scale={"smoke": {"rounds": 1}}))
     assert every[0].experiment.schedule.rounds == 2
 
 

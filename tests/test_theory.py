@@ -340,9 +340,9 @@ def test_fedrep_moves_the_head_first_and_then_the_body() -> None:
 
 
 def _job(run: Simulation):
-    from equipoise.executors.base import Job
+    from equipoise.executors.base import ClientJob
 
-    return Job(0, run.store.get(0), run.server)
+    return ClientJob(0, run.store.get(0), run.server)
 
 
 def test_equal_clients_need_no_federation() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from equipoise.callbacks.base import Watcher
-from equipoise.callbacks.trackers import TRACKERS, numbers
+from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.trackers import TRACKERS, flatten_numbers
 from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError, Interrupted
 from equipoise.runs.launch import run
@@ -62,12 +62,12 @@ READERS: dict[str, Callable[[Path], Curves]] = {"tensorboard": tensorboard, "mlf
 def written(out: Path) -> Curves:
     curves: Curves = {}
     for line in RunFolder(out).read_metrics():
-        for name, value in numbers({k: v for k, v in line.items() if k != "round"}).items():
+        for name, value in flatten_numbers({k: v for k, v in line.items() if k != "round"}).items():
             curves.setdefault(name, {})[line["round"]] = value
     return curves
 
 
-class Stop(Watcher):
+class Stop(RunCallback):
     """Breaks a run off as Ctrl-C would."""
 
     def __init__(self, after: int):
@@ -85,7 +85,7 @@ def test_a_tracker_hears_every_round_once_also_of_a_run_that_was_broken_off(name
         run(experiment(track=[name]), out, None, False, Stop(after=3))
     if name == "mlflow":
         assert mlflow_run(out).info.status == "KILLED"
-    run(experiment(track=[name]), out, None, True, Watcher())
+    run(experiment(track=[name]), out, None, True, RunCallback())
     expected, found = written(out), READERS[name](out)
     assert found.keys() == expected.keys()
     for key, curve in expected.items():
@@ -94,12 +94,12 @@ def test_a_tracker_hears_every_round_once_also_of_a_run_that_was_broken_off(name
 
 
 def test_what_is_tracked_changes_no_result(tmp_path: Path) -> None:
-    run(experiment(), tmp_path / "without", None, False, Watcher())
-    run(experiment(track=["tensorboard", "mlflow"]), tmp_path / "with", None, False, Watcher())
+    run(experiment(), tmp_path / "without", None, False, RunCallback())
+    run(experiment(track=["tensorboard", "mlflow"]), tmp_path / "with", None, False, RunCallback())
     logs = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("without", "with")]
     assert logs[0] == logs[1]
     # It may be switched on and off between a run and its continuation, and is no other run in tables.
-    run(experiment(), tmp_path / "with", None, True, Watcher())
+    run(experiment(), tmp_path / "with", None, True, RunCallback())
 
 
 @pytest.mark.parametrize("moment", ["__init__", "begin", "round", "end"])
@@ -108,7 +108,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
 ) -> None:
     texts: list[str] = []
 
-    class Listener(Watcher):
+    class Listener(RunCallback):
         def tell(self, text: str) -> None:
             texts.append(text)
 
@@ -134,7 +134,7 @@ def test_what_is_not_installed_is_said_before_the_run(
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(EquipoiseError, match=rf"needs {name}, which is not installed; pip install 'equipoise\[{name}"):
-        run(experiment(track=[name]), tmp_path / "run", None, False, Watcher())
+        run(experiment(track=[name]), tmp_path / "run", None, False, RunCallback())
     assert not (tmp_path / "run" / "run.toml").exists()
 
 

@@ -12,9 +12,9 @@ from torch import nn
 import equipoise
 from equipoise.algorithms import FedBABU, FedReCo
 from equipoise.algorithms.base import Algorithm
-from equipoise.data.federation import Ragged
+from equipoise.data.federation import RaggedIndices
 from equipoise.errors import EquipoiseError
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from tests.conftest import classification, simulation, small_mlp
 
 MODES = ["threads", "stacked"]
@@ -32,7 +32,7 @@ def test_training_goes_as_if_they_did_not_exist(in_mode: tuple[Algorithm, str]) 
         everybody,
         names=tuple(everybody.names[i] for i in keep),
         unseen=frozenset(),
-        **{s: Ragged([getattr(everybody, s)[i] for i in keep]) for s in ("train", "validation", "test")},
+        **{s: RaggedIndices([getattr(everybody, s)[i] for i in keep]) for s in ("train", "validation", "test")},
     )
     with_them, without = (simulation(algorithm, f, mode=mode, participation=3) for f in (everybody, others))
     with_them.run()
@@ -120,7 +120,7 @@ def test_a_run_that_is_made_longer_ends_like_one_that_was_long(algorithm: Algori
 @pytest.mark.parametrize("kind", [equipoise.FedAvg, equipoise.Ditto])
 def test_without_statistics_of_its_own_it_gets_no_global_model(kind: type) -> None:
     """BatchNorm: who never trained has seen no mean and no variance, so only its adapted model can be scored."""
-    module = Split(nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU()), nn.Linear(7, 3))
+    module = BodyAndHead(nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU()), nn.Linear(7, 3))
     run = simulation(kind(lr=0.05, epochs=2, batch=100), held_out("client-3"), module)
     run.run()
     assert set(run.summary()["unseen"]) == {"clients", "adaptation_samples", "personal"}

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
-from equipoise.reporting.live_view import Look, clock, drawn
+from equipoise.reporting.live_view import RunView, clock, render
 from equipoise.runs.launch import run
 from equipoise.storage.run_folder import RunFolder
 from tests.test_cli import SMALL, equipoise_command
@@ -38,15 +38,15 @@ def folder(path: Path, lines: int = 3, rounds: int = 10, **more: Any) -> RunFold
     return found
 
 
-def shown(look: Look) -> str:
+def shown(look: RunView) -> str:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(drawn(look, 120, 40))
+    console.print(render(look, 120, 40))
     return console.export_text()
 
 
 def test_a_look_reckons_with_the_rounds_so_far(tmp_path: Path) -> None:
     run = folder(tmp_path / "run")
-    look = Look.at(run.path)
+    look = RunView.at(run.path)
     assert (look.done, look.rounds, look.state) == (3, 10, "stopped")
     assert look.seconds == 2 + 4 + 6 + 3
     assert look.left == 7 * 5
@@ -61,17 +61,17 @@ def test_half_a_line_is_not_read_and_a_shorter_log_is_no_error(tmp_path: Path) -
     run = folder(tmp_path / "run")
     with run.metrics.open("a") as file:
         file.write('{"round": 4, "perso')
-    assert Look.at(run.path).done == 3
+    assert RunView.at(run.path).done == 3
     run.metrics.write_text("")  # as when a run that was killed is resumed from its first checkpoint
     run.timings.write_text("")
-    look = Look.at(run.path)
+    look = RunView.at(run.path)
     assert (look.done, look.left, look.curves()) == (0, None, {})
     assert "no round is done yet" in shown(look)
 
 
 def test_names_of_clients_are_only_names(tmp_path: Path) -> None:
     run = folder(tmp_path / "run", slowest={"[red]x[/red]": 1.0, "[/]": 2.0})
-    assert "[red]x[/red] 1 s" in shown(Look.at(run.path))
+    assert "[red]x[/red] 1 s" in shown(RunView.at(run.path))
 
 
 def test_damaged_and_empty_files_are_no_crash(tmp_path: Path) -> None:
@@ -82,16 +82,16 @@ def test_damaged_and_empty_files_are_no_crash(tmp_path: Path) -> None:
     assert "summary.json is damaged" in done.stderr
     run.summary.write_text("{}")
     run.config.write_text("")
-    assert "a run on own data" in shown(Look.at(run.path))
+    assert "a run on own data" in shown(RunView.at(run.path))
 
 
 def test_states_are_those_of_the_lock_and_the_summary(tmp_path: Path) -> None:
     run = folder(tmp_path / "run")
     with run.locked():
-        assert Look.at(run.path).state == "at work"
-    assert Look.at(run.path).state == "stopped"
+        assert RunView.at(run.path).state == "at work"
+    assert RunView.at(run.path).state == "stopped"
     run.summary.write_text("{}")
-    assert Look.at(run.path).state == "finished"
+    assert RunView.at(run.path).state == "finished"
 
 
 def test_who_looks_keeps_nobody_from_working(tmp_path: Path) -> None:
@@ -108,13 +108,13 @@ def test_who_looks_keeps_nobody_from_working(tmp_path: Path) -> None:
     watcher.start()
     held.wait()
     with run.locked():
-        assert Look.at(run.path).working
+        assert RunView.at(run.path).working
     watcher.join()
 
 
 def test_times_of_clients_are_written_where_each_is_worked_on_alone(tmp_path: Path) -> None:
     experiment = Experiment.parse(small(rounds=2, engine={"mode": "threads"}))
-    run(experiment, tmp_path / "run", None, False, Watcher())
+    run(experiment, tmp_path / "run", None, False, RunCallback())
     for line in map(json.loads, (tmp_path / "run" / "timings.jsonl").read_text().splitlines()):
         assert len(line["slowest"]) == 3
         assert sum(line["slowest"].values()) > 0

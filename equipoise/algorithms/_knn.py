@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.algorithms.base import Own
-from equipoise.representations.head_features import Points
+from equipoise.algorithms.base import ClientSamples
+from equipoise.representations.head_features import HeadTargets
 
 _PAIRS = 4 << 20  # distances that are held at once
 
@@ -16,7 +16,7 @@ class Neighbours:
 
     def __init__(self, module: nn.Module, head: str, x: Tensor, y: Tensor, scale: float = 1.0):
         self.module, self.head, self.scale = module, module.get_submodule(head), scale
-        self.points = Points(y)
+        self.points = HeadTargets(y)
         features, outputs = self.points.look(module, self.head, x)
         self.features = features.double()
         self.classes = None if y.is_floating_point() else outputs.shape[-1]
@@ -45,7 +45,7 @@ class Neighbours:
         both = (1 - mix) * own + mix * nearest
         return both if self.classes is None else both.clamp(min=torch.finfo(both.dtype).tiny).log()
 
-    def best(self, own: Own, ks: Sequence[int], mixes: Sequence[float]) -> tuple[int, float]:
+    def best(self, own: ClientSamples, ks: Sequence[int], mixes: Sequence[float]) -> tuple[int, float]:
         """The k and the weight with the best score on the validation samples, or the first ones if there are none."""
         x, y = own.validation
         if not len(y):

@@ -12,19 +12,19 @@ from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric
-from equipoise.parameter_space import Part, Space, linear_head
+from equipoise.parameter_space import ParameterSpace, Part, linear_head
 from equipoise.representations.head_moments import Moments
-from equipoise.representations.points import HEAD, Tap
-from equipoise.representations.terms import Term
+from equipoise.representations.points import HEAD, RepresentationPoint
+from equipoise.representations.terms import LossTerm
 from equipoise.settings import Count, Fraction, Positive, Settings
 from equipoise.state import State, Upload, Uploads
 
 Reduce = Callable[[Uploads], State]
-Split = Literal["train", "validation"]
-Taps = Callable[[str], Tap]
+DataSplit = Literal["train", "validation"]
+PointLookup = Callable[[str], RepresentationPoint]
 
 
-def _no_taps(name: str) -> Tap:
+def _no_points(name: str) -> RepresentationPoint:
     raise EquipoiseError("nothing is known of the model but its parameters, so that no representation can be read")
 
 
@@ -32,7 +32,7 @@ def _no_taps(name: str) -> Tap:
 class Start:
     """What is known before the first round."""
 
-    space: Space
+    space: ParameterSpace
     w0: Tensor
     "the common initial model"
     clients: int
@@ -43,7 +43,7 @@ class Start:
     "of the run, for what is drawn once and is the same for all"
     outputs: int = 0
     "of the model: numbers that it answers, or classes"
-    tap: Taps = _no_taps
+    tap: PointLookup = _no_points
     "where representations are read, by the name of a submodule, or HEAD"
 
 
@@ -53,7 +53,7 @@ class LocalData(Protocol):
     The same lines run for one client, with vectors of shape (P,), and for a stack of clients, (cohort, P).
     """
 
-    space: Space
+    space: ParameterSpace
     seed: int
     "of the run"
 
@@ -61,7 +61,7 @@ class LocalData(Protocol):
     def outputs(self) -> int:
         """Of the model: numbers that it answers, or classes."""
 
-    def tap(self, name: str) -> Tap:
+    def tap(self, name: str) -> RepresentationPoint:
         """A place where representations are read, as in `Start`."""
 
     @property
@@ -88,7 +88,7 @@ class LocalData(Protocol):
         repeat: int = 1,
         only: Tensor | None = None,
         within: Tensor | None = None,
-        term: Term | None = None,
+        term: LossTerm | None = None,
         anchor: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Train from `start` and return where it ends; `start` is left alone.
@@ -105,7 +105,7 @@ class LocalData(Protocol):
     def slope(self, v: Tensor, *, only: Tensor | None = None) -> Tensor:
         """The gradient of the mean loss over all training samples at v; zero for others than `only`."""
 
-    def slope_of(self, term: Term, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
+    def slope_of(self, term: LossTerm, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
         """The gradient at v of the mean of `term` alone: over all training samples, or over this many batches."""
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
@@ -114,12 +114,12 @@ class LocalData(Protocol):
         Of shape (outputs, columns), or (cohort, outputs, columns).
         """
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
         """Of what v's head reads, its body being as it is: all that fitting a linear head by least squares needs."""
 
 
 @dataclass(frozen=True)
-class Own:
+class ClientSamples:
     """What a client may look into when it predicts: its own samples, as pairs (x, y)."""
 
     train: tuple[Tensor, Tensor]
@@ -235,11 +235,11 @@ class Algorithm(Settings, ABC):
         """The global model, or None where the method has none."""
         return None
 
-    def shows(self, client: State, down: State, space: Space) -> State:
+    def shows(self, client: State, down: State, space: ParameterSpace) -> State:
         """What of a client's state readers may want to see: how much of it takes part, say. Mostly nothing."""
         return State()
 
-    def predictor(self, module: nn.Module, own: Own) -> nn.Module:
+    def predictor(self, module: nn.Module, own: ClientSamples) -> nn.Module:
         """What a client predicts with: its personal model, or one that looks into the client's samples as well."""
         return module
 
@@ -268,7 +268,7 @@ def _only_scores(cls: type[Algorithm]) -> bool:
     )
 
 
-class Rehearsal:
+class ShapeProbe:
     """Data that trains nothing: with it an algorithm's functions show the shapes of what they send."""
 
     def __init__(self, start: Start):
@@ -282,17 +282,17 @@ class Rehearsal:
     def slope(self, v: Tensor, **_: object) -> Tensor:
         return torch.zeros_like(v)
 
-    def tap(self, name: str) -> Tap:
+    def tap(self, name: str) -> RepresentationPoint:
         return self.start.tap(name)
 
-    def slope_of(self, term: Term, v: Tensor, **_: object) -> Tensor:
+    def slope_of(self, term: LossTerm, v: Tensor, **_: object) -> Tensor:
         return torch.zeros_like(v)
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
         columns = of(torch.ones(1, self.tap(at).width, dtype=self.dtype)).shape[1]
         return torch.zeros(self.outputs, columns, dtype=self.dtype)
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
         inputs, outputs = linear_head(self.space)[:2]
         x = torch.eye(inputs, dtype=self.dtype).expand(groups, -1, -1)
         one = torch.ones(groups, 1, 1, dtype=self.dtype)
@@ -303,7 +303,7 @@ Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 @dataclass(frozen=True)
-class Announcement:
+class MessageSchema:
     """The shapes of all that will ever be kept or sent, known before the run."""
 
     server: Shapes
@@ -314,14 +314,14 @@ class Announcement:
     parameters_personal: int
 
 
-def announce(algorithm: Algorithm, start: Start, weighted: bool = True) -> Announcement:
+def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> MessageSchema:
     """Not `weighted`: clients' weights stay with them."""
     server, client = algorithm.server(start), algorithm.client(start)
     down = algorithm.down(server, 0)
-    after, upload = algorithm.local(client, down, Rehearsal(start))
+    after, upload = algorithm.local(client, down, ShapeProbe(start))
     if after.shapes() != client.shapes():
         raise TypeError(f"{type(algorithm).__name__}.local changes the shape of the client's state")
     up = upload.wire if weighted else upload.message
-    return Announcement(
+    return MessageSchema(
         server.shapes(), client.shapes(), down.shapes(), up.shapes(), upload.message.numel, client.numel
     )

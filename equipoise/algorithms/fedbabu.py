@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
-from equipoise.parameter_space import Part, Space
+from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.settings import Count, Positive
 from equipoise.state import State, Upload, Uploads
 
@@ -53,4 +53,4 @@ class FedBABU(Algorithm):
         return self._tuned(client, down, data, self.adapt_epochs)
 
     def shared(self, server: State) -> Tensor:
-        return Space.join(server.theta_ext, server.theta_cls)
+        return ParameterSpace.join(server.theta_ext, server.theta_cls)

@@ -9,12 +9,12 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
 from equipoise.errors import EquipoiseError
 from equipoise.models.gaussian import ENCODER, normal
-from equipoise.representations.terms import Term
+from equipoise.representations.terms import LossTerm
 from equipoise.settings import NonNegative
 from equipoise.state import State, Upload, Uploads
 
 
-class Divergence(Term):
+class Divergence(LossTerm):
     """KL(r(z|y) | p(z|x)), both normal with independent coordinates."""
 
     @staticmethod

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
 from equipoise.representations.points import HEAD
-from equipoise.representations.terms import Term
+from equipoise.representations.terms import LossTerm
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 
 
-class Alignment(Term):
+class Alignment(LossTerm):
     """R: how far features lie from their class's centre."""
 
     @staticmethod

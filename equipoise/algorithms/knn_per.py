@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.algorithms._knn import Mixed, Neighbours
-from equipoise.algorithms.base import LocalData, Own
+from equipoise.algorithms.base import ClientSamples, LocalData
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.settings import Count, Positive
 from equipoise.state import State
@@ -37,6 +37,6 @@ class KnnPer(FedAvg):
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
         return down.w  # it has samples to look up, which is all that is personal here
 
-    def predictor(self, module: nn.Module, own: Own) -> nn.Module:
+    def predictor(self, module: nn.Module, own: ClientSamples) -> nn.Module:
         neighbours = Neighbours(module, own.head, *own.train, scale=self.scale)
         return Mixed(neighbours, *neighbours.best(own, self.k, self.mix))

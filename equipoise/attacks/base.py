@@ -16,7 +16,7 @@ from equipoise.state import State
 
 
 @dataclass(frozen=True)
-class Scene:
+class AttackContext:
     """All that attackers may know when they forge the messages of a round: an omniscient one uses all of it."""
 
     round: int
@@ -60,7 +60,7 @@ class Attack(Settings, ABC):
             raise EquipoiseError("all clients are malicious; scores are those of benign clients, so there must be one")
         return frozenset(chosen)
 
-    def messages(self, scene: Scene) -> Sequence[State]:
+    def messages(self, scene: AttackContext) -> Sequence[State]:
         """What the malicious clients of a round send, in the order of `scene.names`."""
         return [self.message(own, scene.generator(name)) for own, name in zip(scene.own, scene.names, strict=True)]
 

@@ -10,7 +10,7 @@ from equipoise.attacks.base import Attack
 from equipoise.data.federation import Federation
 
 
-def poisoned(federation: Federation, attack: Attack, malicious: Collection[str], seed: int) -> Federation:
+def poison_labels(federation: Federation, attack: Attack, malicious: Collection[str], seed: int) -> Federation:
     """The federation with the training targets that its malicious clients have; what they are scored on is left."""
     y = federation.y.clone()
     for who, name in enumerate(federation.names):

@@ -3,7 +3,7 @@
 from typing import Any
 
 
-class Watcher:
+class RunCallback:
     """Told of every round; this one keeps quiet."""
 
     def reading(self, done: int, total: int) -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.errors import EquipoiseError, Interrupted
 from equipoise.model_kinds import KINDS
 from equipoise.storage import atomic_files
@@ -22,18 +22,18 @@ MLFLOW_RUN = "mlflow.json"
 """In the run folder: which run of MLflow's it is, so that a resumed one goes on there."""
 
 
-def numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+def flatten_numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """What of a line or a summary can be drawn, as `personal/accuracy`."""
     found: dict[str, float] = {}
     for key, value in line.items():
         if isinstance(value, Mapping):
-            found |= numbers(value, f"{prefix}{key}/")
+            found |= flatten_numbers(value, f"{prefix}{key}/")
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found[prefix + key] = float(value)
     return found
 
 
-class Tracker(Watcher):
+class Tracker(RunCallback):
     """Somebody else who is told of a run."""
 
     def broken_off(self, failed: bool) -> None:
@@ -57,7 +57,7 @@ class TensorBoard(Tracker):
 
     def round(self, line: dict[str, Any]) -> None:
         if self.writer is not None:
-            for name, value in numbers({k: v for k, v in line.items() if k != "round"}).items():
+            for name, value in flatten_numbers({k: v for k, v in line.items() if k != "round"}).items():
                 self.writer.add_scalar(name, value, line["round"])
             self.writer.flush()
 
@@ -99,12 +99,12 @@ class MLflow(Tracker):
     def round(self, line: dict[str, Any]) -> None:
         from mlflow.entities import Metric
 
-        found = numbers({k: v for k, v in line.items() if k != "round"})
+        found = flatten_numbers({k: v for k, v in line.items() if k != "round"})
         now = round(1000 * time.time())
         self.client.log_batch(self.run, [Metric(name, value, now, line["round"]) for name, value in found.items()])
 
     def end(self, summary: dict[str, Any]) -> None:
-        for name, value in numbers({k: v for k, v in summary.items() if k not in KINDS}).items():
+        for name, value in flatten_numbers({k: v for k, v in summary.items() if k not in KINDS}).items():
             self.client.log_metric(self.run, f"summary/{name}", value)
         self.client.set_terminated(self.run)
 
@@ -116,10 +116,10 @@ class MLflow(Tracker):
 TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
-class Followed(Watcher):
+class TrackedCallback(RunCallback):
     """Passes everything on to a watcher and to trackers."""
 
-    def __init__(self, watcher: Watcher, trackers: dict[str, Tracker]):
+    def __init__(self, watcher: RunCallback, trackers: dict[str, Tracker]):
         self.watcher, self.trackers = watcher, trackers
 
     def reading(self, done: int, total: int) -> None:
@@ -153,9 +153,9 @@ class Followed(Watcher):
 
 
 @contextmanager
-def followed(
-    watcher: Watcher, names: Sequence[str], folder: RunFolder, settings: Mapping[str, Any]
-) -> Iterator[Watcher]:
+def with_trackers(
+    watcher: RunCallback, names: Sequence[str], folder: RunFolder, settings: Mapping[str, Any]
+) -> Iterator[RunCallback]:
     """The watcher, and beside it the trackers that are asked for; they hear it too when a run does not end well."""
     if not names:
         yield watcher
@@ -170,7 +170,7 @@ def followed(
             ) from None
         except Exception as error:  # as later: no run is lost because of a tracker
             watcher.tell(f"{name} is not told of this run: {type(error).__name__}: {error}")
-    both = Followed(watcher, trackers)
+    both = TrackedCallback(watcher, trackers)
     try:
         yield both
     except BaseException as error:

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 
 out_console, err_console = Console(), Console(stderr=True)
 
@@ -36,7 +36,7 @@ def progress_bar(unit: str = "rounds") -> Progress:
     )
 
 
-class Bar(Watcher):
+class ProgressCallback(RunCallback):
     """Shows a run on a progress bar."""
 
     def __init__(self, progress: Progress | None, name: str):

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from equipoise.cli.console import Bar, Data, err_console, interrupted, out_console, progress_bar
+from equipoise.cli.console import Data, ProgressCallback, err_console, interrupted, out_console, progress_bar
 
 data_app = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Data sets: what is here, and how to get more."
@@ -79,7 +79,7 @@ def data_get(
 
             download(name, folder, mirror, meter)
         with progress_bar("") as reading:
-            entry = verify(name, folder, Bar(reading, name).reading)
+            entry = verify(name, folder, ProgressCallback(reading, name).reading)
     except KeyboardInterrupt:
         interrupted("stopped; what has come is kept", shlex.join(["equipoise", *sys.argv[1:]]))
     out_console.print(

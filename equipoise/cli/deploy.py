@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from equipoise.cli.console import Bar, Data, Out, Sets, interrupted, out_console, progress_bar
+from equipoise.cli.console import Data, Out, ProgressCallback, Sets, interrupted, out_console, progress_bar
 from equipoise.errors import EquipoiseError
 
 deploy_app = typer.Typer(
@@ -70,7 +70,7 @@ def init(
     )
     if not experiment.deploy.shape and experiment.data is not None:
         with progress_bar("") as progress:
-            bar = Bar(progress, experiment.data.name)
+            bar = ProgressCallback(progress, experiment.data.name)
             source = data_folder(folder_of_data(file, data, bar.tell) if file else data)
             federation = experiment.federation(source, bar.reading)
         experiment = replace(experiment, deploy=app_template.describe(federation, experiment.deploy))
@@ -100,7 +100,7 @@ def local(
     _need_flower()
     from equipoise.config.experiment import Experiment
     from equipoise.data.sources import data_folder
-    from equipoise.flower.local_deployment import Local
+    from equipoise.flower.local_deployment import LocalDeployment
     from equipoise.reporting import comparison_table
     from equipoise.runs.launch import default_folder, folder_of_data
     from equipoise.storage import run_index
@@ -109,11 +109,11 @@ def local(
     experiment = Experiment.load(file, settings)
     folder = out or default_folder(file, experiment, "-deployed")
     progress = progress_bar()
-    bar = Bar(None if quiet else progress, experiment.algorithm_name)
+    bar = ProgressCallback(None if quiet else progress, experiment.algorithm_name)
     federation = experiment.federation(data_folder(folder_of_data(file, data, bar.tell)), bar.reading)
     for note in federation.notes:
         bar.tell(note)
-    run = Local(experiment, federation, folder, bar).run
+    run = LocalDeployment(experiment, federation, folder, bar).run
     again = ["equipoise", "deploy", "local", str(file), "--clients", str(clients)]
     again += [x for s in sets or [] for x in ("--set", s)] + ["--out", str(folder)]
     again += ["--data", str(data)] if data else []

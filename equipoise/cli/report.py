@@ -10,10 +10,10 @@ from equipoise.cli.console import err_console, out_console
 from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
-    from equipoise.storage.run_index import Run
+    from equipoise.storage.run_index import FinishedRun
 
 
-def finished(folders: list[Path]) -> "tuple[list[Run], int]":
+def finished(folders: list[Path]) -> "tuple[list[FinishedRun], int]":
     """The runs that are done; how many are not is said, and told."""
     from equipoise.storage.run_index import find_runs, unfinished
 

@@ -17,11 +17,11 @@ from equipoise.cli.console import Data, Sets, err_console, interrupted, out_cons
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
-    from equipoise.reproduction.comparison import Beside
-    from equipoise.reproduction.exhibits import Exhibit, Part
+    from equipoise.reproduction.comparison import PaperComparison
+    from equipoise.reproduction.exhibits import Exhibit, ExhibitPart
     from equipoise.reproduction.runner import Piece
-    from equipoise.runs.sweep import Cell
-    from equipoise.storage.run_index import Run
+    from equipoise.runs.sweep import SweepRun
+    from equipoise.storage.run_index import FinishedRun
 
 _LOOK_EVERY = 1.0  # seconds
 
@@ -71,7 +71,7 @@ def reproduce(
     """
     from equipoise.reproduction import exhibits
     from equipoise.reproduction import runner as work
-    from equipoise.reproduction.comparison import beside
+    from equipoise.reproduction.comparison import compare_with_paper
     from equipoise.storage.run_folder import ASIDE
 
     place = papers or exhibits.own()
@@ -100,7 +100,7 @@ def reproduce(
         again += [*(["--papers", str(papers)] if papers else []), *(x for s in sets or [] for x in ("--set", s))]
         interrupted("stopped, all whole rounds are saved", shlex.join(again))
     runs = work.finished(pieces)
-    tables = beside(exhibit, runs, scale.value)
+    tables = compare_with_paper(exhibit, runs, scale.value)
     pictures = work.draw(exhibit, runs, scale.value, out, data) if exhibit.plot else []
     if as_json:
         _print_json(tables, runs, pictures)
@@ -185,7 +185,7 @@ _STATES = {"missing": ("missing", "damaged"), "subset": ("subset", "bundled")}
 _TOLD = {"subset": " (a part)", "bundled": " (a part)", "missing": " (missing)", "damaged": " (damaged)"}
 
 
-def _need(exhibit: "Exhibit", parts: "list[Part]", data: Path | None) -> None:
+def _need(exhibit: "Exhibit", parts: "list[ExhibitPart]", data: Path | None) -> None:
     """Data that are missing are named before anything runs, all of them at once."""
     from equipoise.data.catalogue import entry
     from equipoise.data.sources import data_folder
@@ -202,7 +202,7 @@ def _need(exhibit: "Exhibit", parts: "list[Part]", data: Path | None) -> None:
         )
 
 
-def _print_json(tables: "list[Beside]", runs: "dict[str, list[Run]]", pictures: list[Path]) -> None:
+def _print_json(tables: "list[PaperComparison]", runs: "dict[str, list[FinishedRun]]", pictures: list[Path]) -> None:
     from equipoise.reporting import comparison_table
 
     rows = {part: comparison_table.compare(some) for part, some in runs.items() if some}
@@ -256,7 +256,7 @@ def _execute(exhibit: "Exhibit", pieces: "list[Piece]", data: Path | None, jobs:
     )
     stop = threading.Event()
 
-    def told(cell: "Cell", notes: list[str]) -> None:
+    def told(cell: "SweepRun", notes: list[str]) -> None:
         for note in notes:
             err_console.print(f"equipoise: {escape(note)}", highlight=False)
 
@@ -282,25 +282,25 @@ def _execute(exhibit: "Exhibit", pieces: "list[Piece]", data: Path | None, jobs:
         look()
 
 
-def _show(exhibit: "Exhibit", tables: "list[Beside]", runs: "list[Run]") -> None:
+def _show(exhibit: "Exhibit", tables: "list[PaperComparison]", runs: "list[FinishedRun]") -> None:
     from equipoise.reporting import comparison_table
 
-    for beside in tables:
-        unit = {"%": ", accuracy in %", "×": ""}.get(beside.unit, f", {beside.unit}")
+    for compare_with_paper in tables:
+        unit = {"%": ", accuracy in %", "×": ""}.get(compare_with_paper.unit, f", {compare_with_paper.unit}")
         table = Table(
-            title=escape(f"{exhibit.id}: {beside.title}{unit}"),
+            title=escape(f"{exhibit.id}: {compare_with_paper.title}{unit}"),
             title_justify="left",
             box=SIMPLE_HEAD,
             pad_edge=False,
             padding=(0, 1, 0, 0),
         )
         table.add_column("", overflow="fold")
-        for column in beside.columns:
+        for column in compare_with_paper.columns:
             table.add_column(escape(column), justify="right", overflow="fold")
-        for label, entries in zip(beside.rows, beside.entries, strict=True):
-            table.add_row(escape(label), *(beside.text(entry) for entry in entries))
+        for label, entries in zip(compare_with_paper.rows, compare_with_paper.entries, strict=True):
+            table.add_row(escape(label), *(compare_with_paper.text(entry) for entry in entries))
         out_console.print(table)
-        if not beside.rows:
+        if not compare_with_paper.rows:
             _say("Nothing of this table is done at this scale.", False)
     if tables:
         marked, filled = sum(t.marked() for t in tables), sum(t.filled() for t in tables)
@@ -327,7 +327,7 @@ def _tell_differences(exhibit: "Exhibit", pieces: "list[Piece]", scale: str) -> 
         _say(f"Other than in the paper: {exhibit.differs}.", False)
 
 
-def _figures(exhibit: "Exhibit", runs: "list[Run]") -> Table:
+def _figures(exhibit: "Exhibit", runs: "list[FinishedRun]") -> Table:
     """What summaries say beside scores, where that is the point."""
     from equipoise.reporting import comparison_table
     from equipoise.storage import run_index

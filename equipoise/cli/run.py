@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from equipoise.cli.console import Bar, Data, Out, Sets, interrupted, out_console, progress_bar
+from equipoise.cli.console import Data, Out, ProgressCallback, Sets, interrupted, out_console, progress_bar
 from equipoise.errors import Interrupted
 
 
@@ -42,7 +42,7 @@ def run(
     experiment = Experiment.load(file, sets or [])
     folder = out or launch.default_folder(file, experiment)
     progress = None if quiet else progress_bar()
-    bar = Bar(progress, experiment.algorithm_name)
+    bar = ProgressCallback(progress, experiment.algorithm_name)
     source = launch.folder_of_data(file, data, bar.tell)
     try:
         if progress is None:

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.cli.console import Bar, Data, Sets, err_console, out_console, progress_bar
+from equipoise.cli.console import Data, ProgressCallback, Sets, err_console, out_console, progress_bar
 from equipoise.errors import EquipoiseError
 
 
@@ -36,7 +36,7 @@ def show(
     if target.suffix.lower() != ".png":
         raise EquipoiseError(f"--out {target} is not allowed; the picture is a PNG file, so name it FILE.png")
     with progress_bar("") as progress:
-        bar = Bar(progress, experiment.data.name if experiment.data else "")
+        bar = ProgressCallback(progress, experiment.data.name if experiment.data else "")
         federation = experiment.federation(data_folder(folder_of_data(file, data, bar.tell)), bar.reading)
     with err_console.status("drawing"):
         federation_plot.draw(federation, target)

@@ -60,17 +60,17 @@ def sweep(
     from equipoise.storage import run_index
     from equipoise.storage.run_folder import read_toml
 
-    every, settings = sweeps.cells(read_toml(file), scale, sets or [])
+    every, settings = sweeps.expand_sweep(read_toml(file), scale, sets or [])
     folder = out or Path("runs") / file.stem
     progress = progress_bar("runs")
     progress.disable = quiet
 
-    def told(cell: sweeps.Cell, notes: list[str]) -> None:
+    def told(cell: sweeps.SweepRun, notes: list[str]) -> None:
         progress.advance(bar)
         for note in notes:
             err_console.print(f"equipoise: {escape(note)}", highlight=False)
 
-    def execute(wanted: list[sweeps.Cell], what: str = "") -> None:
+    def execute(wanted: list[sweeps.SweepRun], what: str = "") -> None:
         there = sum(cell.done(folder) or cell.failed(folder) for cell in wanted)
         progress.reset(bar, total=len(wanted), completed=there, score=what)
         processes.execute(wanted, folder, data, jobs, told)

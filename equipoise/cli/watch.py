@@ -28,21 +28,21 @@ def watch(
     is 1 if that stopped before its last round. Clients are timed where each is worked on alone: in deployments, and in
     simulations with `engine.mode = "threads"`.
     """
-    from equipoise.reporting.live_view import Look, drawn
+    from equipoise.reporting.live_view import RunView, render
 
     path = _begun(folder, 0.0 if once else wait)
-    look = Look.at(path)
+    look = RunView.at(path)
     if once:
-        out_console.print(drawn(look, out_console.width, out_console.height))
+        out_console.print(render(look, out_console.width, out_console.height))
         return
     with Live(console=out_console, auto_refresh=False, vertical_overflow="crop") as live:
         try:
             while True:
-                live.update(drawn(look, out_console.width, out_console.height), refresh=True)
+                live.update(render(look, out_console.width, out_console.height), refresh=True)
                 if not look.working:
                     break
                 time.sleep(every)
-                look = Look.at(path)
+                look = RunView.at(path)
         except KeyboardInterrupt:
             err_console.print("equipoise: the run goes on; watch it again at any time", highlight=False)
             return

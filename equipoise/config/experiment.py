@@ -14,7 +14,7 @@ from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.config import DataSection
 from equipoise.data.federation import Federation
-from equipoise.data.source import Progress
+from equipoise.data.source import DataProgress
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
@@ -114,7 +114,7 @@ class Experiment:
             **({"deploy": self.deploy.table()} if self.engine.kind == "flower" else {}),
         }
 
-    def federation(self, folder: Path, progress: Progress = lambda done, total: None) -> Federation:
+    def federation(self, folder: Path, progress: DataProgress = lambda done, total: None) -> Federation:
         if self.data is None:
             raise EquipoiseError("the section [data] is missing")
         return self.data.federation(folder, self.schedule.seed, progress)

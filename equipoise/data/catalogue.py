@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from equipoise.data.downloads import fetch
-from equipoise.data.source import Progress, Request
+from equipoise.data.source import DataProgress, LoadRequest
 from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
 from equipoise.settings import nearest
@@ -16,7 +16,7 @@ Meter = Callable[[str, int, int | None], None]
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     name: str
     state: str
     "complete, subset, present (nobody knows how much there should be), damaged, missing, bundled or generated"
@@ -24,24 +24,24 @@ class Entry:
     where: str = ""
 
 
-def entry(name: str, folder: Path) -> Entry:
+def entry(name: str, folder: Path) -> CatalogueEntry:
     """The state of one data set, from the headers of its files."""
     source = SOURCES[name]()
     if source.draws:
-        return Entry(name, "generated", "drawn from the seed, nothing to download")
+        return CatalogueEntry(name, "generated", "drawn from the seed, nothing to download")
     try:
         found = source.look(folder)
     except EquipoiseError as error:
-        return Entry(name, "damaged", str(error))
+        return CatalogueEntry(name, "damaged", str(error))
     if found is not None:
-        return Entry(name, found.state, str(found), str(found.where))
+        return CatalogueEntry(name, found.state, str(found), str(found.where))
     get = f"equipoise data get {name}" + ("" if source.remotes else " says how to make it")
     if source.bundled:
-        return Entry(name, "bundled", f"an excerpt comes with the package; for all of it: {get}")
-    return Entry(name, "missing", get)
+        return CatalogueEntry(name, "bundled", f"an excerpt comes with the package; for all of it: {get}")
+    return CatalogueEntry(name, "missing", get)
 
 
-def entries(folder: Path) -> list[Entry]:
+def entries(folder: Path) -> list[CatalogueEntry]:
     return [entry(name, folder) for name in SOURCES]
 
 
@@ -69,11 +69,11 @@ def download(name: str, folder: Path, mirror: str | None, meter: Meter) -> None:
         fetch(remote, folder, mirror=mirror, progress=partial(meter, remote.name), check=counted)
 
 
-def verify(name: str, folder: Path, progress: Progress) -> Entry:
+def verify(name: str, folder: Path, progress: DataProgress) -> CatalogueEntry:
     """Read all of it: what was there before may be damaged, and the first run will be quick."""
     source = SOURCES[name]
     try:
-        source().verify(Request(folder, progress=progress))
+        source().verify(LoadRequest(folder, progress=progress))
     except EquipoiseError as error:
         raise EquipoiseError(f"{name} is here, but cannot be used: {error}") from None
     state = entry(name, folder)

@@ -11,13 +11,13 @@ from equipoise.data.federation import SPLIT, Federation, check_split, from_share
 from equipoise.data.input_noise import with_noise
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.partitions.base import Partition
-from equipoise.data.source import Progress, Request, Source
+from equipoise.data.source import DataProgress, LoadRequest, Source
 from equipoise.data.sources import SOURCES, data_folder
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, Fraction, Positive, Settings, choose, nearest, read
 
 
-class Dealing(Settings):
+class DataSettings(Settings):
     """What every data set may be told."""
 
     clients: Count | None = None
@@ -37,7 +37,7 @@ class Dealing(Settings):
 @dataclass(frozen=True)
 class DataSection:
     name: str
-    dealing: Dealing
+    dealing: DataSettings
     source: Source
     partition: Partition
 
@@ -49,9 +49,9 @@ class DataSection:
             raise EquipoiseError(
                 f'data.partition = {divided!r} is not allowed; it must be a table such as {{ kind = "iid" }}'
             )
-        general = {key: given.pop(key) for key in Dealing.model_fields if key in given}
+        general = {key: given.pop(key) for key in DataSettings.model_fields if key in given}
         name, source = _source(given)
-        dealing = read(Dealing, general, "data")
+        dealing = read(DataSettings, general, "data")
         if source.draws and dealing.split is not None:
             raise EquipoiseError(
                 f"data.split is not for data.name = {name!r}, which draws samples for validation and test itself; "
@@ -70,9 +70,9 @@ class DataSection:
             "partition": self.partition.table(),
         }
 
-    def federation(self, folder: Path, seed: int, progress: Progress = lambda done, total: None) -> Federation:
+    def federation(self, folder: Path, seed: int, progress: DataProgress = lambda done, total: None) -> Federation:
         clients, split = self.dealing.clients, self.dealing.split or SPLIT
-        pool = self.source.load(Request(folder, clients, split, seed, progress))
+        pool = self.source.load(LoadRequest(folder, clients, split, seed, progress))
         shares = self.partition(pool, clients, randomness.generator(seed, "partition"))
         x = pool.x
         if self.dealing.normalize is not None:
@@ -95,7 +95,7 @@ def _source(given: dict[str, Any]) -> tuple[str, Source]:
     """The data set; a misspelt key is looked up among all that [data] may hold."""
     name = given.get("name")
     if isinstance(name, str) and name in SOURCES:
-        known = [*Dealing.model_fields, "partition", *SOURCES[name].model_fields]
+        known = [*DataSettings.model_fields, "partition", *SOURCES[name].model_fields]
         for key in given:
             if key != "name" and key not in known:
                 raise EquipoiseError(f"unknown setting data.{key}{nearest(key, known)}")

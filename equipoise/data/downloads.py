@@ -13,9 +13,9 @@ from io import FileIO
 from pathlib import Path, PurePosixPath
 
 from equipoise.data.http import (
-    Broken,
+    BrokenTransfer,
     Offline,
-    Refused,
+    RequestRefused,
     ask,
     blocks,
     length_of_whole,
@@ -79,7 +79,7 @@ def fetch(
         for url in _addresses(remote, mirror):
             try:
                 _fetch_checked(url, part, remote.md5, progress)
-            except Refused as error:
+            except RequestRefused as error:
                 failure = error
             else:
                 _look_at(part, check)
@@ -209,7 +209,7 @@ def _fetch_checked(url: str, part: _Part, expected: str | None, progress: Progre
         resumed = part.resumed
         part.clear()
         if last or not resumed:  # else two halves may not have belonged together, and all of one piece may do
-            raise Refused(url, f"what came has the md5 checksum {found}, the publisher says {expected}")
+            raise RequestRefused(url, f"what came has the md5 checksum {found}, the publisher says {expected}")
 
 
 def _fetch_whole(url: str, part: _Part, progress: Progress) -> None:
@@ -221,9 +221,9 @@ def _fetch_whole(url: str, part: _Part, progress: Progress) -> None:
         except Offline:
             if attempt in (0, RETRIES):  # in between, the network was there a moment ago and may come back
                 raise
-        except Broken as error:
+        except BrokenTransfer as error:
             failure = f"the connection broke {RETRIES + 1} times, at last because {error}"
-    raise Refused(url, failure, "ask again later: it goes on from what has come, if the server lets it")
+    raise RequestRefused(url, failure, "ask again later: it goes on from what has come, if the server lets it")
 
 
 def _transfer(url: str, part: _Part, progress: Progress) -> None:
@@ -234,9 +234,9 @@ def _transfer(url: str, part: _Part, progress: Progress) -> None:
             part.append(block)
             progress(part.size, total)
     if total is not None and part.size != total:
-        raise Broken(f"only {part.size} of {total} bytes came")
+        raise BrokenTransfer(f"only {part.size} of {total} bytes came")
     if total is None and not part.size:  # as after a break in the headers, which the standard library overlooks
-        raise Broken("nothing came")
+        raise BrokenTransfer("nothing came")
 
 
 def _begin(url: str, part: _Part) -> tuple[http.client.HTTPResponse, int | None]:

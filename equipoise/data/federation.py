@@ -20,7 +20,7 @@ SPLIT = (0.7, 0.1, 0.2)
 """The part of each where nothing else is said."""
 
 
-class Ragged:
+class RaggedIndices:
     """Lists of different lengths in one flat array, so that a million clients cost two arrays."""
 
     def __init__(self, lists: Sequence[np.ndarray]):
@@ -35,7 +35,7 @@ class Ragged:
         return len(self.lengths)
 
 
-class Memory:
+class BatchBuffer:
     """Room for a batch, used again and again: new memory is slow to touch for the first time."""
 
     def __init__(self) -> None:
@@ -54,9 +54,9 @@ class Federation:
     x: Tensor
     y: Tensor
     names: tuple[str, ...]
-    train: Ragged
-    validation: Ragged
-    test: Ragged
+    train: RaggedIndices
+    validation: RaggedIndices
+    test: RaggedIndices
     classes: int | None = None
     """how many labels there are; None where the targets are numbers"""
     channels_last: bool = False
@@ -118,7 +118,9 @@ class Federation:
             if name not in self.names:
                 raise EquipoiseError(f"data.only names {name!r}, which is no client{nearest(name, self.names)}")
         kept = [i for i, name in enumerate(self.names) if name in set(only)]
-        train, validation, test = (Ragged([s[i] for i in kept]) for s in (self.train, self.validation, self.test))
+        train, validation, test = (
+            RaggedIndices([s[i] for i in kept]) for s in (self.train, self.validation, self.test)
+        )
         names = tuple(self.names[i] for i in kept)
         return replace(self, names=names, train=train, validation=validation, test=test)
 
@@ -131,12 +133,12 @@ class Federation:
             own = self.train[i]
             drawn = randomness.generator(seed, "most", name).permutation(len(own))[:most]
             kept.append(own[np.sort(drawn)])
-        return replace(self, train=Ragged(kept))
+        return replace(self, train=RaggedIndices(kept))
 
     def called(self, title: str, notes: tuple[str, ...] = ()) -> "Federation":
         return replace(self, title=title, notes=notes)
 
-    def gather(self, indices: Tensor, memory: Memory | None = None) -> tuple[Tensor, Tensor]:
+    def gather(self, indices: Tensor, memory: BatchBuffer | None = None) -> tuple[Tensor, Tensor]:
         """Inputs and targets of these samples; with `memory`, the inputs last until it is used again."""
         out = None if memory is None else memory.take(self.x, len(indices))
         x = torch.index_select(self.x, 0, indices, out=out)
@@ -199,7 +201,7 @@ def from_shares(
         parts = [split_client(share, split, randomness.generator(seed, "split", n)) for n, share in shares.items()]
     else:
         parts = [[share[part[share] == k] for k in range(3)] for share in shares.values()]
-    train, validation, test = (Ragged([part[k] for part in parts]) for k in range(3))
+    train, validation, test = (RaggedIndices([part[k] for part in parts]) for k in range(3))
     return Federation(x, y, tuple(shares), train, validation, test, classes)
 
 
@@ -252,7 +254,7 @@ def from_clients(
             raise EquipoiseError(f"clients' {what} have different shapes: {', '.join(map(str, sorted(shapes)))}")
     y = torch.cat(ys)
     classes = None if y.is_floating_point() or not len(y) else int(y.max()) + 1
-    train, validation, test = (Ragged(column) for column in columns)
+    train, validation, test = (RaggedIndices(column) for column in columns)
     return Federation(torch.cat(xs), y, tuple(names), train, validation, test, classes)
 
 

@@ -25,18 +25,18 @@ _NO_NETWORK = {errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EHOS
 _TROUBLE = (OSError, http.client.HTTPException, ValueError, OverflowError)
 
 
-class Refused(EquipoiseError):
+class RequestRefused(EquipoiseError):
     """This address does not give the file; another one may."""
 
     def __init__(self, url: str, why: str, advice: str = "try again later, or name another mirror") -> None:
         super().__init__(f"cannot fetch {url}: {why}; {advice}")
 
 
-class Offline(Refused):
+class Offline(RequestRefused):
     """Not even the host could be reached."""
 
 
-class Broken(Exception):
+class BrokenTransfer(Exception):
     """The connection ended before the file did; asking for the rest may help."""
 
 
@@ -67,17 +67,17 @@ def length_of_whole(url: str, response: http.client.HTTPResponse, target: Path) 
     """How much will come, None if the server does not say; an error if it will not be the file as it is."""
     if response.status != http.HTTPStatus.OK:
         phrase = http.client.responses.get(response.status, "which is no status that HTTP knows")
-        raise Refused(url, f"the server answers {response.status} ({phrase})", by_hand(target))
+        raise RequestRefused(url, f"the server answers {response.status} ({phrase})", by_hand(target))
     coding = response.headers.get("Content-Encoding", "").strip().lower()
     # many servers call a file that is packed on their disk "encoded", and send it as it is: that is what we want
     stored_packed = coding in ("gzip", "x-gzip") and urlsplit(url).path.endswith((".gz", ".tgz"))
     if coding not in ("", "identity") and not stored_packed:
-        raise Refused(url, f"the server sends it packed as {coding[:40]!r}, though it was asked not to")
+        raise RequestRefused(url, f"the server sends it packed as {coding[:40]!r}, though it was asked not to")
     given = response.headers.get("Content-Length")
     if given is None or response.chunked:  # chunks say themselves where they end
         return None
     if not re.fullmatch(r"[0-9]{1,18}", given):
-        raise Refused(url, f"the server says that the file is {given[:40]!r} bytes long, which is no length")
+        raise RequestRefused(url, f"the server says that the file is {given[:40]!r} bytes long, which is no length")
     return int(given)
 
 
@@ -86,7 +86,7 @@ def blocks(response: http.client.HTTPResponse, left: int | None) -> Iterator[byt
         try:
             block = response.read1(BLOCK if left is None else min(BLOCK, left))
         except _TROUBLE as error:
-            raise Broken(_reason(error)) from None
+            raise BrokenTransfer(_reason(error)) from None
         if not block:
             return
         if left is not None:
@@ -98,13 +98,13 @@ def ask(url: str, target: Path, headers: dict[str, str]) -> http.client.HTTPResp
     own = {"User-Agent": f"equipoise/{version('equipoise')}", "Accept-Encoding": "identity"}
     try:
         if urlsplit(url).scheme not in _SCHEMES:
-            raise Refused(url, "only addresses with http and https are fetched", "name such an address")
+            raise RequestRefused(url, "only addresses with http and https are fetched", "name such an address")
         answer = _opener().open(request.Request(url, headers=own | headers), timeout=TIMEOUT)
         return cast(http.client.HTTPResponse, answer)
     except HTTPError as error:  # other answers than redirections come back as they are
         error.close()
         why = "the server redirects in a circle, or to an address that is none with http or https"
-        raise Refused(url, why, by_hand(target)) from None
+        raise RequestRefused(url, why, by_hand(target)) from None
     except _TROUBLE as error:
         cause = error.reason if isinstance(error, URLError) else error
         if isinstance(cause, socket.gaierror) or (isinstance(cause, OSError) and cause.errno in _NO_NETWORK):
@@ -112,8 +112,8 @@ def ask(url: str, target: Path, headers: dict[str, str]) -> http.client.HTTPResp
             raise Offline(url, why, f"go online, or put the file by hand at {target}") from None
         lasting = isinstance(cause, (ConnectionRefusedError, ssl.SSLCertVerificationError))
         if isinstance(cause, OSError) and not lasting:
-            raise Broken(_reason(cause)) from None
-        raise Refused(url, _reason(cause), by_hand(target)) from None
+            raise BrokenTransfer(_reason(cause)) from None
+        raise RequestRefused(url, _reason(cause), by_hand(target)) from None
 
 
 def by_hand(target: Path) -> str:

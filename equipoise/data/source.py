@@ -12,23 +12,23 @@ from equipoise.data.pool import Pool
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Settings
 
-Progress = Callable[[int, int], None]
+DataProgress = Callable[[int, int], None]
 """Told how much of a long reading is done, of how much."""
 
 
 @dataclass(frozen=True)
-class Request:
+class LoadRequest:
     """What a source is asked for. Most need the folder alone."""
 
     folder: Path
     clients: int | None = None
     split: tuple[float, float, float] = SPLIT
     seed: int = 0
-    progress: Progress = lambda done, total: None
+    progress: DataProgress = lambda done, total: None
 
 
 @dataclass(frozen=True)
-class Found:
+class DatasetStatus:
     """What of a data set is there, by its headers."""
 
     where: Path
@@ -63,32 +63,32 @@ class Source(Settings, ABC):
     """Is there something to work with when nothing was downloaded?"""
 
     @abstractmethod
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         """All samples, pooled."""
 
-    def verify(self, ask: Request) -> None:
+    def verify(self, ask: LoadRequest) -> None:
         """Read and check all of the files, and keep what was decoded."""
         self.load(ask)
 
-    def look(self, folder: Path) -> Found | None:
+    def look(self, folder: Path) -> DatasetStatus | None:
         """What is there, without reading it all; None where nothing is."""
         return None
 
-    def look_at(self, path: Path) -> Found:
+    def look_at(self, path: Path) -> DatasetStatus:
         """What is in this one file, checked for damage: for a file whose publisher gives no checksum."""
         raise TypeError(f"{type(self).__name__} has a file without a checksum, and no look_at to check it with")
 
 
-class Missing(EquipoiseError):
+class MissingFile(EquipoiseError):
     """A file is not there, which for some sources is no error."""
 
 
-def missing(name: str, looked: list[Path], cls: type[Source]) -> Missing:
+def missing(name: str, looked: list[Path], cls: type[Source]) -> MissingFile:
     """The sentence for a file that is not there."""
     places = " and ".join(str(folder) for folder in looked)
     source = next(n for n, c in Source.registry.items() if c is cls)
     get = f"`equipoise data get {source}` fetches it" if cls.remotes else cls.how_to_get
-    return Missing(f"the file {name} was not found in {places}; {get}, and --data names the folder")
+    return MissingFile(f"the file {name} was not found in {places}; {get}, and --data names the folder")
 
 
 def portion(have: int, of: int, unit: str = "samples") -> str:

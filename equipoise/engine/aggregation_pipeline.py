@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
-from equipoise.attacks import Attack, Scene
+from equipoise.attacks import Attack, AttackContext
 from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.mechanisms import Privacy
@@ -43,7 +43,7 @@ class AggregationPipeline:
             return uploads
         own = [upload.message for upload in uploads.uploads]
         benign = tuple(message for k, message in enumerate(own) if k not in bad)
-        scene = Scene(round, tuple(names[k] for k in bad), tuple(own[k] for k in bad), benign, server, seed)
+        scene = AttackContext(round, tuple(names[k] for k in bad), tuple(own[k] for k in bad), benign, server, seed)
         sent = list(uploads.uploads)
         for k, forged in zip(bad, self.attack.messages(scene), strict=True):
             if forged.shapes() != own[k].shapes():

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import randomness
-from equipoise.callbacks.base import Watcher
-from equipoise.callbacks.trackers import followed
+from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.trackers import with_trackers
 from equipoise.config.engine import DTYPES, Engine
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
@@ -69,14 +69,14 @@ def experiment_task(experiment: Experiment, federation: Federation) -> Task:
 
 
 def run_in_folder(
-    build: Callable[[RunFolder, Watcher], AnyRun],
+    build: Callable[[RunFolder, RunCallback], AnyRun],
     execute: Callable[[AnyRun], None],
     out: Path,
     tables: Mapping[str, Any],
     *,
     resume: bool,
     track: Sequence[str],
-    callback: Watcher,
+    callback: RunCallback,
     **written: str,
 ) -> AnyRun:
     """Run in a locked run folder, with progress reported to `callback` and to the trackers.
@@ -93,7 +93,7 @@ def run_in_folder(
     """
     with (
         RunFolder.at_work(out, dict(tables), resume, **written) as folder,
-        followed(callback, track, folder, tables) as told,
+        with_trackers(callback, track, folder, tables) as told,
     ):
         run = build(folder, told)
         execute(run)

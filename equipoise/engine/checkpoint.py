@@ -22,7 +22,7 @@ _KEEP = 2
 
 
 @dataclass
-class Saved:
+class Checkpoint:
     """A checkpoint read back."""
 
     round: int
@@ -39,7 +39,7 @@ def _digest_of(manifest: dict[str, Any]) -> str:
     return blake2b(json.dumps(manifest, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-class Checkpoints:
+class CheckpointFolder:
     def __init__(self, folder: Path):
         self.folder = folder
         atomic_files.make_folder(folder)
@@ -101,7 +101,7 @@ class Checkpoints:
             if f"clients-{number:06d}.safetensors" not in keep:
                 del store.rows[number]
 
-    def load(self, store: ClientStore) -> tuple[Saved | None, list[str]]:
+    def load(self, store: ClientStore) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is whole, and what is wrong with those that are not."""
         complaints: list[str] = []
         for path in self.manifests():
@@ -122,7 +122,7 @@ class Checkpoints:
                 store.restore(groups["store"], manifest["store"]["written"], rows)
                 self.digests = dict(manifest["files"])
                 round, step = manifest["round"], manifest.get("step", 0)
-                return Saved(round, step, State(groups["server"]), groups["kept"], manifest["facts"]), complaints
+                return Checkpoint(round, step, State(groups["server"]), groups["kept"], manifest["facts"]), complaints
             except FileNotFoundError as error:
                 complaints.append(f"the checkpoint {path.name} cannot be used: {Path(error.filename).name} is missing")
             except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:

@@ -24,7 +24,7 @@ _NOWHERE = -1
 _OPEN_FILES = 64
 
 
-class _Pile:
+class _Pending:
     """States in memory, oldest first, and how many bytes they take."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _Segment:
         return torch.frombuffer(content, dtype=dtype)
 
 
-class Numbered:
+class RenumberedStore:
     """A store in which clients go by other numbers."""
 
     def __init__(self, store: "ClientStore", order: Sequence[int]):
@@ -94,8 +94,8 @@ class ClientStore:
         self.initial, self.folder, self.memory = initial, folder, memory
         self.segment = np.full(clients, _NOWHERE, dtype=np.int64)  # where each client's newest saved state is
         self.row = np.zeros(clients, dtype=np.int64)
-        self.changed = _Pile()  # not in a segment yet
-        self.kept = _Pile()  # in a segment, and still in memory
+        self.changed = _Pending()  # not in a segment yet
+        self.kept = _Pending()  # in a segment, and still in memory
         self.written = 0
         self.rows: dict[int, int] = {}  # rows in each segment
         self.open: dict[int, _Segment] = {}  # those read lately

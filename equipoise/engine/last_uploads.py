@@ -19,7 +19,7 @@ from equipoise.state import State, Upload, Uploads
 _HUGE = 1e4  # times what is left in the sum: the error of float64 is then below 1e-12 of it
 
 
-class Kept(Protocol):
+class UploadStore(Protocol):
     """A store of clients' states."""
 
     def get(self, who: int) -> State: ...
@@ -27,7 +27,7 @@ class Kept(Protocol):
     def part(self, who: int, name: str, low: int, high: int) -> Tensor: ...
 
 
-class LastMessages:
+class LastUploadTracker:
     def __init__(self, first: State, clients: int):
         self.first, self.clients = first, clients
         self.heard: set[int] = set()
@@ -39,7 +39,7 @@ class LastMessages:
         """What the store keeps for a client before it is heard of."""
         return State({SENT + name: t for name, t in self.first.items()})
 
-    def with_round(self, uploads: Uploads, store: Kept) -> "Everyone":
+    def with_round(self, uploads: Uploads, store: UploadStore) -> "LastUploads":
         """All last messages, those of the round in the place of the ones before."""
         total = State({name: t.clone() for name, t in self.total.items()})
         heard, largest = set(self.heard), 0.0
@@ -52,12 +52,12 @@ class LastMessages:
                     before = store.get(who)[SENT + name]
                     total[name] -= before
                     largest = max(largest, float(before.abs().max()) if before.numel() else 0.0)
-        everyone = Everyone(uploads.who, uploads.uploads, self, store, tuple(sorted(heard)), total)
+        everyone = LastUploads(uploads.who, uploads.uploads, self, store, tuple(sorted(heard)), total)
         left = max((float(t.abs().max()) for t in total.values() if t.numel()), default=0.0)
         # Beside a huge number the others were rounded away; when it leaves, the sum is made anew.
         return everyone.summed() if largest > _HUGE * left else everyone
 
-    def take(self, everyone: "Everyone") -> dict[int, State]:
+    def take(self, everyone: "LastUploads") -> dict[int, State]:
         """The round is done: its messages are now the last ones. What the store is to keep of each who sent one."""
         self.heard, self.total = set(everyone.heard), everyone.total
         return {
@@ -77,11 +77,11 @@ class LastMessages:
 
 
 @dataclass(frozen=True)
-class Everyone(Uploads):
+class LastUploads(Uploads):
     """The last message of every client. Rows are those of the clients that have been heard of, by their numbers."""
 
-    last: LastMessages
-    store: Kept
+    last: LastUploadTracker
+    store: UploadStore
     heard: tuple[int, ...]
     total: State
 
@@ -110,7 +110,7 @@ class Everyone(Uploads):
     def mean(self) -> State:
         return State({name: (t / self.clients).to(self.like[name].dtype) for name, t in self.total.items()})
 
-    def summed(self) -> "Everyone":
+    def summed(self) -> "LastUploads":
         """With the sum made anew, from all messages."""
         total = self.each(lambda rows: rows.double().sum(0))
         unheard = self.clients - len(self)

@@ -11,19 +11,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.algorithms.base import Algorithm, Reduce, Start, announce
-from equipoise.callbacks.base import Watcher
+from equipoise.algorithms.base import Algorithm, Reduce, Start, infer_schema
+from equipoise.callbacks.base import RunCallback
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
-from equipoise.engine.checkpoint import Checkpoints, Saved
+from equipoise.engine.checkpoint import Checkpoint, CheckpointFolder
 from equipoise.engine.client_store import ClientStore
-from equipoise.engine.last_uploads import Kept, LastMessages
-from equipoise.equilibrium import Solves, Tally, layers
+from equipoise.engine.last_uploads import LastUploadTracker, UploadStore
+from equipoise.equilibrium import Solves, SolveStats, layers
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.model_kinds import KINDS
-from equipoise.privacy.accounting import Releases
-from equipoise.privacy.mechanisms import Noise, Sealed, gaussian
+from equipoise.privacy.accounting import ReleaseCount
+from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import State, Uploads
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.memory_usage import peak_memory_mb
@@ -83,12 +83,12 @@ class Run(ABC):
         schedule: Schedule,
         start: Start,
         folder: RunFolder | None,
-        watcher: Watcher | None,
+        watcher: RunCallback | None,
         between: AggregationPipeline | None = None,
         devices: Devices | None = None,
     ):
         self.task, self.algorithm, self.schedule = task, algorithm, schedule
-        self.folder, self.watcher = folder, watcher or Watcher()
+        self.folder, self.watcher = folder, watcher or RunCallback()
         self.start = start
         if algorithm.needs_labels and (task.sample[1].is_floating_point() or task.sample[1].ndim != 1):
             raise EquipoiseError(
@@ -100,9 +100,9 @@ class Run(ABC):
                 "one submodule, a linear layer of which nothing is frozen; name it with head="
             )
         self.between = between or AggregationPipeline()
-        self.announced = announce(algorithm, start, self.between.privacy is None)
+        self.announced = infer_schema(algorithm, start, self.between.privacy is None)
         self.server = algorithm.server(start)
-        self.checkpoints = None if folder is None else Checkpoints(folder.checkpoint)
+        self.checkpoints = None if folder is None else CheckpointFolder(folder.checkpoint)
         self.devices = devices or Devices()
         if self.devices.iterations and not any(layers(task.module)):
             raise EquipoiseError(
@@ -124,7 +124,7 @@ class Run(ABC):
         first = algorithm.first(start)
         if first is not None and algorithm.exchanges > 1:
             raise TypeError(f"{type(algorithm).__name__}: last messages are kept of rounds with one exchange only")
-        self.last = None if first is None else LastMessages(first, start.clients)
+        self.last = None if first is None else LastUploadTracker(first, start.clients)
         self.malicious: frozenset[str] = frozenset()
         self.sigma = 0.0
         "standard deviation of the noise of privacy"
@@ -145,7 +145,7 @@ class Run(ABC):
         self.store: ClientStore
 
     @property
-    def kept(self) -> Kept:
+    def kept(self) -> UploadStore:
         """What is kept of clients, by the numbers that the algorithm's server knows them by."""
         return self.store
 
@@ -163,7 +163,7 @@ class Run(ABC):
         """What a checkpoint keeps beside the server's state and the clients', as JSON."""
 
     @abstractmethod
-    def restored(self, saved: Saved) -> None:
+    def restored(self, saved: Checkpoint) -> None:
         """Take back what `facts` and a checkpoint's own tensors say."""
 
     @cached_property
@@ -189,7 +189,7 @@ class Run(ABC):
         self.server = server
         return {} if self.last is None or everyone is None else self.last.take(everyone)
 
-    def _sealed(self, uploads: Uploads, last: bool) -> Sealed:
+    def _sealed(self, uploads: Uploads, last: bool) -> NoisedMeanUploads:
         """With central noise. A sum of last messages is the sum before it and what the round's messages add to it: each
         round's noise is on what it adds, and stays in the sum."""
         noise = self.randomness(self.sums, "sum")
@@ -197,17 +197,17 @@ class Run(ABC):
         self.sums += 1
         if last:
             fresh = self.noise = State({k: t + self.noise[k] if k in self.noise else t for k, t in fresh.items()})
-        return Sealed.of(uploads, fresh, type(self.algorithm).__name__)
+        return NoisedMeanUploads.of(uploads, fresh, type(self.algorithm).__name__)
 
     @abstractmethod
     def randomness(self, number: int, of: str) -> Noise:
         """Where the noise of privacy comes from, for what has this number."""
 
     @abstractmethod
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCount:
         """What clients have released so far."""
 
-    def find_noise(self, planned: Releases, uncovered: Sequence[str]) -> None:
+    def find_noise(self, planned: ReleaseCount, uncovered: Sequence[str]) -> None:
         """Before the first round: how much noise privacy asks for; what it does not cover is told."""
         if (privacy := self.between.privacy) is not None:
             self.sigma = privacy.noise(planned)
@@ -281,7 +281,7 @@ class Run(ABC):
         self.noise = State({k.removeprefix(_NOISE): t for k, t in noise.items()})
         counted = dict(saved.facts["counters"])
         solves = counted.pop("solves", {})
-        self.counters = Counters(**counted, solves=Solves(**{way: Tally(**t) for way, t in solves.items()}))
+        self.counters = Counters(**counted, solves=Solves(**{way: SolveStats(**t) for way, t in solves.items()}))
         self.restored(saved)
         if self.last is not None:
             self.last.restore(saved.kept)

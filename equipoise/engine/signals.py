@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextmanager
-def listening(interrupted: threading.Event) -> Iterator[None]:
+def stop_on_interrupt(interrupted: threading.Event) -> Iterator[None]:
     """Ctrl-C asks the run to stop at a safe place; a second one stops it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -13,25 +13,25 @@ import numpy as np
 
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
-from equipoise.attacks import poisoned
-from equipoise.callbacks.base import Watcher
+from equipoise.attacks import poison_labels
+from equipoise.callbacks.base import RunCallback
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
 from equipoise.data.statistics import outline
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
-from equipoise.engine.checkpoint import Saved
-from equipoise.engine.client_store import ClientStore, Numbered
+from equipoise.engine.checkpoint import Checkpoint
+from equipoise.engine.client_store import ClientStore, RenumberedStore
 from equipoise.engine.run import Run
-from equipoise.engine.signals import listening
+from equipoise.engine.signals import stop_on_interrupt
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
-from equipoise.evaluation.run_scores import Scores
-from equipoise.executors.base import SENT, Done, Held, Job, with_kept
+from equipoise.evaluation.run_scores import RunScores
+from equipoise.executors.base import SENT, ClientJob, ClientResult, HeldState, with_engine_state
 from equipoise.executors.build import build_executor
 from equipoise.losses import LOSSES
 from equipoise.model_kinds import KINDS
-from equipoise.privacy.accounting import Releases
-from equipoise.privacy.mechanisms import Noise, public_reference, seeded
+from equipoise.privacy.accounting import ReleaseCount
+from equipoise.privacy.mechanisms import Noise, public_reference, seeded_noise
 from equipoise.state import State, Upload, Uploads, stack
 from equipoise.storage import atomic_files, tensor_files
 from equipoise.storage.run_folder import FEDERATION, RunFolder
@@ -49,7 +49,7 @@ class Simulation(Run):
         schedule: Schedule,
         engine: Engine,
         folder: RunFolder | None = None,
-        watcher: Watcher | None = None,
+        watcher: RunCallback | None = None,
         between: AggregationPipeline | None = None,
         devices: Devices | None = None,
     ):
@@ -72,11 +72,11 @@ class Simulation(Run):
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
         if (attack := self.between.attack) is not None:
             self.malicious = attack.malicious([federation.names[who] for who in self.training], schedule.seed)
-            self.federation = poisoned(self.federation, attack, self.malicious, schedule.seed)
+            self.federation = poison_labels(self.federation, attack, self.malicious, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
         self.find_noise(self._planned(), ["scores", "failures to train"])
-        initial = with_kept(algorithm.client(start), task, int(federation.train.lengths.max()))
+        initial = with_engine_state(algorithm.client(start), task, int(federation.train.lengths.max()))
         if self.last is not None:
             initial |= self.last.initial
         states = None if folder is None else folder.checkpoint
@@ -102,8 +102,8 @@ class Simulation(Run):
         return f"{self.federation.fingerprint(splits=True)} {self.task.space.fingerprint()} {start}"
 
     @property
-    def kept(self) -> Numbered:
-        return Numbered(self.store, list(self.number))
+    def kept(self) -> RenumberedStore:
+        return RenumberedStore(self.store, list(self.number))
 
     @property
     def mode(self) -> str:
@@ -122,7 +122,7 @@ class Simulation(Run):
         """All rounds that are left."""
         self.watcher.begin(self.schedule.rounds, self.done)
         try:
-            with listening(self.interrupted):
+            with stop_on_interrupt(self.interrupted):
                 while self.done < self.schedule.rounds:
                     if not self.advance():
                         break
@@ -133,15 +133,15 @@ class Simulation(Run):
             raise Interrupted
         self._finish()
 
-    def _scores(self) -> Scores:
+    def _scores(self) -> RunScores:
         """With nothing scored yet."""
         settings = (self.malicious, self.schedule.select, self.budgets)
-        return Scores(self.federation, self.algorithm, self.executor, *settings)
+        return RunScores(self.federation, self.algorithm, self.executor, *settings)
 
-    def job(self, who: int, held: Held | None = None) -> Job:
+    def job(self, who: int, held: HeldState | None = None) -> ClientJob:
         """A client as it stands, or in this state, with what the server would send it now."""
         down = self.algorithm.down(self.server, self.number[who])
-        return Job(
+        return ClientJob(
             who, self.store.get(who) if held is None else held, down, self.budgets.get(self.federation.names[who])
         )
 
@@ -153,7 +153,7 @@ class Simulation(Run):
         before = self.server, copy.deepcopy(self.counters), self.released.copy(), self.sums, self.noise
         jobs = [self.job(who) for who in self.sample(round)]
         asked, solves, sent = len(jobs), [], {}
-        accepted: list[Done] = []
+        accepted: list[ClientResult] = []
         for exchange in range(self.algorithm.exchanges):
             if exchange:
                 jobs = [self.job(r.who, r.held) for r in accepted]
@@ -189,33 +189,33 @@ class Simulation(Run):
             self._save()
         return True
 
-    def _planned(self) -> Releases:
+    def _planned(self) -> ReleaseCount:
         """What one client can come to release in the whole run, as cohorts will be drawn."""
         clients, exchanges = len(self.training), self.algorithm.exchanges
         if (privacy := self.between.privacy) is None:
-            return Releases(0)
+            return ReleaseCount(0)
         if privacy.central:
             return self._central(self.schedule.rounds)
         if self.cohort == clients:
-            return Releases(self.schedule.rounds, exchanges)
+            return ReleaseCount(self.schedule.rounds, exchanges)
         drawn = Counter(who for round in range(1, self.schedule.rounds + 1) for who in self.sample(round))
-        return Releases(max(drawn.values()), exchanges)
+        return ReleaseCount(max(drawn.values()), exchanges)
 
-    def _central(self, rounds: int) -> Releases:
+    def _central(self, rounds: int) -> ReleaseCount:
         """Who is in a cohort is the server's secret."""
-        return Releases(rounds, self.algorithm.exchanges, len(self.training), self.cohort)
+        return ReleaseCount(rounds, self.algorithm.exchanges, len(self.training), self.cohort)
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCount:
         assert self.between.privacy is not None
         if self.between.privacy.central:
             return self._central(self.done)
         exchanges = self.algorithm.exchanges
-        return Releases(-(-max(self.released.values(), default=0) // exchanges), exchanges)
+        return ReleaseCount(-(-max(self.released.values(), default=0) // exchanges), exchanges)
 
     def randomness(self, number: int, of: str) -> Noise:
-        return seeded(self.schedule.seed, number, of)
+        return seeded_noise(self.schedule.seed, number, of)
 
-    def _released(self, round: int, exchange: int, job: Job, result: Done) -> Done:
+    def _released(self, round: int, exchange: int, job: ClientJob, result: ClientResult) -> ClientResult:
         """With a message as it leaves the client."""
         privacy, name = self.between.privacy, self.federation.names[job.who]
         assert privacy is not None
@@ -255,7 +255,7 @@ class Simulation(Run):
         self._save()
         self._finish()
 
-    def _accept(self, round: int, jobs: list[Job], results: list[Done]) -> list[Done]:
+    def _accept(self, round: int, jobs: list[ClientJob], results: list[ClientResult]) -> list[ClientResult]:
         """The results that can be used. A client whose update is left out keeps its old state."""
         for job in jobs:
             self.counters.bytes_down += job.down.nbytes
@@ -286,7 +286,7 @@ class Simulation(Run):
     def facts(self) -> dict[str, Any]:
         return {"scores": self.scores.facts()}
 
-    def restored(self, saved: Saved) -> None:
+    def restored(self, saved: Checkpoint) -> None:
         self.scores.restore(saved.facts["scores"], saved.kept)
 
     def summary(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from equipoise.equilibrium.contraction import (
 from equipoise.equilibrium.fixed_point import Solution, solve
 from equipoise.equilibrium.layer import Equilibrium, layers, set_budget
 from equipoise.equilibrium.options import Options
-from equipoise.equilibrium.solve_stats import NotConverged, Solves, Tally
+from equipoise.equilibrium.solve_stats import NotConverged, Solves, SolveStats
 from equipoise.equilibrium.solvers import SOLVERS, Anderson, Broyden, Plain, Solver
 from equipoise.equilibrium.warm_start import WarmStart
 
@@ -26,9 +26,9 @@ __all__ = [
     "Options",
     "Plain",
     "Solution",
+    "SolveStats",
     "Solver",
     "Solves",
-    "Tally",
     "WarmStart",
     "conv_norm_bound",
     "layers",

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from equipoise.equilibrium.fixed_point import Solution, residuals, solve
 from equipoise.equilibrium.implicit_gradient import attach
 from equipoise.equilibrium.options import Options
-from equipoise.equilibrium.solve_stats import NotConverged, Solves, Tally
+from equipoise.equilibrium.solve_stats import NotConverged, Solves, SolveStats
 from equipoise.equilibrium.solvers import SOLVERS, Solver
 from equipoise.errors import EquipoiseError
 from equipoise.settings import read
@@ -58,7 +58,7 @@ class Equilibrium(nn.Module):
         _warn_of_what_changes(f)
 
     @property
-    def tally(self) -> Tally:
+    def tally(self) -> SolveStats:
         """Over all forward passes."""
         return self.solves.forward
 
@@ -151,7 +151,7 @@ class Equilibrium(nn.Module):
     def _note(self, solution: Solution, way: str) -> Solution:
         """Count it, complain if need be, and return it without its values."""
         own = self.options.limit if way == "forward" else self.options.backward_limit or self.options.limit
-        now = Tally.of(solution, self.budget is not None and self.budget < own)
+        now = SolveStats.of(solution, self.budget is not None and self.budget < own)
         getattr(self.solves, way).add(now)
         badness = torch.inf if now.diverged else now.residual
         # Told once, and again only when it has become much worse.

@@ -10,7 +10,7 @@ class NotConverged(UserWarning):
 
 
 @dataclass
-class Tally:
+class SolveStats:
     """Sums over solves; a solve is one sample's."""
 
     solves: int = 0
@@ -23,10 +23,10 @@ class Tally:
     "the largest with which a solve ended"
 
     @staticmethod
-    def of(solution: Solution, budgeted: bool = False) -> "Tally":
+    def of(solution: Solution, budgeted: bool = False) -> "SolveStats":
         diverged = ~solution.finite
         failed = diverged if budgeted else diverged | ~solution.converged
-        return Tally(
+        return SolveStats(
             len(solution.iterations),
             int(solution.iterations.sum()),
             int(failed.sum()),
@@ -34,7 +34,7 @@ class Tally:
             float(solution.residual.max().clamp(max=1e300)) if len(solution.residual) else 0.0,
         )
 
-    def add(self, other: "Tally") -> None:
+    def add(self, other: "SolveStats") -> None:
         self.solves += other.solves
         self.iterations += other.iterations
         self.unconverged += other.unconverged
@@ -69,8 +69,8 @@ class Tally:
 class Solves:
     """Those of one layer for its fixed points, and for their gradients."""
 
-    forward: Tally = field(default_factory=Tally)
-    backward: Tally = field(default_factory=Tally)
+    forward: SolveStats = field(default_factory=SolveStats)
+    backward: SolveStats = field(default_factory=SolveStats)
 
     def add(self, other: "Solves") -> None:
         self.forward.add(other.forward)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.equilibrium import layers as equilibria
-from equipoise.representations.points import Listener
+from equipoise.representations.points import ForwardHook
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import CKA
 
@@ -49,7 +49,7 @@ def layers(module: nn.Module) -> list[str]:
 @torch.no_grad()
 def representations(module: nn.Module, x: Tensor, names: Sequence[str]) -> list[Tensor]:
     """What each of these submodules gives for each sample, a row a sample."""
-    listener = Listener(module.eval(), names, None)
+    listener = ForwardHook(module.eval(), names, None)
     try:
         pieces = []
         for part in x.split(_BATCH):
@@ -63,7 +63,7 @@ def representations(module: nn.Module, x: Tensor, names: Sequence[str]) -> list[
 @torch.no_grad()
 def heard_layers(module: nn.Module, x: Tensor) -> list[str]:
     """Those layers that the module calls; PyTorch's attention, for one, uses weights of layers that it never calls."""
-    listener = Listener(module.eval(), names := layers(module), None)
+    listener = ForwardHook(module.eval(), names := layers(module), None)
     try:
         module(x[:2])
         return [name for name in names if name not in listener.silent()]

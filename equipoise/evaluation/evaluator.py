@@ -10,8 +10,8 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import Federation
-from equipoise.evaluation.scoreboard import Board, row
-from equipoise.executors.base import BUFFERS, Executor, Job, Kind, Model
+from equipoise.evaluation.scoreboard import Scoreboard, score_row
+from equipoise.executors.base import BUFFERS, ClientJob, ClientModel, Executor, ModelKind
 from equipoise.losses import Metric
 from equipoise.model_kinds import COLUMNS, SCORED
 from equipoise.state import ClientStates, State
@@ -19,7 +19,7 @@ from equipoise.state import ClientStates, State
 _AT_ONCE = 256  # clients whose personal models are in memory together
 
 
-class Table:
+class ScoreTable:
     """A row of scores a client, NaN where a split is empty, with the digest of the model that was scored."""
 
     def __init__(self, clients: int):
@@ -60,7 +60,7 @@ class Evaluator:
         self.order, self.unseen, self.malicious, self.select = who, unseen, malicious, select
         self.budgets = budgets or {}
         self.metric: Metric = executor.task.metric
-        self.tables = {kind: Table(len(federation)) for kind in SCORED}
+        self.tables = {kind: ScoreTable(len(federation)) for kind in SCORED}
         self.has = dict.fromkeys(SCORED, False)
         self.adaptation_samples = 0
         "samples through a backward pass to make the personal models of the last evaluation"
@@ -87,10 +87,10 @@ class Evaluator:
     def _own(self, who: int) -> np.ndarray:
         return np.concatenate([self.federation.validation[who], self.federation.test[who]])
 
-    def _write(self, table: Table, who: int, scores: np.ndarray) -> None:
-        table.scores[who] = row(scores, len(self.federation.validation[who]), self.metric)
+    def _write(self, table: ScoreTable, who: int, scores: np.ndarray) -> None:
+        table.scores[who] = score_row(scores, len(self.federation.validation[who]), self.metric)
 
-    def _score(self, table: Table, models: list[Model]) -> None:
+    def _score(self, table: ScoreTable, models: list[ClientModel]) -> None:
         changed = []
         for model in models:
             digest = _digest(model.vector, model.buffers)
@@ -102,11 +102,11 @@ class Evaluator:
         for model, scores in zip(changed, self.executor.score(changed, own), strict=True):
             self._write(table, model.who, scores)
 
-    def _job(self, who: int, server: State, store: ClientStates) -> Job:
+    def _job(self, who: int, server: State, store: ClientStates) -> ClientJob:
         down = self.algorithm.down(server, self.federation.numbers[who])
-        return Job(who, store.get(who), down, self.budgets.get(self.federation.names[who]))
+        return ClientJob(who, store.get(who), down, self.budgets.get(self.federation.names[who]))
 
-    def _own_models(self, kind: str, made: Kind, round: int, server: State, store: ClientStates) -> None:
+    def _own_models(self, kind: str, made: ModelKind, round: int, server: State, store: ClientStates) -> None:
         """The models of a kind that every client has one of."""
         for first in range(0, len(self.order), _AT_ONCE):
             jobs = [self._job(who, server, store) for who in self.order[first : first + _AT_ONCE]]
@@ -121,7 +121,9 @@ class Evaluator:
 
     def _global(self, vector: Tensor, store: ClientStates) -> None:
         if len(self.executor.task.buffers):  # each client scores the global model with buffers of its own
-            self._score(self.tables["global"], [Model(who, vector, store.get(who).get(BUFFERS)) for who in self.order])
+            self._score(
+                self.tables["global"], [ClientModel(who, vector, store.get(who).get(BUFFERS)) for who in self.order]
+            )
             return
         digest, table = _digest(vector), self.tables["global"]
         if np.array_equal(table.digest[self.order[0]], digest):
@@ -134,10 +136,10 @@ class Evaluator:
         for who, indices, end in zip(self.order, own, ends, strict=True):
             self._write(table, who, scores[:, end - len(indices) : end])
 
-    def board(self) -> Board:
+    def board(self) -> Scoreboard:
         mine = np.zeros(len(self.federation), dtype=bool)
         mine[[who for who in self.order if self.federation.names[who] not in self.malicious]] = True
-        return Board(
+        return Scoreboard(
             self.metric,
             mine & (self.federation.validation.lengths > 0),
             mine & (self.federation.test.lengths > 0),

@@ -16,7 +16,7 @@ from equipoise.state import ClientStates, State
 _UNSEEN = "unseen."
 
 
-class Scores:
+class RunScores:
     def __init__(
         self,
         federation: Federation,

@@ -11,7 +11,7 @@ from equipoise.losses import Metric
 from equipoise.model_kinds import COLUMNS, HYBRIDS, SCORED
 
 
-def row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
+def score_row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
     """One model's row of a board from (loss, metric) of each sample, the first `cut` of them for validation.
 
     NaN stands where a split is empty.
@@ -25,7 +25,7 @@ def row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Board:
+class Scoreboard:
     """A row of scores a client for each kind of model that there is."""
 
     metric: Metric
@@ -56,12 +56,12 @@ class Board:
 
     def summary(self) -> dict[str, Any]:
         return {
-            kind: summarise(table[self.tests, 2:], table[self.validates, 1], self.metric)
+            kind: summarize(table[self.tests, 2:], table[self.validates, 1], self.metric)
             for kind, table in self.tables().items()
         }
 
 
-def summarise(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:
+def summarize(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:
     """Figures over clients, each counting once, from their (loss, score) on test and their score on validation.
 
     A client whose score is NaN spoils the figure, as it should; in JSON that is null.

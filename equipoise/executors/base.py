@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.algorithms.base import Algorithm, Own
+from equipoise.algorithms.base import Algorithm, ClientSamples
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import Solves
 from equipoise.state import State, Upload, stack
@@ -26,14 +26,14 @@ RELEASED = "released."
 _KEPT = (FIXED_POINTS, SENT, RELEASED)
 
 
-def without_kept(state: State) -> State:
+def algorithm_state(state: State) -> State:
     """A client's state as its algorithm knows it."""
     if not any(k == BUFFERS or k.startswith(_KEPT) for k in state):
         return state
     return State({k: t for k, t in state.items() if k != BUFFERS and not k.startswith(_KEPT)})
 
 
-def with_kept(state: State, task: Task, samples: int, buffers: Tensor | None = None) -> State:
+def with_engine_state(state: State, task: Task, samples: int, buffers: Tensor | None = None) -> State:
     """An initial state with what the engine keeps beside it, for a client with up to this many training samples."""
     kept = {FIXED_POINTS + name: t for name, t in task.fixed_points(samples).items()}
     if len(task.buffers):
@@ -42,52 +42,52 @@ def with_kept(state: State, task: Task, samples: int, buffers: Tensor | None = N
 
 
 @dataclass(frozen=True)
-class Row:
+class StackRow:
     """A client's state in a stack of them, which is taken out of it when it is asked for."""
 
     stack: State
     index: int
 
 
-Held = State | Row
+HeldState = State | StackRow
 
 
-def taken(held: Held) -> State:
-    return held.stack.row(held.index) if isinstance(held, Row) else held
+def as_state(held: HeldState) -> State:
+    return held.stack.row(held.index) if isinstance(held, StackRow) else held
 
 
-def stacked(held: Sequence[Held]) -> State:
+def stack_states(held: Sequence[HeldState]) -> State:
     """Clients' states as their algorithm knows them, in one stack; all rows of one in their order are that one."""
     first = held[0]
-    whole = first.stack if isinstance(first, Row) else None
+    whole = first.stack if isinstance(first, StackRow) else None
     if whole is not None and len(next(iter(whole.values()), ())) == len(held):
-        in_order = (isinstance(h, Row) and h.stack is whole and h.index == k for k, h in enumerate(held))
+        in_order = (isinstance(h, StackRow) and h.stack is whole and h.index == k for k, h in enumerate(held))
         if all(in_order):
             return whole
-    return stack([without_kept(taken(h)) for h in held])
+    return stack([algorithm_state(as_state(h)) for h in held])
 
 
 @dataclass(frozen=True)
-class Job:
+class ClientJob:
     """A client to work on, with its state and what the server sent it."""
 
     who: int
-    held: Held
+    held: HeldState
     down: State
     budget: int | None = None
     "most iterations of an equilibrium layer's solve that the client affords in training"
 
     @property
     def client(self) -> State:
-        return taken(self.held)
+        return as_state(self.held)
 
 
 @dataclass(frozen=True)
-class Done:
+class ClientResult:
     """What came of it."""
 
     who: int
-    held: Held
+    held: HeldState
     upload: Upload
     gradient_samples: int
     finite: bool
@@ -99,11 +99,11 @@ class Done:
 
     @property
     def client(self) -> State:
-        return taken(self.held)
+        return as_state(self.held)
 
 
 @dataclass(frozen=True)
-class Model:
+class ClientModel:
     """A model to be scored on a client's data."""
 
     who: int
@@ -113,11 +113,11 @@ class Model:
     "the client's own samples are part of it (see `Algorithm.predictor`)"
 
 
-Kind = Literal["personal", "consensus", "unseen"]
+ModelKind = Literal["personal", "consensus", "unseen"]
 """Which model of a client: its own; that with what all agree on; or what one that took no part makes of the result."""
 
 
-Scores = np.ndarray
+SampleScores = np.ndarray
 """One client's (2, n) array: loss and metric of each of its samples."""
 
 
@@ -127,39 +127,41 @@ class Executor(ABC):
         self.seed, self.workers = seed, workers
 
     @abstractmethod
-    def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
+    def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
         """Every job's `local`, in the order of the jobs; ends early when `stopped`."""
 
     @abstractmethod
-    def models(self, round: int, jobs: Sequence[Job], kind: Kind) -> Iterator[tuple[Model | None, int]]:
+    def models(
+        self, round: int, jobs: Sequence[ClientJob], kind: ModelKind
+    ) -> Iterator[tuple[ClientModel | None, int]]:
         """Every job's model of a kind (None where the method has none), and the samples trained on for it."""
 
-    def maker(self, kind: Kind) -> Callable[..., Tensor | None]:
+    def maker(self, kind: ModelKind) -> Callable[..., Tensor | None]:
         """What makes models of a kind."""
         made_by = {"personal": self.algorithm.personal, "unseen": self.algorithm.adapt}
         return made_by.get(kind, self.algorithm.consensus)
 
-    def looks_up(self, kind: Kind) -> bool:
+    def looks_up(self, kind: ModelKind) -> bool:
         return kind != "consensus" and self.algorithm.looks_up
 
     def predictor(self, module: nn.Module, who: int) -> nn.Module:
         """What a client predicts with whose samples are part of its model."""
         return self.algorithm.predictor(module, self.own(who))
 
-    def own(self, who: int) -> Own:
+    def own(self, who: int) -> ClientSamples:
         pairs = [
             self.federation.gather(torch.from_numpy(s[who]))
             for s in (self.federation.train, self.federation.validation)
         ]
         assert self.task.head is not None
-        return Own(pairs[0], pairs[1], self.task.head, self.task.metric)
+        return ClientSamples(pairs[0], pairs[1], self.task.head, self.task.metric)
 
     @abstractmethod
-    def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:
+    def score(self, models: Sequence[ClientModel], indices: Sequence[np.ndarray]) -> Iterator[SampleScores]:
         """Each model on the samples listed for it."""
 
     @abstractmethod
-    def score_one(self, vector: Tensor, indices: np.ndarray) -> Scores:
+    def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
         """One model on many samples, whoever owns them."""
 
     @abstractmethod

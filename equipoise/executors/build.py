@@ -8,8 +8,8 @@ from equipoise.config.engine import Engine
 from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import Executor
-from equipoise.executors.stacked import Stacked
-from equipoise.executors.threaded import Threads
+from equipoise.executors.stacked import StackedExecutor
+from equipoise.executors.threaded import ThreadedExecutor
 from equipoise.training.task import Task
 
 
@@ -17,8 +17,8 @@ def build_executor(engine: Engine, task: Task, federation: Federation, algorithm
     """Build the executor that `engine` asks for."""
     workers = engine.workers or len(os.sched_getaffinity(0))
     if execution_mode(engine, task) == "stacked":
-        return Stacked(task, federation, algorithm, seed, workers, engine.compile)
-    return Threads(task, federation, algorithm, seed, workers)
+        return StackedExecutor(task, federation, algorithm, seed, workers, engine.compile)
+    return ThreadedExecutor(task, federation, algorithm, seed, workers)
 
 
 def execution_mode(engine: Engine, task: Task) -> str:

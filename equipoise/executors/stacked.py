@@ -14,16 +14,32 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from equipoise.algorithms.base import Algorithm, Split
-from equipoise.data.federation import Federation, Memory
+from equipoise.algorithms.base import Algorithm, DataSplit
+from equipoise.data.federation import BatchBuffer, Federation
 from equipoise.errors import EquipoiseError
-from equipoise.executors.base import Done, Executor, Job, Kind, Model, Row, Scores, stacked
-from equipoise.parameter_space import Entry, Part
+from equipoise.executors.base import (
+    ClientJob,
+    ClientModel,
+    ClientResult,
+    Executor,
+    ModelKind,
+    SampleScores,
+    StackRow,
+    stack_states,
+)
+from equipoise.parameter_space import ParameterEntry, Part
 from equipoise.representations.head_moments import Moments
-from equipoise.representations.points import HEAD, Listener
-from equipoise.representations.terms import Term
+from equipoise.representations.points import HEAD, ForwardHook
+from equipoise.representations.terms import LossTerm
 from equipoise.state import State, stack
-from equipoise.training.local_trainer import Batch, Work, client_class_sums, client_moments, order_of, plan
+from equipoise.training.local_trainer import (
+    Batch,
+    LocalTrainer,
+    batch_indices,
+    batch_order,
+    client_class_sums,
+    client_moments,
+)
 from equipoise.training.task import Task
 
 _GROUP = 20  # clients in a stack: enough to spread the cost of a call, few enough for the cache
@@ -53,10 +69,10 @@ class StackedModule:
                 layer.forward = _narrow_linear(layer)  # type: ignore[method-assign,assignment]
         self.module.train()
         self.scoring = copy.deepcopy(task.module).eval()
-        self.memory = Memory()
+        self.memory = BatchBuffer()
         self.traced: dict[tuple[object, ...], Callable[..., Tensor]] = {}
 
-    def gradient(self, v: Tensor, batch: Batch, part: Part, term: Term | None, term_only: bool) -> Tensor:
+    def gradient(self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None, term_only: bool) -> Tensor:
         """As one flat (cohort, P) tensor."""
 
         def flat(v: Tensor, *rest: Tensor) -> Tensor:
@@ -66,7 +82,7 @@ class StackedModule:
 
         return self._call(("gradient", part, term_only), flat, v, batch, term)
 
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: Term | None) -> None:
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None) -> None:
         """Straight into the vector, without putting the gradient together first."""
 
         def into(v: Tensor, *rest: Tensor) -> Tensor:
@@ -84,16 +100,16 @@ class StackedModule:
         weights: Tensor,
         *beside: Tensor,
         part: Part,
-        term: Term | None,
+        term: LossTerm | None,
         term_only: bool,
-    ) -> list[tuple[Entry, Tensor]]:
+    ) -> list[tuple[ParameterEntry, Tensor]]:
         """`beside` are the tensors of the term; a trace must not hold those of the term that it was made with."""
         space, each = self.task.space, self.task.loss.each
         low, high, _ = space.part(part).indices(space.size)
         moving = [e for e in space.entries if low <= e.offset < high]
         still = [e for e in space.entries if not low <= e.offset < high]
         assert each is not None
-        listener = None if term is None else Listener(self.module, term.at, self.task.head)
+        listener = None if term is None else ForwardHook(self.module, term.at, self.task.head)
 
         def value(output: Tensor, x: Tensor, y: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
             """Of each sample, with the term, whose probe is asked in the same pass."""
@@ -127,7 +143,7 @@ class StackedModule:
         return [(e, gradients[e.name]) for e in moving]
 
     def _call(
-        self, what: tuple[object, ...], function: Callable[..., Tensor], v: Tensor, batch: Batch, term: Term | None
+        self, what: tuple[object, ...], function: Callable[..., Tensor], v: Tensor, batch: Batch, term: LossTerm | None
     ) -> Tensor:
         x, y, weights = batch[:3]
         beside: list[Tensor] = []
@@ -152,7 +168,7 @@ def _simplify(module: torch.fx.GraphModule) -> None:
     module.recompile()
 
 
-class Cohort(Work):
+class StackedTrainer(LocalTrainer):
     """A stack of clients' data. Clients with fewer samples or steps are padded and stand still when done."""
 
     def __init__(
@@ -178,13 +194,13 @@ class Cohort(Work):
     # A batch may hold the first clients of the stack only: the others are done.
 
     def gradient(
-        self, v: Tensor, batch: Batch, part: Part, term: Term | None = None, term_only: bool = False
+        self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None = None, term_only: bool = False
     ) -> Tensor:
         first = len(batch.x)
         found = self.module.gradient(v[:first], batch, part, term, term_only)
         return found if first == len(v) else nn.functional.pad(found, (0, 0, 0, len(v) - first))
 
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: Term | None = None) -> None:
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None = None) -> None:
         self.module.step(v[: len(batch.x)], batch, part, lr, term)
 
     def shares(self, batch: Batch) -> Tensor:
@@ -200,7 +216,7 @@ class Cohort(Work):
             found.append(client_class_sums(self.task, call, scoring, x, y, of, at))
         return torch.stack(found)
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
         scoring, found = self.module.scoring, []
         for who, row in zip(self.who, v, strict=True):
             x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[who]))
@@ -210,15 +226,15 @@ class Cohort(Work):
         return Moments.stack(found)
 
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: Term | None = None
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: LossTerm | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         owned = [self.federation.train[i] for i in self.who]
         batch = min(self.algorithm.batch, max(len(indices) for indices in owned))
         plans = []
         works = [True] * len(owned) if only is None else only.flatten().tolist()
         for i, indices, at_work in zip(self.who, owned, works, strict=True):
-            rng = order_of(self.seed, self.round, self.federation.names[i], self.purpose, stream)
-            plans.append(plan(len(indices) if at_work else 0, batch, epochs, steps, rng))
+            rng = batch_order(self.seed, self.round, self.federation.names[i], self.purpose, stream)
+            plans.append(batch_indices(len(indices) if at_work else 0, batch, epochs, steps, rng))
         length = max(len(p) for p in plans)
         # Where a batch is not full, a sample of the client's own stands in, with weight zero.
         own = np.array([indices[0] for indices in owned])
@@ -232,7 +248,7 @@ class Cohort(Work):
         weights = torch.from_numpy(there / np.maximum(counts, 1)).to(self.dtype)
         done = torch.from_numpy(counts[..., 0] == 0)
         someone = done.any(1).tolist()
-        firsts = narrowed(counts[..., 0] > 0)
+        firsts = active_prefix_sizes(counts[..., 0] > 0)
         flat = torch.from_numpy(order).flatten(1)
         for t, first in zip(range(length), firsts, strict=True):
             x, y = self.federation.gather(flat[t, : first * batch], self.module.memory)
@@ -241,7 +257,7 @@ class Cohort(Work):
             yield batch_t, done[t] if someone[t] else None
 
 
-def narrowed(at_work: np.ndarray) -> list[int]:
+def active_prefix_sizes(at_work: np.ndarray) -> list[int]:
     """For each step, how many of the first clients to compute: up to the last one at work, in few different numbers.
 
     Clients are stacked with the longest plans first, so that those who are done lie at the end. Every number of
@@ -261,7 +277,7 @@ def groups(items: Sequence[int], limit: int = _GROUP) -> list[list[int]]:
     return [part.tolist() for part in np.array_split(np.array(items, dtype=np.int64), -(-len(items) // limit))]
 
 
-class Stacked(Executor):
+class StackedExecutor(Executor):
     def __init__(
         self,
         task: Task,
@@ -281,7 +297,7 @@ class Stacked(Executor):
     def close(self) -> None:
         torch.set_num_threads(self.threads_before)
 
-    def _groups(self, jobs: Sequence[Job]) -> list[list[Job]]:
+    def _groups(self, jobs: Sequence[ClientJob]) -> list[list[ClientJob]]:
         """Jobs whose clients take about equally many steps together, so that few stand and wait."""
         if not jobs:
             return []
@@ -289,43 +305,45 @@ class Stacked(Executor):
         order = sorted(range(len(jobs)), key=lambda k: (-lengths[jobs[k].who], self.federation.names[jobs[k].who]))
         return [[jobs[order[k]] for k in group] for group in groups(range(len(jobs)))]
 
-    def _cohort(self, round: int, group: list[Job], purpose: str) -> Cohort:
+    def _cohort(self, round: int, group: list[ClientJob], purpose: str) -> StackedTrainer:
         who = [job.who for job in group]
-        return Cohort(self.module, self.federation, self.algorithm, self.seed, round, who, purpose)
+        return StackedTrainer(self.module, self.federation, self.algorithm, self.seed, round, who, purpose)
 
-    def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
-        done: dict[int, Done] = {}
+    def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
+        done: dict[int, ClientResult] = {}
         for group in self._groups(jobs):
             if stopped():
                 break
             work = self._cohort(round, group, "batches")
             with torch.no_grad():
                 client, upload = self.algorithm.local(
-                    stacked([job.held for job in group]), stack([job.down for job in group]), work
+                    stack_states([job.held for job in group]), stack([job.down for job in group]), work
                 )
             all_finite = client.finite() and upload.wire.finite()
             for k, job in enumerate(group):
                 sent = upload.row(k)
                 finite = all_finite or (client.row(k).finite() and sent.wire.finite())
-                done[job.who] = Done(job.who, Row(client, k), sent, int(work.samples[k]), finite)
+                done[job.who] = ClientResult(job.who, StackRow(client, k), sent, int(work.samples[k]), finite)
         yield from (done[job.who] for job in jobs if job.who in done)
 
     @torch.no_grad()
-    def models(self, round: int, jobs: Sequence[Job], kind: Kind) -> Iterator[tuple[Model | None, int]]:
+    def models(
+        self, round: int, jobs: Sequence[ClientJob], kind: ModelKind
+    ) -> Iterator[tuple[ClientModel | None, int]]:
         make, looks_up = self.maker(kind), self.looks_up(kind)
-        found: dict[int, tuple[Model | None, int]] = {}
+        found: dict[int, tuple[ClientModel | None, int]] = {}
         for group in self._groups(jobs):
             work = self._cohort(round, group, "unseen" if kind == "unseen" else "adapt")
-            clients, downs = stacked([job.held for job in group]), stack([job.down for job in group])
+            clients, downs = stack_states([job.held for job in group]), stack([job.down for job in group])
             vectors = make(clients, downs, work)
             for k, job in enumerate(group):
-                model = None if vectors is None else Model(job.who, vectors[k], looks_up=looks_up)
+                model = None if vectors is None else ClientModel(job.who, vectors[k], looks_up=looks_up)
                 found[job.who] = model, int(work.samples[k])
         yield from (found[job.who] for job in jobs)
 
     @torch.no_grad()
-    def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:
-        scores: list[Scores] = [np.empty((2, len(own))) for own in indices]
+    def score(self, models: Sequence[ClientModel], indices: Sequence[np.ndarray]) -> Iterator[SampleScores]:
+        scores: list[SampleScores] = [np.empty((2, len(own))) for own in indices]
         for k, model in enumerate(models):
             if model.looks_up and len(indices[k]):  # its samples are its own, so that it is asked by itself
                 module = self.predictor(self.task.to_module(model.vector), model.who)
@@ -350,20 +368,20 @@ class Stacked(Executor):
         yield from scores
 
     @torch.no_grad()
-    def score_one(self, vector: Tensor, indices: np.ndarray) -> Scores:
+    def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
         if not len(indices):
             return np.empty((2, 0))
         views = self.task.space.views(vector)
         return self._pieces(lambda x: functional_call(self.module.scoring, views, (x,)), indices)
 
-    def _pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray) -> Scores:
+    def _pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray) -> SampleScores:
         scored = []
         for piece in np.array_split(indices, max(1, -(-len(indices) // 4096))):
             x, y = self.federation.gather(torch.from_numpy(piece))
             scored.append(self._each(predict(x), y))
         return np.concatenate(scored, axis=1)
 
-    def _each(self, output: Tensor, y: Tensor) -> Scores:
+    def _each(self, output: Tensor, y: Tensor) -> SampleScores:
         assert self.task.loss.each is not None
         return np.stack(
             [self.task.loss.each(output, y).double().numpy(), self.task.metric.each(output, y).double().numpy()]

@@ -13,27 +13,34 @@ from torch import Tensor
 from torch.func import functional_call
 
 from equipoise import randomness
-from equipoise.algorithms.base import Algorithm, Split
+from equipoise.algorithms.base import Algorithm, DataSplit
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import (
     BUFFERS,
     FIXED_POINTS,
-    Done,
+    ClientJob,
+    ClientModel,
+    ClientResult,
     Executor,
-    Job,
-    Kind,
-    Model,
-    Scores,
-    without_kept,
+    ModelKind,
+    SampleScores,
+    algorithm_state,
 )
 from equipoise.parameter_space import Part
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD
-from equipoise.representations.terms import Term
+from equipoise.representations.terms import LossTerm
 from equipoise.state import State
-from equipoise.training.local_trainer import Batch, Work, client_class_sums, client_moments, order_of, plan
+from equipoise.training.local_trainer import (
+    Batch,
+    LocalTrainer,
+    batch_indices,
+    batch_order,
+    client_class_sums,
+    client_moments,
+)
 from equipoise.training.task import Replica, Task
 
 _CHUNK_BYTES = 4 << 20  # samples are fetched some batches at a time, few enough to stay in the cache
@@ -42,7 +49,7 @@ _SCORE_BATCH = 512
 T = TypeVar("T")
 
 
-class OneClient(Work):
+class ThreadTrainer(LocalTrainer):
     """One client's data, worked on with a thread's replica of the module."""
 
     def __init__(
@@ -88,14 +95,14 @@ class OneClient(Work):
         return v.clone()
 
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: Term | None = None
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: LossTerm | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         if only is not None and not bool(only):
             return
         seed, round, name, purpose = self.key
         self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, -1 if stream is None else stream))
-        rng = order_of(seed, round, name, purpose, stream)
-        order = plan(len(self.indices), min(self.algorithm.batch, len(self.indices)), epochs, steps, rng)
+        rng = batch_order(seed, round, name, purpose, stream)
+        order = batch_indices(len(self.indices), min(self.algorithm.batch, len(self.indices)), epochs, steps, rng)
         for first in range(0, len(order), self.chunk):
             rows = order[first : first + self.chunk]
             there = rows >= 0
@@ -110,7 +117,7 @@ class OneClient(Work):
                 yield Batch(xb, yb, rows=rb, probed=hb), None
 
     @torch.no_grad()
-    def _probed(self, term: Term | None, x: Tensor) -> tuple[Tensor, ...]:
+    def _probed(self, term: LossTerm | None, x: Tensor) -> tuple[Tensor, ...]:
         """What a term's probe makes of samples: without dropout, and with the client's own buffers."""
         if term is None or term.probe is None:
             return ()
@@ -124,7 +131,7 @@ class OneClient(Work):
     def calm(self) -> None:
         self.replica.module.eval()
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
         self.replica.vector.copy_(v)
         self.calm()
         x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[self.who]))
@@ -140,7 +147,7 @@ class OneClient(Work):
         return client_class_sums(self.task, self.replica.module, self.replica.module, x, y, of, at)
 
     def gradient(
-        self, v: Tensor, batch: Batch, part: Part, term: Term | None = None, term_only: bool = False
+        self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None = None, term_only: bool = False
     ) -> Tensor:
         self.slopes.zero_()
         try:
@@ -151,14 +158,14 @@ class OneClient(Work):
             ) from error
         return self.slopes
 
-    def _loss(self, batch: Batch, term: Term | None, term_only: bool) -> Tensor:
+    def _loss(self, batch: Batch, term: LossTerm | None, term_only: bool) -> Tensor:
         if self.warm is None:
             return self._value(batch, term, term_only)
         assert batch.rows is not None
         with self.warm.at(batch.rows):
             return self._value(batch, term, term_only)
 
-    def _value(self, batch: Batch, term: Term | None, term_only: bool) -> Tensor:
+    def _value(self, batch: Batch, term: LossTerm | None, term_only: bool) -> Tensor:
         listener = None if term is None else self.replica.listener(term.at)
         output = self.replica.module(batch.x)
         if term is None or listener is None:
@@ -186,11 +193,11 @@ class OneClient(Work):
             kept[FIXED_POINTS + name] = torch.cat([found, table[len(found) :]])
         return kept
 
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: Term | None = None) -> None:
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None = None) -> None:
         self.moving.add_(self.gradient(v, batch, part, term), alpha=-lr)
 
 
-class Threads(Executor):
+class ThreadedExecutor(Executor):
     def __init__(
         self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int, inner: int = 1
     ):
@@ -227,55 +234,57 @@ class Threads(Executor):
                 waiting.append(self.pool.submit(function, items[k + ahead]))
             yield result
 
-    def _work(self, round: int, job: Job, purpose: str) -> OneClient:
+    def _work(self, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
         replica: Replica = self.local.replica
         replica.set_budget(job.budget)
         if len(self.task.buffers):
             replica.load_buffers(job.client.get(BUFFERS, self.task.buffers))
-        work = OneClient(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
+        work = ThreadTrainer(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
         work.recall(job.client)
         return work
 
-    def train(self, round: int, jobs: Sequence[Job], stopped: Callable[[], bool]) -> Iterator[Done]:
-        def local(job: Job) -> Done:
+    def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
+        def local(job: ClientJob) -> ClientResult:
             began = time.perf_counter()
             work = self._work(round, job, "batches")
             work.replica.forget_solves()
-            client, upload = self.algorithm.local(without_kept(job.client), job.down, work)
+            client, upload = self.algorithm.local(algorithm_state(job.client), job.down, work)
             if len(self.task.buffers):
                 client = State(client, **{BUFFERS: work.replica.read_buffers()})
             client = State(client, **work.kept(job.client))
             finite = upload.wire.finite() and client.finite()
             spent = time.perf_counter() - began
-            return Done(job.who, client, upload, int(work.samples[0]), finite, work.replica.solves(), spent)
+            return ClientResult(job.who, client, upload, int(work.samples[0]), finite, work.replica.solves(), spent)
 
         return self._each(local, jobs, stopped)
 
-    def models(self, round: int, jobs: Sequence[Job], kind: Kind) -> Iterator[tuple[Model | None, int]]:
+    def models(
+        self, round: int, jobs: Sequence[ClientJob], kind: ModelKind
+    ) -> Iterator[tuple[ClientModel | None, int]]:
         make, looks_up = self.maker(kind), self.looks_up(kind)
 
-        def model(job: Job) -> tuple[Model | None, int]:
+        def model(job: ClientJob) -> tuple[ClientModel | None, int]:
             work = self._work(round, job, "unseen" if kind == "unseen" else "adapt")
-            vector = make(without_kept(job.client), job.down, work)
+            vector = make(algorithm_state(job.client), job.down, work)
             buffers = job.client.get(BUFFERS)
             if len(self.task.buffers) and work.samples[0]:
                 buffers = work.replica.read_buffers()
-            found = None if vector is None else Model(job.who, vector, buffers, looks_up)
+            found = None if vector is None else ClientModel(job.who, vector, buffers, looks_up)
             return found, int(work.samples[0])
 
         return self._each(model, jobs)
 
-    def score(self, models: Sequence[Model], indices: Sequence[np.ndarray]) -> Iterator[Scores]:
+    def score(self, models: Sequence[ClientModel], indices: Sequence[np.ndarray]) -> Iterator[SampleScores]:
         return self._each(lambda pair: self._score(*pair), list(zip(models, indices, strict=True)))
 
-    def score_one(self, vector: Tensor, indices: np.ndarray) -> Scores:
+    def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
         if not len(indices):
             return np.empty((2, 0))
         pieces = np.array_split(indices, max(1, -(-len(indices) // (8 * _SCORE_BATCH))))
-        return np.concatenate(list(self.score([Model(0, vector)] * len(pieces), pieces)), axis=1)
+        return np.concatenate(list(self.score([ClientModel(0, vector)] * len(pieces), pieces)), axis=1)
 
     @torch.no_grad()
-    def _score(self, model: Model, indices: np.ndarray) -> Scores:
+    def _score(self, model: ClientModel, indices: np.ndarray) -> SampleScores:
         replica: Replica = self.local.replica
         replica.set_budget(None)  # a budget is for training
         replica.vector.copy_(model.vector)

@@ -9,7 +9,7 @@ from equipoise.config.deployment import Deploy
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError
-from equipoise.flower.deployment_plan import EXPERIMENT, Plan
+from equipoise.flower.deployment_plan import EXPERIMENT, DeploymentPlan
 from equipoise.storage import atomic_files
 
 _APP = '''"""The two halves of this Flower app: the SuperLink runs `server`, every SuperNode runs `client`.
@@ -67,7 +67,7 @@ def describe(federation: Federation, deploy: Deploy) -> Deploy:
 def write_app(folder: Path, experiment: Experiment, out: Path) -> None:
     """The app's four files. Whether the server can work with them is tried first."""
     experiment = experiment.deployed()
-    plan = Plan(experiment)
+    plan = DeploymentPlan(experiment)
     if experiment.model is not None:
         plan.task()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):

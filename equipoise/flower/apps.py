@@ -11,12 +11,12 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.engine.assembly import run_in_folder, start_or_resume
 from equipoise.errors import EquipoiseError
 from equipoise.flower.client import work
-from equipoise.flower.client_data import Hook
-from equipoise.flower.deployment_plan import Plan
+from equipoise.flower.client_data import DataFunction
+from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.server import Deployment
 from equipoise.losses import Metric
 
@@ -32,7 +32,7 @@ def _speak() -> None:
         log.propagate = False
 
 
-class Operator(Watcher):
+class LogCallback(RunCallback):
     """Tells the operator, in the log of the run, how it goes."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class App:
         file: str | Path,
         *,
         model: Callable[[], nn.Module] | None = None,
-        data: Hook | None = None,
+        data: DataFunction | None = None,
         head: str | Sequence[str] | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
         metric: str | Metric | None = None,
@@ -81,8 +81,8 @@ class App:
             register(self._work)
 
     @property
-    def plan(self) -> Plan:
-        return Plan.load(self.folder, **self.own)
+    def plan(self) -> DeploymentPlan:
+        return DeploymentPlan.load(self.folder, **self.own)
 
     def _serve(self, grid: Grid, context: Context) -> None:
         out = context.run_config.get("out")
@@ -95,7 +95,7 @@ class App:
         return work(self.plan, context.node_config, self.data, message)
 
 
-def serve(plan: Plan, grid: Grid, out: Path, resume: bool, watcher: Watcher | None = None) -> Deployment:
+def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, watcher: RunCallback | None = None) -> Deployment:
     """Run the server's side, from the start or from the last checkpoint in `out`."""
     experiment = plan.experiment.deployed()
 
@@ -113,6 +113,6 @@ def serve(plan: Plan, grid: Grid, out: Path, resume: bool, watcher: Watcher | No
         experiment.tables(),
         resume=resume,
         track=experiment.schedule.track,
-        callback=watcher or Operator(),
+        callback=watcher or LogCallback(),
         mode="flower",
     )

@@ -14,18 +14,26 @@ from flwr.app import Message
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.base import announce
-from equipoise.attacks import poisoned
+from equipoise.algorithms.base import infer_schema
+from equipoise.attacks import poison_labels
 from equipoise.data.federation import Federation
 from equipoise.engine.model_files import write_model
 from equipoise.errors import EquipoiseError
-from equipoise.evaluation.scoreboard import row
-from equipoise.executors.base import BUFFERS, RELEASED, Done, Job, Kind, Model, with_kept
-from equipoise.executors.threaded import Threads
-from equipoise.flower.client_data import Hook, client_data
-from equipoise.flower.client_state import Home, Kept
-from equipoise.flower.codec import Refused, group, named
-from equipoise.flower.deployment_plan import Plan
+from equipoise.evaluation.scoreboard import score_row
+from equipoise.executors.base import (
+    BUFFERS,
+    RELEASED,
+    ClientJob,
+    ClientModel,
+    ClientResult,
+    ModelKind,
+    with_engine_state,
+)
+from equipoise.executors.threaded import ThreadedExecutor
+from equipoise.flower.client_data import DataFunction, client_data
+from equipoise.flower.client_state import ClientStateFile, StoredState
+from equipoise.flower.codec import RejectedMessage, group, named
+from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.protocol import (
     NOBODY,
     PRINTABLE,
@@ -33,13 +41,13 @@ from equipoise.flower.protocol import (
     Answer,
     Order,
     content,
-    opened,
+    open_message,
     order_shapes,
     solver_facts,
 )
-from equipoise.flower.release_ledger import Ledger
-from equipoise.privacy.accounting import Releases
-from equipoise.privacy.mechanisms import public_reference, unforeseen
+from equipoise.flower.release_ledger import ReleaseLedger
+from equipoise.privacy.accounting import ReleaseCount
+from equipoise.privacy.mechanisms import public_reference, secure_noise
 from equipoise.settings import MOST, Settings, read
 from equipoise.state import State, Upload
 from equipoise.storage import atomic_files
@@ -64,7 +72,7 @@ class ClientSettings(Settings):
     "may the scores of its models leave, where the experiment asks for them?"
 
 
-def work(plan: Plan, settings: Mapping[str, Any], hook: Hook | None, message: Message) -> Message:
+def work(plan: DeploymentPlan, settings: Mapping[str, Any], hook: DataFunction | None, message: Message) -> Message:
     """The answer to an order, whatever happens: the server hears one word of what goes wrong here.
 
     An error's text may speak of the data, so it goes to the client's own log.
@@ -77,7 +85,7 @@ def work(plan: Plan, settings: Mapping[str, Any], hook: Hook | None, message: Me
 
 
 def _say(name: object, error: Exception) -> None:
-    log.error("%s: %s", name, error, exc_info=not isinstance(error, (EquipoiseError, Refused)))
+    log.error("%s: %s", name, error, exc_info=not isinstance(error, (EquipoiseError, RejectedMessage)))
 
 
 def client_settings(given: Mapping[str, Any], own: bool) -> ClientSettings:
@@ -88,21 +96,21 @@ def client_settings(given: Mapping[str, Any], own: bool) -> ClientSettings:
 
 
 class Client:
-    def __init__(self, plan: Plan, settings: Mapping[str, Any], hook: Hook | None = None):
+    def __init__(self, plan: DeploymentPlan, settings: Mapping[str, Any], hook: DataFunction | None = None):
         self.plan, self.hook, self.given = plan, hook, settings
         self.settings = client_settings(settings, hook is not None)
         self.task = plan.task()
         start = self.task.start(1, seed=plan.experiment.schedule.seed)
-        self.announced = announce(plan.experiment.algorithm, start, plan.experiment.privacy is None)
+        self.announced = infer_schema(plan.experiment.algorithm, start, plan.experiment.privacy is None)
         self.accepts = order_shapes(self.announced, start, len(self.task.buffers))
 
     def __call__(self, message: Message) -> Message:
-        order, given = opened(message, Order, self.accepts)
+        order, given = open_message(message, Order, self.accepts)
         try:
             return Message(content(*self.answer(order, given)), reply_to=message)
         except Exception as error:
             _say(self.settings.name, error)
-            status = error.reason if isinstance(error, Refused) and error.reason in STATUSES else "failed"
+            status = error.reason if isinstance(error, RejectedMessage) and error.reason in STATUSES else "failed"
             return Message(content(self._answer(order, status=status)), reply_to=message)
 
     def _answer(self, order: Order, **facts: Any) -> Answer:
@@ -112,20 +120,20 @@ class Client:
         if order.hello:
             own = self._own()  # who cannot take part says so now
             if (privacy := self.plan.experiment.privacy) is not None:
-                privacy.guarantee(privacy.noise(Releases(1)), Releases(1))
+                privacy.guarantee(privacy.noise(ReleaseCount(1)), ReleaseCount(1))
             atomic_files.make_folder(Path(self.settings.state).expanduser())
             facts: dict[str, Any] = {"unseen": self.settings.unseen, "layout": self.task.space.fingerprint()}
             if self.plan.experiment.algorithm.counts_samples:
                 facts["size"] = len(own.train[0])
             return self._answer(order, status="hello", **facts), {}
         if order.client != self.settings.name:
-            raise Refused("failed", f"an order for {order.client!r} came to {self.settings.name!r}")
-        home = Home(Path(self.settings.state).expanduser(), order.run, self.settings.name)
+            raise RejectedMessage("failed", f"an order for {order.client!r} came to {self.settings.name!r}")
+        home = ClientStateFile(Path(self.settings.state).expanduser(), order.run, self.settings.name)
         with home.locked():
             kept = home.read()
             if self.announced.client or self.task.keeps:  # else there is nothing to get out of step
                 if order.number <= kept.newest:
-                    raise Refused("stale", f"order {order.number} comes after {kept.newest}; it is left alone")
+                    raise RejectedMessage("stale", f"order {order.number} comes after {kept.newest}; it is left alone")
                 kept = kept.settled(order.accepted, order.within)
             return self._work(home, kept, order, tensors)
 
@@ -136,23 +144,25 @@ class Client:
         try:
             return self.data()
         except EquipoiseError as error:
-            raise Refused("no-data", str(error)) from None
+            raise RejectedMessage("no-data", str(error)) from None
 
-    def _work(self, home: Home, kept: Kept, order: Order, tensors: State) -> tuple[Answer, dict[str, Tensor]]:
+    def _work(
+        self, home: ClientStateFile, kept: StoredState, order: Order, tensors: State
+    ) -> tuple[Answer, dict[str, Tensor]]:
         experiment, task = self.plan.experiment, self.task
         down = group(tensors, "down")
         if down.shapes() != self.announced.down or not tensors.finite():
-            raise Refused("failed", "the server's message is not whole, or has NaN or infinite numbers")
+            raise RejectedMessage("failed", "the server's message is not whole, or has NaN or infinite numbers")
         federation = self._own().prepared(task.dtype, task.channels_last)
         if order.malicious and experiment.attack is not None:
-            federation = poisoned(federation, experiment.attack, federation.names, experiment.schedule.seed)
+            federation = poison_labels(federation, experiment.attack, federation.names, experiment.schedule.seed)
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
-        executor = Threads(task, federation, experiment.algorithm, experiment.schedule.seed, 1, threads)
+        executor = ThreadedExecutor(task, federation, experiment.algorithm, experiment.schedule.seed, 1, threads)
         try:
             state = kept.now
             if state is None:
                 state = self._initial(order, tensors, len(federation.train[0]))
-            job = Job(0, state, down, self._budget(order))
+            job = ClientJob(0, state, down, self._budget(order))
             facts: dict[str, Any] = {}
             sent: dict[str, Tensor] = {}
             if order.evaluate:
@@ -171,7 +181,7 @@ class Client:
                 if complaint:
                     log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
                 if not done.finite:
-                    raise Refused("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
+                    raise RejectedMessage("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
                 facts |= {"trained": order.train, "samples": done.gradient_samples}
                 facts |= solver_facts(solves) if experiment.privacy is None else {}
                 upload, client = self._released(home, done, job)
@@ -184,7 +194,7 @@ class Client:
         finally:
             executor.close()
 
-    def _released(self, home: Home, done: Done, job: Job) -> tuple[Upload, State]:
+    def _released(self, home: ClientStateFile, done: ClientResult, job: ClientJob) -> tuple[Upload, State]:
         """What leaves, and what is kept, with the last message as the server has it where that is needed."""
         experiment = self.plan.experiment
         if (privacy := experiment.privacy) is None:
@@ -192,9 +202,9 @@ class Client:
         known = State(
             {k.removeprefix(RELEASED): t for k, t in job.client.items() if k.startswith(RELEASED)}
         ) or public_reference(done.upload, job.down)
-        planned = Releases(experiment.schedule.rounds, experiment.algorithm.exchanges)
-        ledger = Ledger(home.path / "releases.json", planned.rounds * planned.exchanges)
-        noise = unforeseen() if privacy.central else ledger.noise(done.upload.message)
+        planned = ReleaseCount(experiment.schedule.rounds, experiment.algorithm.exchanges)
+        ledger = ReleaseLedger(home.path / "releases.json", planned.rounds * planned.exchanges)
+        noise = secure_noise() if privacy.central else ledger.noise(done.upload.message)
         upload = privacy.release(done.upload, known, privacy.noise(planned), noise)
         if not any(k.startswith(RELEASED) for k in job.client):
             return upload, done.client
@@ -208,19 +218,19 @@ class Client:
     def _initial(self, order: Order, tensors: State, samples: int) -> State:
         """The state of a client that has not taken part yet, from the model that all began with."""
         if not self.announced.client and not len(self.task.buffers):
-            return with_kept(State(), self.task, samples)
+            return with_engine_state(State(), self.task, samples)
         start = group(tensors, "start")
         if "w0" not in start or ("buffers" in start) != bool(len(self.task.buffers)):
-            raise Refused("failed", "the server did not send the model that all began with")
+            raise RejectedMessage("failed", "the server did not send the model that all began with")
         seed, algorithm = self.plan.experiment.schedule.seed, self.plan.experiment.algorithm
         begin = replace(self.task.start(order.clients, order.samples, seed), w0=start.w0)
-        state = with_kept(algorithm.client(begin), self.task, samples, start.get("buffers"))
+        state = with_engine_state(algorithm.client(begin), self.task, samples, start.get("buffers"))
         first = None if self.plan.experiment.privacy is None else algorithm.first(begin)
         return State(state, **{RELEASED + k: t for k, t in (first or State()).items()})
 
     def _evaluate(
-        self, executor: Threads, job: Job, round: int, shared: Tensor | None
-    ) -> tuple[dict[str, Tensor], int, dict[str, Model]]:
+        self, executor: ThreadedExecutor, job: ClientJob, round: int, shared: Tensor | None
+    ) -> tuple[dict[str, Tensor], int, dict[str, ClientModel]]:
         """Scores of all models that the client has on its own samples."""
         federation = executor.federation
         splits = (federation.train[0], federation.validation[0], federation.test[0])
@@ -228,8 +238,8 @@ class Client:
         own, cut = np.concatenate(splits[1:]), len(splits[1])
 
         unseen, samples = self.settings.unseen, 0
-        models: dict[str, Model] = {}
-        made: dict[str, Kind] = {"personal": "unseen" if unseen else "personal"}
+        models: dict[str, ClientModel] = {}
+        made: dict[str, ModelKind] = {"personal": "unseen" if unseen else "personal"}
         if self.plan.experiment.algorithm.has_consensus and not unseen:
             made["consensus"] = "consensus"
         for kind, how in made.items():
@@ -238,12 +248,12 @@ class Client:
             samples += trained
         if shared is not None and not (unseen and len(self.task.buffers)):
             # Who never trained has no statistics of its own to run the global model with.
-            models["global"] = Model(0, shared, job.client.get(BUFFERS))
+            models["global"] = ClientModel(0, shared, job.client.get(BUFFERS))
         for kind, scored in zip(models, executor.score(list(models.values()), [own] * len(models)), strict=True):
-            scores[kind] = torch.from_numpy(row(scored, cut, self.task.metric))
+            scores[kind] = torch.from_numpy(score_row(scored, cut, self.task.metric))
         return scores, samples, models
 
-    def _keep(self, home: Home, order: Order, models: Mapping[str, Model]) -> None:
+    def _keep(self, home: ClientStateFile, order: Order, models: Mapping[str, ClientModel]) -> None:
         """The models that there are, as files that need neither the server nor this state."""
         for kind, model in models.items():
             if model.looks_up:

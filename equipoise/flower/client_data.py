@@ -15,10 +15,10 @@ from torch import Tensor
 
 from equipoise.data.federation import SPLITS, Federation, from_clients
 from equipoise.errors import EquipoiseError
-from equipoise.flower.deployment_plan import Plan
+from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.storage.tensor_files import write_tensors
 
-Hook = Callable[[Mapping[str, Any]], Any]
+DataFunction = Callable[[Mapping[str, Any]], Any]
 """Gets the client's settings, returns (x, y), a torch Dataset, or a dictionary of train, validation and test."""
 
 # What numpy and zipfile raise for files that are not whole.
@@ -77,7 +77,9 @@ def _parts(arrays: dict[str, Tensor], path: Path) -> Any:
     return pairs.get("", pairs)
 
 
-def client_data(plan: Plan, name: str, settings: Mapping[str, Any], hook: Hook | None = None) -> Federation:
+def client_data(
+    plan: DeploymentPlan, name: str, settings: Mapping[str, Any], hook: DataFunction | None = None
+) -> Federation:
     """The client's data as a federation of one, checked against what the server was told of them."""
     if hook is not None:
         given, where = hook(settings), f"the data of {name}"
@@ -96,7 +98,7 @@ def client_data(plan: Plan, name: str, settings: Mapping[str, Any], hook: Hook |
     return _checked(plan, federation, where)
 
 
-def _checked(plan: Plan, federation: Federation, where: str) -> Federation:
+def _checked(plan: DeploymentPlan, federation: Federation, where: str) -> Federation:
     x, y = plan.sample()
     deploy = plan.experiment.deploy
     if federation.x.shape[1:] != x.shape[1:]:

@@ -18,13 +18,13 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from equipoise.errors import EquipoiseError
-from equipoise.flower.codec import Refused, group, named
+from equipoise.flower.codec import RejectedMessage, group, named
 from equipoise.state import State
 from equipoise.storage import atomic_files, tensor_files
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredState:
     accepted: int = 0
     "the number of the order that ended the last round in which the server took this client's updates; 0: none"
     state: State | None = None
@@ -40,17 +40,17 @@ class Kept:
     step: State | None = None
     "the client's state after it"
 
-    def settled(self, accepted: int, within: int = 0) -> "Kept":
+    def settled(self, accepted: int, within: int = 0) -> "StoredState":
         """With the pending state taken over or dropped, as the server says."""
         if within:
             if accepted == self.accepted and within in (self.trained, self.within):
                 step = self.pending if within == self.trained else self.step
-                return Kept(self.accepted, self.state, newest=self.newest, within=within, step=step)
+                return StoredState(self.accepted, self.state, newest=self.newest, within=within, step=step)
         elif accepted and accepted in (self.trained, self.within):
-            return Kept(accepted, self.pending if accepted == self.trained else self.step, newest=self.newest)
+            return StoredState(accepted, self.pending if accepted == self.trained else self.step, newest=self.newest)
         elif accepted == self.accepted:
-            return Kept(self.accepted, self.state, newest=self.newest)
-        raise Refused(
+            return StoredState(self.accepted, self.state, newest=self.newest)
+        raise RejectedMessage(
             "out-of-step",
             f"the server took this client's update to order {within or accepted}, and the state here is that after "
             f"order {self.within or self.accepted}; put its state folder back, or take part under a new name",
@@ -61,12 +61,12 @@ class Kept:
         """What the next order works on."""
         return self.step if self.within else self.state
 
-    def trained_on(self, number: int, client: State) -> "Kept":
+    def trained_on(self, number: int, client: State) -> "StoredState":
         """With what an order made of it, pending."""
         return replace(self, trained=number, pending=client, newest=number)
 
 
-class Home:
+class ClientStateFile:
     """The folder of one client in one run."""
 
     def __init__(self, state: Path, run: str, name: str):
@@ -81,9 +81,9 @@ class Home:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def read(self) -> Kept:
+    def read(self) -> StoredState:
         if not self.file.exists():
-            return Kept()
+            return StoredState()
         try:
             with safe_open(self.file, framework="pt") as file:
                 facts = json.loads((file.metadata() or {})["kept"])
@@ -93,7 +93,7 @@ class Home:
                         "every client needs a state folder of its own"
                     )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return Kept(
+            return StoredState(
                 facts["accepted"],
                 group(tensors, "state") if facts["accepted"] else None,
                 facts["trained"],
@@ -105,7 +105,7 @@ class Home:
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EquipoiseError(f"the client's state in {self.file} cannot be read: {error}") from None
 
-    def write(self, kept: Kept) -> None:
+    def write(self, kept: StoredState) -> None:
         numbers = {"accepted": kept.accepted, "trained": kept.trained, "newest": kept.newest, "within": kept.within}
         facts = {"name": self.name, **numbers}
         states = {"state": kept.state, "pending": kept.pending, "step": kept.step}

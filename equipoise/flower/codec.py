@@ -18,7 +18,7 @@ _FACTS = "equipoise"
 _HEADER = 1 << 16  # bytes; names and shapes of a few tensors, and some numbers
 
 
-class Refused(Exception):
+class RejectedMessage(Exception):
     """A message that is not what it should be; `reason` is a word to count it under."""
 
     def __init__(self, reason: str, text: str):
@@ -38,42 +38,42 @@ def unpack(blob: bytes, allowed: Shapes) -> tuple[State, dict[str, Any]]:
     """
     most = 8 + _HEADER + sum(math.prod(shape) * dtype.itemsize for shape, dtype in allowed.values())
     if len(blob) > most:
-        raise Refused("oversize", f"{len(blob)} bytes, where at most {most} were announced")
+        raise RejectedMessage("oversize", f"{len(blob)} bytes, where at most {most} were announced")
     header = _header(blob)
     metadata = header.pop("__metadata__", None)
     for name, entry in header.items():
         if name not in allowed:
-            raise Refused("shape", f"it holds {name!r}, which was not announced")
+            raise RejectedMessage("shape", f"it holds {name!r}, which was not announced")
         found = _shape(entry)
         if found != allowed[name]:
-            raise Refused("shape", f"{name} is {_words(found)}, and was announced as {_words(allowed[name])}")
+            raise RejectedMessage("shape", f"{name} is {_words(found)}, and was announced as {_words(allowed[name])}")
     try:
         facts = json.loads(metadata[_FACTS]) if isinstance(metadata, dict) else None
         if not isinstance(facts, dict):
-            raise Refused("malformed", "it says nothing of itself")
+            raise RejectedMessage("malformed", "it says nothing of itself")
         return State(load(blob)), facts
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise Refused("malformed", f"it is not what safetensors writes ({type(error).__name__})") from None
+        raise RejectedMessage("malformed", f"it is not what safetensors writes ({type(error).__name__})") from None
 
 
 def _header(blob: bytes) -> dict[str, Any]:
     if len(blob) < 8:
-        raise Refused("malformed", "it is too short to be a message")
+        raise RejectedMessage("malformed", "it is too short to be a message")
     (length,) = struct.unpack("<Q", blob[:8])
     if length > min(_HEADER, len(blob) - 8):
-        raise Refused("malformed", "its header is longer than it may be")
+        raise RejectedMessage("malformed", "its header is longer than it may be")
     try:
         header = json.loads(blob[8 : 8 + length])
     except (ValueError, RecursionError):
-        raise Refused("malformed", "its header is not JSON") from None
+        raise RejectedMessage("malformed", "its header is not JSON") from None
     if not isinstance(header, dict):
-        raise Refused("malformed", "its header is not a table")
+        raise RejectedMessage("malformed", "its header is not a table")
     return header
 
 
 def _shape(entry: Any) -> tuple[tuple[int, ...], Any]:
     if not isinstance(entry, dict) or not isinstance(entry.get("shape"), list):
-        raise Refused("malformed", "its header does not tell shapes")
+        raise RejectedMessage("malformed", "its header does not tell shapes")
     return tuple(entry["shape"]), DTYPES.get(str(entry.get("dtype")))
 
 

@@ -90,6 +90,6 @@ def _certificate(
 
 
 def _write(path: Path, content: bytes, private: bool) -> None:
-    with atomic_files.beside(path) as temporary:
+    with atomic_files.atomic_write(path) as temporary:
         temporary.touch(mode=0o600 if private else 0o644)
         temporary.write_bytes(content)

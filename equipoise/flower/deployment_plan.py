@@ -22,7 +22,7 @@ EXPERIMENT = "experiment.toml"
 
 
 @dataclass(frozen=True)
-class Plan:
+class DeploymentPlan:
     experiment: Experiment
     model: Callable[[], nn.Module] | None = None
     "makes the user's own model, in place of the one that the experiment names"
@@ -47,11 +47,11 @@ class Plan:
             )
 
     @staticmethod
-    def load(folder: Path, **own: Any) -> "Plan":
+    def load(folder: Path, **own: Any) -> "DeploymentPlan":
         experiment = Experiment.parse(read_toml(folder / EXPERIMENT), needs=("algorithm",))
         if own.get("model") is not None:
             experiment = replace(experiment, model_name="", model=None)
-        return Plan(experiment, **own)
+        return DeploymentPlan(experiment, **own)
 
     @property
     def title(self) -> str:

@@ -3,16 +3,16 @@
 import time
 from collections.abc import Callable, Iterable
 
-from equipoise.flower.enrolment import Door
-from equipoise.flower.transport import Answered, Asked, Post
+from equipoise.flower.enrolment import Enrolment
+from equipoise.flower.transport import PendingOrder, Reply, Transport
 
 _LATE = 3  # exchanges for which an answer that comes late is still looked for, so that it is counted
 
 
 class Exchange:
-    def __init__(self, number: int, round: int, post: Post, door: Door, tell: Callable[[str, str], None]):
+    def __init__(self, number: int, round: int, post: Transport, door: Enrolment, tell: Callable[[str, str], None]):
         self.number, self.round, self.post, self.door, self._tell = number, round, post, door, tell
-        self.answers: dict[str, Answered] = {}
+        self.answers: dict[str, Reply] = {}
         "by the client's name, the first of each"
 
     def look(self) -> None:
@@ -50,5 +50,5 @@ class Exchange:
         """Who was asked and has said nothing yet."""
         return {asked.name for asked in self.post.waiting.values() if self._current(asked)}
 
-    def _current(self, asked: Asked) -> bool:
+    def _current(self, asked: PendingOrder) -> bool:
         return not asked.order.hello and asked.order.number == self.number

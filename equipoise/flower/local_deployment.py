@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError, RunFailed
@@ -28,10 +28,10 @@ _LOOK = 0.3  # seconds between two looks at what the server wrote
 _ASK = 60.0  # seconds between two questions to the SuperLink whether the run still goes
 
 
-class Local:
+class LocalDeployment:
     """The folder `deployment` of a run folder: app, keys, clients and logs."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, out: Path, watcher: Watcher):
+    def __init__(self, experiment: Experiment, federation: Federation, out: Path, watcher: RunCallback):
         out = out.resolve()
         self.federation, self.out, self.watcher = federation, RunFolder(out), watcher
         self.folder = out / DEPLOYMENT
@@ -138,7 +138,7 @@ class Local:
 class Follower:
     """Reads what the server writes into its run folder, as it is written."""
 
-    def __init__(self, folder: RunFolder, watcher: Watcher):
+    def __init__(self, folder: RunFolder, watcher: RunCallback):
         self.folder, self.watcher = folder, watcher
         self.read = {path: folder.length(path) for path in (folder.metrics, folder.events)}
 

@@ -8,10 +8,10 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.base import Announcement, Shapes, Start
-from equipoise.equilibrium import Solves, Tally
+from equipoise.algorithms.base import MessageSchema, Shapes, Start
+from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError
-from equipoise.flower.codec import Refused, named, pack, unpack
+from equipoise.flower.codec import RejectedMessage, named, pack, unpack
 from equipoise.model_kinds import COLUMNS, SCORED
 from equipoise.settings import Settings, read
 from equipoise.state import State
@@ -108,15 +108,15 @@ def solver_facts(solves: Solves) -> dict[str, int]:
     }
 
 
-def told_solves(answer: Answer) -> Solves:
+def reported_solves(answer: Answer) -> Solves:
     """What an answer says of them."""
     return Solves(
-        Tally(answer.solves, answer.iterations, answer.unconverged),
-        Tally(answer.gradient_solves, answer.gradient_iterations, answer.gradients_unconverged),
+        SolveStats(answer.solves, answer.iterations, answer.unconverged),
+        SolveStats(answer.gradient_solves, answer.gradient_iterations, answer.gradients_unconverged),
     )
 
 
-def order_shapes(announced: Announcement, start: Start, buffers: int) -> Shapes:
+def order_shapes(announced: MessageSchema, start: Start, buffers: int) -> Shapes:
     """All that an order may carry."""
     vector = ((start.space.size,), start.w0.dtype)
     return {
@@ -127,7 +127,7 @@ def order_shapes(announced: Announcement, start: Start, buffers: int) -> Shapes:
     }
 
 
-def answer_shapes(announced: Announcement, kinds: Sequence[str] = SCORED) -> Shapes:
+def answer_shapes(announced: MessageSchema, kinds: Sequence[str] = SCORED) -> Shapes:
     """All that an answer may carry: the algorithm's message, and scores of these kinds of models."""
     scores = {kind: ((len(COLUMNS),), torch.float64) for kind in kinds}
     return {**named(announced.up, "up"), **named({"sizes": ((3,), torch.int64), **scores}, "scores")}
@@ -155,15 +155,15 @@ def _blob(message: Message) -> Any:
     return record[_FIELD] if alone and isinstance(record, ConfigRecord) else None
 
 
-def opened(message: Message, cls: type[S], allowed: Shapes) -> tuple[S, State]:
+def open_message(message: Message, cls: type[S], allowed: Shapes) -> tuple[S, State]:
     """The facts and tensors of a message, or Refused."""
     blob = _blob(message)
     if not isinstance(blob, bytes):
-        raise Refused("malformed", "it is not one record of bytes")
+        raise RejectedMessage("malformed", "it is not one record of bytes")
     tensors, facts = unpack(blob, allowed)
     for key in facts.keys() - cls.model_fields.keys():
-        raise Refused("malformed", f"it says {ascii(key)[:80]}, which nobody asked for")
+        raise RejectedMessage("malformed", f"it says {ascii(key)[:80]}, which nobody asked for")
     try:
         return read(cls, facts, "message"), tensors
     except EquipoiseError as error:
-        raise Refused("malformed", str(error)[:200]) from None
+        raise RejectedMessage("malformed", str(error)[:200]) from None

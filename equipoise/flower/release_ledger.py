@@ -6,13 +6,13 @@ from hashlib import blake2b
 from pathlib import Path
 
 from equipoise.errors import EquipoiseError
-from equipoise.flower.codec import Refused
-from equipoise.privacy.mechanisms import Noise, unforeseen
+from equipoise.flower.codec import RejectedMessage
+from equipoise.privacy.mechanisms import Noise, secure_noise
 from equipoise.state import State
 from equipoise.storage import atomic_files
 
 
-class Ledger:
+class ReleaseLedger:
     """A secret, from which the noise of a client's messages comes, and which messages it has sent.
 
     The same message, asked for again, gets the same noise: that tells nothing new, and does not count. Who could have
@@ -38,9 +38,9 @@ class Ledger:
         digest = hasher.hexdigest()
         if digest not in self.sent:
             if len(self.sent) >= self.most:
-                raise Refused("failed", f"{self.most} messages have left, as many as privacy was reckoned for")
+                raise RejectedMessage("failed", f"{self.most} messages have left, as many as privacy was reckoned for")
             self.sent.append(digest)
-            with atomic_files.beside(self.path) as temporary:
+            with atomic_files.atomic_write(self.path) as temporary:
                 temporary.touch(mode=0o600)
                 temporary.write_text(json.dumps({"secret": self.secret, "sent": self.sent}), encoding="utf-8")
-        return unforeseen(bytes.fromhex(self.secret) + bytes.fromhex(digest))
+        return secure_noise(bytes.fromhex(self.secret) + bytes.fromhex(digest))

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from equipoise.evaluation.scoreboard import Board
-from equipoise.flower.codec import Refused
+from equipoise.evaluation.scoreboard import Scoreboard
+from equipoise.flower.codec import RejectedMessage
 from equipoise.losses import Metric
 from equipoise.model_kinds import COLUMNS, SCORED
 
@@ -16,7 +16,7 @@ _MOST = 10**12  # samples, or a score: more cannot be meant
 _SIZES = ("train", "validation", "test")
 
 
-class Tally:
+class ReportedScores:
     """The last evaluation, by the clients' names."""
 
     def __init__(self, metric: Metric, select: str = "validation"):
@@ -42,31 +42,31 @@ class Tally:
 
     def _check(self, scores: Mapping[str, Tensor]) -> None:
         if "sizes" not in scores or not bool(((scores["sizes"] >= 0) & (scores["sizes"] < _MOST)).all()):
-            raise Refused("scores", "sizes of splits that cannot be")
+            raise RejectedMessage("scores", "sizes of splits that cannot be")
         _, validation, test = scores["sizes"].tolist()
         for kind in scores.keys() - {"sizes"}:
             row = scores[kind].numpy()
             if np.isfinite(row).tolist() != [validation > 0] * 2 + [test > 0] * 2 or np.isinf(row).any():
-                raise Refused(
+                raise RejectedMessage(
                     "scores", f"{kind}: NaN or infinity where there are samples, or scores where there are none"
                 )
             there = row[np.isfinite(row)]
             if (np.abs(there) > _MOST).any() or ((there < 0).any() and self.metric.name in ("accuracy", "rmse", "mse")):
-                raise Refused("scores", f"{kind}: scores that cannot be")
+                raise RejectedMessage("scores", f"{kind}: scores that cannot be")
             if self.metric.name == "accuracy" and (there[1::2] > 1).any():
-                raise Refused("scores", f"{kind}: an accuracy above 1")
+                raise RejectedMessage("scores", f"{kind}: an accuracy above 1")
 
     def names(self, unseen: bool) -> list[str]:
         return sorted(name for name in self.rows if (name in self.unseen) == unseen)
 
-    def board(self, unseen: bool = False) -> Board:
+    def board(self, unseen: bool = False) -> Scoreboard:
         names = self.names(unseen)
         sizes = np.array([self.rows[name]["sizes"] for name in names]).reshape(-1, len(_SIZES))
         found = {kind: self._table(kind, names) for kind in SCORED}
         scored = {kind: table for kind, table in found.items() if table is not None}
         benign = np.array([name not in self.malicious for name in names], dtype=bool)
         validates, tests = benign & (sizes[:, 1] > 0), benign & (sizes[:, 2] > 0)
-        return Board(self.metric, validates, tests, scored, self.select)
+        return Scoreboard(self.metric, validates, tests, scored, self.select)
 
     def _table(self, kind: str, names: list[str]) -> np.ndarray | None:
         if not any(kind in self.rows[name] for name in names):

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from equipoise.flower.codec import Refused
+from equipoise.flower.codec import RejectedMessage
 
 
 @dataclass
@@ -37,20 +37,20 @@ class Roster:
         back under another node (a new start without a registered key) keeps its place.
         """
         if not name:
-            raise Refused("unknown", "a client without a name")
+            raise RejectedMessage("unknown", "a client without a name")
         registered, member = online.get(node, ""), self.members.get(name)
         if registered and registered != name:
-            raise Refused("unknown", f"the node registered as {registered!r} says that it is {name!r}")
+            raise RejectedMessage("unknown", f"the node registered as {registered!r} says that it is {name!r}")
         if not registered and (name in online.values() or (member is not None and member.registered)):
-            raise Refused("unknown", f"the name {name!r} is registered with another key")
+            raise RejectedMessage("unknown", f"the name {name!r} is registered with another key")
         if self.allowed and name not in self.allowed:
-            raise Refused("unknown", f"{name!r} is not among deploy.names")
+            raise RejectedMessage("unknown", f"{name!r} is not among deploy.names")
         if member is None:
             member = self.members[name] = Member(name, len(self.members), node, unseen)
         elif member.node != node and member.node in online and (member.registered or not registered):
-            raise Refused("duplicate", f"another node says that it is {name!r}, which is here already")
+            raise RejectedMessage("duplicate", f"another node says that it is {name!r}, which is here already")
         elif member.unseen != unseen:
-            raise Refused("unknown", f"{name!r} changed between taking part and not taking part in training")
+            raise RejectedMessage("unknown", f"{name!r} changed between taking part and not taking part in training")
         member.node, member.registered = node, bool(registered)
         return member
 

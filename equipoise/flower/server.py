@@ -18,27 +18,27 @@ from flwr.serverapp import Grid
 
 from equipoise import randomness
 from equipoise.algorithms.base import Start
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
-from equipoise.engine.checkpoint import Saved
+from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore
-from equipoise.engine.last_uploads import LastMessages
+from equipoise.engine.last_uploads import LastUploadTracker
 from equipoise.engine.model_files import write_model
 from equipoise.engine.run import Run
 from equipoise.equilibrium import Solves
 from equipoise.errors import RunFailed
-from equipoise.flower.codec import Refused, group, named
-from equipoise.flower.deployment_plan import Plan
-from equipoise.flower.enrolment import Door
+from equipoise.flower.codec import RejectedMessage, group, named
+from equipoise.flower.deployment_plan import DeploymentPlan
+from equipoise.flower.enrolment import Enrolment
 from equipoise.flower.exchange import Exchange
-from equipoise.flower.protocol import Order, answer_shapes, told_solves
-from equipoise.flower.reported_scores import Tally
+from equipoise.flower.protocol import Order, answer_shapes, reported_solves
+from equipoise.flower.reported_scores import ReportedScores
 from equipoise.flower.roster import Member, Roster
-from equipoise.flower.transport import Answered, Post
-from equipoise.flower.upload_checks import update_of
+from equipoise.flower.transport import Reply, Transport
+from equipoise.flower.upload_checks import checked_upload
 from equipoise.model_kinds import SCORED
-from equipoise.privacy.accounting import Releases
-from equipoise.privacy.mechanisms import Noise, unforeseen
+from equipoise.privacy.accounting import ReleaseCount
+from equipoise.privacy.mechanisms import Noise, secure_noise
 from equipoise.state import State, Upload, Uploads
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder
@@ -50,7 +50,7 @@ Accepted = tuple[Member, Upload]
 class Deployment(Run):
     """The server's side of a run over real clients."""
 
-    def __init__(self, plan: Plan, grid: Grid, folder: RunFolder, watcher: Watcher | None = None):
+    def __init__(self, plan: DeploymentPlan, grid: Grid, folder: RunFolder, watcher: RunCallback | None = None):
         self.plan, self.settings = plan, plan.experiment.deploy
         task, experiment = plan.task(), plan.experiment
         start = task.start(self.settings.clients, seed=experiment.schedule.seed)
@@ -62,10 +62,10 @@ class Deployment(Run):
         kept = State() if self.last is None else self.last.initial
         self.store = ClientStore(0, kept, folder.checkpoint, experiment.engine.memory_mb << 20)
         kinds = [kind for kind in SCORED if kind != "consensus" or self.algorithm.has_consensus]
-        self.post = Post(grid, answer_shapes(self.announced, kinds), self.tell)
+        self.post = Transport(grid, answer_shapes(self.announced, kinds), self.tell)
         self.roster = Roster(self.settings.names)
         self.id = uuid.uuid4().hex
-        self.tally = Tally(task.metric, experiment.schedule.select)
+        self.tally = ReportedScores(task.metric, experiment.schedule.select)
         self.solves = Solves()
         "the solves of equilibrium layers in the round at hand"
         self.seconds = 0.0
@@ -80,20 +80,20 @@ class Deployment(Run):
         "the server's state before it"
         self.starts, self.orders = 0, 0
         "of the server in this run, and of orders in this start: together they number an order"
-        self.door = Door(self.post, self.roster, self.fingerprint, self.tell)
+        self.door = Enrolment(self.post, self.roster, self.fingerprint, self.tell)
         scores = ["scores"] if self.settings.evaluate else []
         uncovered = [*scores, "numbers of samples", "failures to train"]
-        self.find_noise(Releases(self.schedule.rounds, self.algorithm.exchanges), uncovered)
+        self.find_noise(ReleaseCount(self.schedule.rounds, self.algorithm.exchanges), uncovered)
 
     def randomness(self, number: int, of: str) -> Noise:
         """Nobody's to foresee: not drawn from the run's seed, which all know."""
-        return unforeseen()
+        return secure_noise()
 
-    def releases(self) -> Releases:
+    def releases(self) -> ReleaseCount:
         """Every order to train counts, whether its answer was used or not; who takes part is no secret here."""
         assert self.between.privacy is not None
         most = self.sums if self.between.privacy.central else max(self.released.values(), default=0)
-        return Releases(-(-most // self.algorithm.exchanges), self.algorithm.exchanges)
+        return ReleaseCount(-(-most // self.algorithm.exchanges), self.algorithm.exchanges)
 
     @property
     def mode(self) -> str:
@@ -160,7 +160,7 @@ class Deployment(Run):
         if not self.done and not self.step:
             self.server = self.algorithm.server(start)
         if (first := self.algorithm.first(start)) is not None:
-            self.last = LastMessages(first, start.clients)
+            self.last = LastUploadTracker(first, start.clients)
             self.store.initial = self.last.initial
 
     def _gather(self, wanted: int, seconds: float) -> None:
@@ -311,7 +311,7 @@ class Deployment(Run):
         if train:
             self.counters.bytes_down += down.nbytes
 
-    def _accept(self, round: int, cohort: list[Member], answers: dict[str, Answered]) -> list[Accepted]:
+    def _accept(self, round: int, cohort: list[Member], answers: dict[str, Reply]) -> list[Accepted]:
         """The updates that can be used, in the order of the clients' names."""
         accepted = []
         if not self.step:
@@ -321,12 +321,12 @@ class Deployment(Run):
                 continue
             self.counters.bytes_up += group(answered.tensors, "up").nbytes
             try:
-                accepted.append((member, update_of(answered, round, self.announced)))
+                accepted.append((member, checked_upload(answered, round, self.announced)))
                 answer = answered.answer
                 self.counters.gradient_samples += answer.samples
                 self.took[member.name] += answered.seconds
-                self.solves.add(told_solves(answer))
-            except Refused as error:
+                self.solves.add(reported_solves(answer))
+            except RejectedMessage as error:
                 self.post.refuse(error.reason, member.name, str(error))
         return accepted
 
@@ -360,14 +360,14 @@ class Deployment(Run):
         else:
             self.log(line | self.counters.sums(), timing)
 
-    def _take_scores(self, answers: dict[str, Answered]) -> None:
+    def _take_scores(self, answers: dict[str, Reply]) -> None:
         for name, answered in answers.items():
             if self.unlogged is None or answered.answer.evaluated != self.unlogged[0]["round"]:
                 continue
             try:
                 unseen = self.roster.members[name].unseen
                 self.tally.add(name, group(answered.tensors, "scores"), answered.answer.adapted, unseen)
-            except Refused as error:
+            except RejectedMessage as error:
                 self.post.refuse(error.reason, name, str(error))
 
     def _log_scores(self) -> None:
@@ -394,7 +394,7 @@ class Deployment(Run):
             "tally": self.tally.facts(),
         }
 
-    def restored(self, saved: Saved) -> None:
+    def restored(self, saved: Checkpoint) -> None:
         facts = saved.facts
         self.id, self.starts = facts["id"], facts["starts"]
         self.tally.restore(facts["tally"])

@@ -13,8 +13,8 @@ from flwr.serverapp import Grid
 from torch import Tensor
 
 from equipoise.algorithms.base import Shapes
-from equipoise.flower.codec import Refused
-from equipoise.flower.protocol import NOBODY, Answer, Order, content, opened, size
+from equipoise.flower.codec import RejectedMessage
+from equipoise.flower.protocol import NOBODY, Answer, Order, content, open_message, size
 from equipoise.state import State
 
 _LOOK = 0.25  # seconds between two looks for answers
@@ -22,7 +22,7 @@ _NODES = 2.0  # seconds between two looks for nodes
 
 
 @dataclass(frozen=True)
-class Asked:
+class PendingOrder:
     """An order that is on its way or at work."""
 
     node: int
@@ -33,20 +33,20 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Answered:
-    asked: Asked
+class Reply:
+    asked: PendingOrder
     answer: Answer
     tensors: State
     seconds: float
     "between the order and the look that found its answer"
 
 
-class Post:
+class Transport:
     """What goes out and comes in, with what was refused and why."""
 
     def __init__(self, grid: Grid, accepts: Shapes, tell: Callable[[str, str], None]):
         self.grid, self.accepts, self._tell = grid, accepts, tell
-        self.waiting: dict[str, Asked] = {}
+        self.waiting: dict[str, PendingOrder] = {}
         self.nodes: dict[int, NodeInfo] = {}
         self.looked = 0.0
         self.turned_away: dict[int, float] = {}
@@ -75,7 +75,7 @@ class Post:
             self.refuse("unsent", name, "Flower did not take the order")
             self._give_up(node, order)
         for identity in identities:
-            self.waiting[identity] = Asked(node, name, order, time.monotonic())
+            self.waiting[identity] = PendingOrder(node, name, order, time.monotonic())
             self.bytes_sent += size(message)
 
     def _give_up(self, node: int, order: Order) -> None:
@@ -87,7 +87,7 @@ class Post:
         self.refused[reason] += 1
         self._tell("refused", f"{who}: refused ({reason}): {text}")
 
-    def answers(self) -> Iterator[Answered]:
+    def answers(self) -> Iterator[Reply]:
         """What has come in since the last look, of any exchange, and is what it should be."""
         for message in self._pull():
             asked = self.waiting.pop(message.metadata.reply_to_message_id, None)
@@ -95,29 +95,29 @@ class Post:
                 self.refuse("unknown", f"node {message.metadata.src_node_id}", "nobody asked, or it answered before")
                 continue
             try:
-                yield Answered(asked, *self._open(message, asked), time.monotonic() - asked.sent)
-            except Refused as error:
+                yield Reply(asked, *self._open(message, asked), time.monotonic() - asked.sent)
+            except RejectedMessage as error:
                 self.refuse(error.reason, asked.name, str(error))
                 self._give_up(asked.node, asked.order)
 
-    def _open(self, message: Message, asked: Asked) -> tuple[Answer, State]:
+    def _open(self, message: Message, asked: PendingOrder) -> tuple[Answer, State]:
         if message.has_error():
             # The error's text is the client's; it is not repeated, only its number.
             code = message.error.code
             if code == ErrorCode.NODE_UNAVAILABLE:
-                raise Refused("unavailable", "its SuperNode has not been heard of")
-            raise Refused("error", f"Flower reports error {code}")
+                raise RejectedMessage("unavailable", "its SuperNode has not been heard of")
+            raise RejectedMessage("error", f"Flower reports error {code}")
         self.bytes_received += size(message)
         if message.metadata.src_node_id != asked.node:
-            raise Refused("unknown", "the answer comes from another node than the one that was asked")
-        answer, tensors = opened(message, Answer, self.accepts)
+            raise RejectedMessage("unknown", "the answer comes from another node than the one that was asked")
+        answer, tensors = open_message(message, Answer, self.accepts)
         order = asked.order
         if (answer.run, answer.status) == (NOBODY, "failed"):
-            raise Refused("failed", "it cannot work with this app; its own log says why")
+            raise RejectedMessage("failed", "it cannot work with this app; its own log says why")
         if (answer.run, answer.number) != (order.run, order.number):
-            raise Refused("another-round", f"an answer to order {answer.number} of run {answer.run[:8]}")
+            raise RejectedMessage("another-round", f"an answer to order {answer.number} of run {answer.run[:8]}")
         if not order.hello and answer.client != asked.name:
-            raise Refused("unknown", f"the answer is that of {answer.client!r}")
+            raise RejectedMessage("unknown", f"the answer is that of {answer.client!r}")
         return answer, tensors
 
     def _pull(self) -> Iterable[Message]:

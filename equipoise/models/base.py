@@ -8,7 +8,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.settings import Settings
 
 
-class Split(nn.Module):
+class BodyAndHead(nn.Module):
     """A body that makes features, and a head that reads them."""
 
     def __init__(self, body: nn.Module, head: nn.Module):

@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from equipoise.models.base import ModelSettings, Split, image_shape
+from equipoise.models.base import BodyAndHead, ModelSettings, image_shape
 from equipoise.settings import Count
 
 
@@ -28,7 +28,7 @@ class LeNet(ModelSettings):
         for next_width in self.hidden:
             body += [nn.Linear(width, next_width), nn.ReLU()]
             width = next_width
-        return Split(nn.Sequential(*body), nn.Linear(width, outputs))
+        return BodyAndHead(nn.Sequential(*body), nn.Linear(width, outputs))
 
 
 class CNN(ModelSettings):
@@ -48,7 +48,7 @@ class CNN(ModelSettings):
             layers += [nn.Conv2d(inputs, channels, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
             inputs, height, width = channels, height // 2, width // 2
         layers += [nn.Flatten(), nn.Linear(inputs * height * width, self.hidden), nn.ReLU()]
-        return Split(nn.Sequential(*layers), nn.Linear(self.hidden, outputs))
+        return BodyAndHead(nn.Sequential(*layers), nn.Linear(self.hidden, outputs))
 
 
 class MmnistCNN(ModelSettings):
@@ -65,7 +65,7 @@ class MmnistCNN(ModelSettings):
             nn.Flatten(),
             *(nn.Linear(16 * height * width, 64), nn.ReLU(), nn.Dropout(0.2)),
         )
-        return Split(body, nn.Linear(64, outputs))
+        return BodyAndHead(body, nn.Linear(64, outputs))
 
 
 class FemnistCNN(ModelSettings):
@@ -80,4 +80,4 @@ class FemnistCNN(ModelSettings):
             *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
             nn.Flatten(),
         )
-        return Split(body, nn.Linear(64 * (height // 4) * (width // 4), outputs))
+        return BodyAndHead(body, nn.Linear(64 * (height // 4) * (width // 4), outputs))

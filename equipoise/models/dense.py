@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from equipoise.models.base import ModelSettings, Split
+from equipoise.models.base import BodyAndHead, ModelSettings
 from equipoise.settings import Count
 
 
@@ -21,7 +21,7 @@ class Linear(ModelSettings):
         head = nn.Linear(prod(shape), outputs, bias=self.bias)
         for parameter in head.parameters():
             nn.init.zeros_(parameter)
-        return Split(nn.Flatten(), head)
+        return BodyAndHead(nn.Flatten(), head)
 
 
 class Softmax(ModelSettings):
@@ -30,7 +30,7 @@ class Softmax(ModelSettings):
     paper: ClassVar[str] = "the MLP of FLAME's Table II: 784 to 10, 7,850 parameters"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return Split(nn.Flatten(), nn.Linear(prod(shape), outputs))
+        return BodyAndHead(nn.Flatten(), nn.Linear(prod(shape), outputs))
 
 
 class MLP(ModelSettings):
@@ -47,4 +47,4 @@ class MLP(ModelSettings):
         for next_width in self.hidden:
             layers += [nn.Linear(width, next_width), nn.ReLU()]
             width = next_width
-        return Split(nn.Sequential(*layers), nn.Linear(width, outputs))
+        return BodyAndHead(nn.Sequential(*layers), nn.Linear(width, outputs))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equipoise.equilibrium import ContractiveLinear, Equilibrium, Options
 from equipoise.equilibrium.options import Gradient
-from equipoise.models.base import ModelSettings, Split, image_shape
+from equipoise.models.base import BodyAndHead, ModelSettings, image_shape
 from equipoise.models.blocks import (
     ACTIVATIONS,
     MODULES,
@@ -91,7 +91,7 @@ class DeqMLP(FedeqModel, Bounded):
             self.equilibrium(_Dense(self.width, self.bound, self.activation)),
             *(nn.Linear(self.width, self.hidden), nn.ReLU()),
         )
-        return Split(body, nn.Linear(self.hidden, outputs))
+        return BodyAndHead(body, nn.Linear(self.hidden, outputs))
 
 
 class _DeqResNet(FedeqModel, Bounded, FullyConnected, Stem, ABC):
@@ -113,7 +113,7 @@ class _DeqResNet(FedeqModel, Bounded, FullyConnected, Stem, ABC):
             nn.Flatten(),
             *self.fully_connected(channels * -(-height // shrunk) * -(-width // shrunk), self.activation),
         )
-        return Split(body, nn.Linear(self.hidden[-1], outputs))
+        return BodyAndHead(body, nn.Linear(self.hidden[-1], outputs))
 
 
 class DeqResNetS(_DeqResNet):

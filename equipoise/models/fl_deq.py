@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from equipoise.equilibrium import project
 from equipoise.equilibrium.options import WarmStartKind
-from equipoise.models.base import ModelSettings, Split, image_shape
+from equipoise.models.base import BodyAndHead, ModelSettings, image_shape
 from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, EquilibriumBlock, Stem, conv3x3, norm
 from equipoise.models.fedeq import Bounded, EquilibriumModel
 from equipoise.settings import Count, NonNegative
@@ -37,7 +37,7 @@ class _FlDeq(EquilibriumModel, Bounded, Stem):
         pool, head = _pooled(outputs, self.channels)
         # The unit is fed with as many channels as it has, so one convolution brings the image to them.
         stem = [conv3x3(inputs, self.channels, self.stride), norm(self.channels)]
-        return Split(nn.Sequential(*stem, self.equilibrium(f), *pool), head)
+        return BodyAndHead(nn.Sequential(*stem, self.equilibrium(f), *pool), head)
 
 
 class _Blocks(nn.Module):
@@ -113,7 +113,7 @@ class ResNet5Blocks(ModelSettings, Stem):
         pool, head = _pooled(outputs, self.channels)
         blocks = [BasicBlock(self.channels, self.channels, 1, self.activation) for _ in range(5)]
         stem = [conv3x3(inputs, self.channels, self.stride), norm(self.channels), MODULES[self.activation]()]
-        return Split(nn.Sequential(*stem, *blocks, *pool), head)
+        return BodyAndHead(nn.Sequential(*stem, *blocks, *pool), head)
 
 
 class CnnL(ModelSettings, Stem):
@@ -133,4 +133,4 @@ class CnnL(ModelSettings, Stem):
             layers += [conv3x3(inputs, self.channels, 1 if k else self.stride), norm(self.channels), nn.ReLU()]
             inputs = self.channels
         pool, head = _pooled(outputs, self.channels)
-        return Split(nn.Sequential(*layers, *pool), head)
+        return BodyAndHead(nn.Sequential(*layers, *pool), head)

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from equipoise.models.base import Split
+from equipoise.models.base import BodyAndHead
 from equipoise.models.convolutional import LeNet
 from equipoise.models.dense import MLP
 from equipoise.settings import Count
@@ -40,7 +40,7 @@ def _random(module: Any, latent: int, outputs: int) -> nn.Module:
     """A network with a normal distribution between its body and its head."""
     encoder = nn.Linear(module.head.in_features, 2 * latent)
     body = nn.Sequential(OrderedDict(features=module.body, encoder=encoder, draw=Draw()))
-    return Split(body, nn.Linear(latent, outputs))
+    return BodyAndHead(body, nn.Linear(latent, outputs))
 
 
 class GaussianLeNet(LeNet):

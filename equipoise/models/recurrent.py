@@ -5,7 +5,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
-from equipoise.models.base import ModelSettings, Split
+from equipoise.models.base import BodyAndHead, ModelSettings
 from equipoise.settings import Count
 
 
@@ -39,4 +39,4 @@ class LSTM(ModelSettings):
                 f"these samples have shape {shape}"
             )
         features = shape[1] if len(shape) == 2 else 1
-        return Split(_LastState(features, self.hidden, self.layers), nn.Linear(self.hidden, outputs))
+        return BodyAndHead(_LastState(features, self.hidden, self.layers), nn.Linear(self.hidden, outputs))

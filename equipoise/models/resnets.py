@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import nn
 
 from equipoise.errors import EquipoiseError
-from equipoise.models.base import ModelSettings, Split, image_shape
+from equipoise.models.base import BodyAndHead, ModelSettings, image_shape
 from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, FullyConnected, Stem, conv3x3, norm
 from equipoise.settings import Count
 
@@ -40,7 +40,9 @@ class _Residual(ModelSettings, Stem, ABC):
                 layers.append(BasicBlock(before, channels, 2 if group and k == 0 else 1, self.activation))
                 before = channels
         tail, before = self.tail(before)
-        return Split(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *tail), nn.Linear(before, outputs))
+        return BodyAndHead(
+            nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), *tail), nn.Linear(before, outputs)
+        )
 
     def tail(self, width: int) -> tuple[list[nn.Module], int]:
         """What follows the blocks, before the head, and how many numbers it gives."""

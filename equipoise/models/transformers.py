@@ -7,7 +7,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
-from equipoise.models.base import ModelSettings, Split
+from equipoise.models.base import BodyAndHead, ModelSettings
 from equipoise.models.fedeq import FedeqModel
 from equipoise.settings import Count
 
@@ -89,7 +89,7 @@ class Transformer(_TransformerSettings):
         embedding = self.embedding("transformer", shape, outputs)
         blocks = [_Block(self.width, self.heads) for _ in range(self.layers)]
         body = nn.Sequential(embedding, *blocks, nn.LayerNorm(self.width))
-        return Split(body, nn.Linear(self.width, outputs))
+        return BodyAndHead(body, nn.Linear(self.width, outputs))
 
 
 class Transformer8(_TransformerSettings):
@@ -103,7 +103,7 @@ class Transformer8(_TransformerSettings):
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         embedding = self.embedding("transformer-8", shape, outputs)
         blocks = [_Block(self.width, self.heads) for _ in range(self.layers - 1)]
-        return Split(nn.Sequential(embedding, *blocks), self.personal_block(outputs))
+        return BodyAndHead(nn.Sequential(embedding, *blocks), self.personal_block(outputs))
 
 
 class _UniversalBlock(nn.Module):
@@ -131,4 +131,4 @@ class DeqTransformer(_TransformerSettings, FedeqModel):
         # With x of the length of z, z ← norm(z + x) comes twice as near with every pass.
         equilibrium = self.equilibrium(_UniversalBlock(self.width, self.heads))
         body = nn.Sequential(embedding, nn.LayerNorm(self.width), equilibrium)
-        return Split(body, self.personal_block(outputs))
+        return BodyAndHead(body, self.personal_block(outputs))

@@ -25,7 +25,7 @@ _NOTHING = 1e-4  # less noise than this hides nothing: epsilon would be in the m
 
 
 @dataclass(frozen=True)
-class Releases:
+class ReleaseCount:
     """What is released in a run, as far as one client can be in it."""
 
     rounds: int

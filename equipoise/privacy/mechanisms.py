@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise import randomness
 from equipoise.errors import EquipoiseError
-from equipoise.privacy.accounting import Releases, classical_epsilon, classical_noise
+from equipoise.privacy.accounting import ReleaseCount, classical_epsilon, classical_noise
 from equipoise.settings import NonNegative, Positive, Settings
 from equipoise.state import State, Upload, Uploads
 
@@ -23,13 +23,13 @@ Noise = Callable[[Sequence[int]], Tensor]
 """Standard normal numbers of a shape, in float64."""
 
 
-def seeded(seed: int, *parts: int | str) -> Noise:
+def seeded_noise(seed: int, *parts: int | str) -> Noise:
     """The same in every run: for simulations, where nobody's data are at stake."""
     rng = randomness.generator(seed, "privacy", *parts)
     return lambda shape: torch.from_numpy(rng.standard_normal(tuple(shape)))
 
 
-def unforeseen(secret: bytes = b"") -> Noise:
+def secure_noise(secret: bytes = b"") -> Noise:
     """From the operating system's entropy or, with a secret, from a cryptographic stream that it begins.
 
     Whoever could guess how a generator was seeded, or compute its state from what it gave, could subtract the noise.
@@ -139,14 +139,14 @@ class Privacy(Settings):
     def central(self) -> bool:
         return self.where == "central"
 
-    def noise(self, releases: Releases) -> float:
+    def noise(self, releases: ReleaseCount) -> float:
         """The standard deviation of the noise."""
         if self.sigma is not None:
             return self.sigma
         assert self.target_epsilon is not None
         if self.rule == "classical":
             return 2 * self.clip * classical_noise(self.target_epsilon, self.delta)
-        of = releases if self.per == "run" else Releases(1)
+        of = releases if self.per == "run" else ReleaseCount(1)
         return 2 * self.clip * of.noise(self.target_epsilon, self.delta)
 
     def release(self, upload: Upload, reference: State, sigma: float, noise: Noise) -> Upload:
@@ -158,11 +158,11 @@ class Privacy(Settings):
         new = channel(State({k: t - reference[k] if k in reference else t for k, t in message.items()}), noise)
         return Upload(State({k: reference[k] + t if k in reference else t for k, t in new.items()}))
 
-    def guarantee(self, sigma: float, releases: Releases) -> dict[str, Any]:
+    def guarantee(self, sigma: float, releases: ReleaseCount) -> dict[str, Any]:
         """For readers; None stands for infinity, or for where a bound does not hold."""
         z = sigma / (2 * self.clip)
         found = {
-            "epsilon_release": Releases(1).epsilon(z, self.delta),
+            "epsilon_release": ReleaseCount(1).epsilon(z, self.delta),
             "epsilon_classical": classical_epsilon(z, self.delta),
             "epsilon_run": releases.epsilon(z, self.delta),
         }
@@ -192,18 +192,18 @@ def public_reference(upload: Upload, down: State) -> State:
 
 
 @dataclass(frozen=True)
-class Sealed(Uploads):
+class NoisedMeanUploads(Uploads):
     """Uploads of which nothing can be seen but their noised mean."""
 
     noised: State
     method: str
 
     @staticmethod
-    def of(uploads: Uploads, noise: State, method: str) -> "Sealed":
+    def of(uploads: Uploads, noise: State, method: str) -> "NoisedMeanUploads":
         """With this noise on the sum."""
         count = getattr(uploads, "clients", len(uploads))
         noised = {k: (t + noise[k] / count).to(t.dtype) for k, t in uploads.mean().items()}
-        return Sealed(uploads.who, (), State(noised), method)
+        return NoisedMeanUploads(uploads.who, (), State(noised), method)
 
     def __len__(self) -> int:
         return len(self.who)
@@ -215,8 +215,8 @@ class Sealed(Uploads):
     def mean(self) -> State:
         return self.noised
 
-    def only(self, *names: str) -> "Sealed":
-        return Sealed(self.who, (), State({k: self.noised[k] for k in names}), self.method)
+    def only(self, *names: str) -> "NoisedMeanUploads":
+        return NoisedMeanUploads(self.who, (), State({k: self.noised[k] for k in names}), self.method)
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
         raise self._secret()

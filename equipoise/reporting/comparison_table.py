@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.model_kinds import HYBRIDS, KINDS
-from equipoise.storage.run_index import Run, grouped
+from equipoise.storage.run_index import FinishedRun, grouped
 
 FAIRNESS = {
     "spread": "{metric}_std",
@@ -28,7 +28,7 @@ PRIVACY = {"epsilon_release": "ε msg", "epsilon_run": "ε run", "delta": "δ"}
 """What a run guarantees its clients, under the names of the columns."""
 
 
-def compare(runs: list[Run]) -> list[dict[str, Any]]:
+def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
     """A row for all runs that differ only in the seed, each figure with its mean and spread over them."""
     groups = grouped(runs)
     shown = _differences([group[0] for group in groups])
@@ -64,7 +64,7 @@ def compare(runs: list[Run]) -> list[dict[str, Any]]:
     return rows
 
 
-def _tell_twins_apart(rows: list[dict[str, Any]], firsts: list[Run]) -> None:
+def _tell_twins_apart(rows: list[dict[str, Any]], firsts: list[FinishedRun]) -> None:
     """Rows that would read alike show every setting in which they differ."""
     alike: dict[tuple[str, str, str], list[int]] = {}
     for i, row in enumerate(rows):
@@ -77,7 +77,7 @@ def _tell_twins_apart(rows: list[dict[str, Any]], firsts: list[Run]) -> None:
                 rows[i]["settings"] = f"{rows[i]['settings']} {more}".strip()
 
 
-def told_apart(runs: list[Run], prefixes: tuple[str, ...]) -> list[str]:
+def told_apart(runs: list[FinishedRun], prefixes: tuple[str, ...]) -> list[str]:
     """Of each run, the settings under these prefixes that are not the same in all of them."""
     shown = [k for k in _differences(runs) if k.startswith(prefixes)]
     return [" ".join(f"{_short(k)}={run.config[k]}" for k in shown if k in run.config) for run in runs]
@@ -95,14 +95,14 @@ def _unseen(summary: dict[str, Any], metric: str) -> float | None:
     return value
 
 
-def _differences(runs: list[Run]) -> list[str]:
+def _differences(runs: list[FinishedRun]) -> list[str]:
     """Settings that are not the same in all runs, apart from the names, which have columns."""
     keys = sorted({key for run in runs for key in run.config})
     skip = ("seed", "algorithm.name", "data.name")
     return [k for k in keys if k not in skip and _differs(k, runs)]
 
 
-def _differs(key: str, runs: list[Run]) -> bool:
+def _differs(key: str, runs: list[FinishedRun]) -> bool:
     """Does it tell runs apart? A setting that only one reducer has, say, does not: the reducer's name does."""
     section = key.rpartition(".")[0]
     named = "data.partition.kind" if section.startswith("data.partition") else f"{section}.name"
@@ -116,7 +116,7 @@ def _differs(key: str, runs: list[Run]) -> bool:
 _ALWAYS = ("data.", "model.", "attack.", "reducer.", "privacy.", "select", "rounds", "participation")
 
 
-def _common(name: str, first: Run, groups: list[list[Run]]) -> tuple[str, ...]:
+def _common(name: str, first: FinishedRun, groups: list[list[FinishedRun]]) -> tuple[str, ...]:
     """Prefixes of settings worth showing: an algorithm's own only where it stands with several values of its own."""
     own = [{k: v for k, v in g[0].config.items() if k.startswith("algorithm.")} for g in groups]
     same = {json.dumps(o, sort_keys=True) for o in own if o.get("algorithm.name") == name}

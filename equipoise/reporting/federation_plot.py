@@ -26,7 +26,7 @@ def draw(federation: Federation, path: Path) -> None:
     with matplotlib.rc_context({"text.parse_math": False}):  # a dollar in a name or a text is a dollar
         figure = plt.figure(figsize=(14, 6), layout="constrained")
         _fill(federation, figure)
-        with atomic_files.beside(path) as temporary:
+        with atomic_files.atomic_write(path) as temporary:
             figure.savefig(temporary, dpi=110, format="png")
     plt.close(figure)
 

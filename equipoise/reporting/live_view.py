@@ -26,7 +26,7 @@ _AXES = 28
 
 
 @dataclass(frozen=True)
-class Look:
+class RunView:
     """What a folder shows at one moment."""
 
     path: Path
@@ -39,12 +39,12 @@ class Look:
     "is a process at work in the folder?"
 
     @staticmethod
-    def at(path: Path) -> "Look":
+    def at(path: Path) -> "RunView":
         folder = RunFolder.open(path)
         working = folder.at_work_now()  # first: a run that ends meanwhile has its summary by then
         summary = folder.read_summary() if folder.summary.exists() else None
         metrics, timings, events = map(folder.read, (folder.metrics, folder.timings, folder.events))
-        return Look(path, read_toml(folder.config), metrics, timings, events, summary, working)
+        return RunView(path, read_toml(folder.config), metrics, timings, events, summary, working)
 
     @property
     def rounds(self) -> int:
@@ -132,7 +132,7 @@ def chart(curves: dict[str, tuple[list[int], list[float]]], rounds: int, title: 
     return str(figure.show(legend=False))
 
 
-def drawn(look: Look, width: int, height: int) -> RenderableType:
+def render(look: RunView, width: int, height: int) -> RenderableType:
     """The look as it is shown, in so many columns and about so many lines."""
     method, data = (look.config.get(section, {}).get("name") for section in ("algorithm", "data"))
     name = f"{method or 'a run'} on {data or 'own data'}"
@@ -166,7 +166,7 @@ def drawn(look: Look, width: int, height: int) -> RenderableType:
     return Group(*parts)
 
 
-def _scores(look: Look, curves: dict[str, tuple[list[int], list[float]]]) -> Text:
+def _scores(look: RunView, curves: dict[str, tuple[list[int], list[float]]]) -> Text:
     losses, unit = look.curves("loss"), "%" if look.metric == "accuracy" else ""
     text = Text()
     for kind, (_, values) in curves.items():

@@ -13,7 +13,7 @@ from equipoise.model_kinds import HYBRIDS, SCORED
 from equipoise.reporting.comparison_table import compare
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import SHOWN
-from equipoise.storage.run_index import Run, grouped
+from equipoise.storage.run_index import FinishedRun, grouped
 
 if TYPE_CHECKING:
     from equipoise.evaluation.cka import Similarity
@@ -28,13 +28,13 @@ STYLES: dict[str, Any] = {
 MARKERS = {"personal": "o", "consensus": "^", "global": "s", HYBRIDS["validation"]: "*", HYBRIDS["test"]: "x"}
 
 
-def draw(kind: str, runs: list[Run], path: Path) -> None:
+def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    kinds: dict[str, Callable[[list[Run], Any], None]] = {
+    kinds: dict[str, Callable[[list[FinishedRun], Any], None]] = {
         "scores": _rounds,
         "losses": lambda runs, figure: _rounds(runs, figure, losses=True),
         "attacks": _attacks,
@@ -46,7 +46,7 @@ def draw(kind: str, runs: list[Run], path: Path) -> None:
     figure = plt.figure(figsize=(8, 5), layout="constrained")
     try:
         kinds[kind](runs, figure)
-        with atomic_files.beside(path) as temporary:
+        with atomic_files.atomic_write(path) as temporary:
             figure.savefig(temporary, dpi=130, format="png")
     finally:
         plt.close(figure)
@@ -75,13 +75,13 @@ def draw_similarity(found: "list[Similarity]", path: Path) -> None:
         axis.set_title("; ".join(sorted({similarity.between for similarity in found})), fontsize=9)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-        with atomic_files.beside(path) as temporary:
+        with atomic_files.atomic_write(path) as temporary:
             figure.savefig(temporary, dpi=130, format="png")
     finally:
         plt.close(figure)
 
 
-def _learned(runs: list[Run], figure: Any) -> None:
+def _learned(runs: list[FinishedRun], figure: Any) -> None:
     """How strongly each client's parameters are tied to the others', in the beginning and as it was learned."""
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import MaxNLocator
@@ -112,12 +112,12 @@ def _name(row: dict[str, Any]) -> str:
     return f"{row['algorithm']} {row['settings']}".strip()[:70]
 
 
-def _scaled(runs: list[Run]) -> tuple[float, str]:
+def _scaled(runs: list[FinishedRun]) -> tuple[float, str]:
     metric = runs[0].summary["metric"]
     return (100, "test accuracy, mean over clients (%)") if metric == "accuracy" else (1, f"test {metric}")
 
 
-def _rounds(runs: list[Run], figure: Any, losses: bool = False) -> None:
+def _rounds(runs: list[FinishedRun], figure: Any, losses: bool = False) -> None:
     """Against rounds: personal models drawn through, global ones dashed."""
     from matplotlib.ticker import MaxNLocator
 
@@ -143,7 +143,7 @@ def _rounds(runs: list[Run], figure: Any, losses: bool = False) -> None:
     axes.legend(fontsize="small")
 
 
-def _curve(group: list[Run], kind: str, field: str, scale: float) -> tuple[tuple[float, float], ...]:
+def _curve(group: list[FinishedRun], kind: str, field: str, scale: float) -> tuple[tuple[float, float], ...]:
     """The mean over seeds at each round that all of them scored."""
     found: dict[int, list[float]] = {}
     for run in group:
@@ -153,9 +153,9 @@ def _curve(group: list[Run], kind: str, field: str, scale: float) -> tuple[tuple
     return tuple((round, mean(values)) for round, values in sorted(found.items()) if len(values) == len(group))
 
 
-def _attacks(runs: list[Run], figure: Any) -> None:
+def _attacks(runs: list[FinishedRun], figure: Any) -> None:
     """A panel an attack; runs without malicious clients stand in all of them."""
-    under: dict[str, list[Run]] = {}
+    under: dict[str, list[FinishedRun]] = {}
     for run in runs:
         if _fraction(run):
             variance = run.config.get("attack.variance")
@@ -193,18 +193,18 @@ def _attacks(runs: list[Run], figure: Any) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize="x-small", loc="outside right upper")
 
 
-def _method(run: Run) -> str:
+def _method(run: FinishedRun) -> str:
     """The algorithm, and the defence if there is one."""
     reducer = run.config.get("reducer.name", "weighted-mean")
     return str(run.config["algorithm.name"]) + ("" if reducer in ("mean", "weighted-mean") else f" with {reducer}")
 
 
-def _fraction(run: Run) -> float:
+def _fraction(run: FinishedRun) -> float:
     """Which part of its clients is malicious."""
     return len(run.summary.get("malicious", ())) / int(run.summary["clients"])
 
 
-def _fairness(runs: list[Run], figure: Any) -> None:
+def _fairness(runs: list[FinishedRun], figure: Any) -> None:
     """Lower right is better: higher scores that differ less between clients."""
     axes = figure.subplots()
     scale, label = _scaled(runs)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 _BATCH = 512
 
 
-class Points:
+class HeadTargets:
     """How samples become points.
 
     A text with a target a position is a point a position; one with a single target counts by its last position.

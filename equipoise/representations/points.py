@@ -11,7 +11,7 @@ HEAD = "(head)"
 
 
 @dataclass(frozen=True, eq=False)
-class Tap:
+class RepresentationPoint:
     """A place in a model where its representation of a sample is read."""
 
     name: str
@@ -22,7 +22,7 @@ class Tap:
     "which coordinates of the model's vector it depends on (bool)"
 
 
-class Listener:
+class ForwardHook:
     """Hears what a module says at some places whenever it is called, until it is closed."""
 
     def __init__(self, module: nn.Module, names: Sequence[str], head: str | None):

@@ -11,7 +11,7 @@ from equipoise.state import State
 
 
 @dataclass(frozen=True, eq=False)
-class Term(ABC):
+class LossTerm(ABC):
     """One more value a sample, beside the loss: a function of the model's representations at some places.
 
     With a stack of clients, `probe` and all that is `given` have one more axis in front.

@@ -7,7 +7,7 @@ from typing import Any
 
 from equipoise.reproduction.exhibits import Exhibit, Figure, Line
 from equipoise.storage.run_folder import RunFolder
-from equipoise.storage.run_index import Run, higher_is_better
+from equipoise.storage.run_index import FinishedRun, higher_is_better
 
 
 def fits(config: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
@@ -16,7 +16,7 @@ def fits(config: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
 
 
 @dataclass(frozen=True)
-class Entry:
+class ComparisonCell:
     """A place in a table: our runs' figure, and the paper's."""
 
     ours: float | None
@@ -37,20 +37,20 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Beside:
+class PaperComparison:
     """A table of ours beside the paper's."""
 
     title: str
     unit: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
-    entries: tuple[tuple[Entry, ...], ...]
+    entries: tuple[tuple[ComparisonCell, ...], ...]
 
     @property
     def digits(self) -> int:
         return 2 if self.unit in ("%", "×") else 4
 
-    def text(self, entry: Entry) -> str:
+    def text(self, entry: ComparisonCell) -> str:
         def figure(value: float | None, spread: float | None) -> str:
             deviation = "" if spread is None else f" ± {spread:.{self.digits}f}"
             return "–" if value is None else f"{value:.{self.digits}f}{deviation}"
@@ -69,7 +69,7 @@ class Beside:
         return {**asdict(self), "entries": entries, "digits": self.digits}
 
 
-def score(run: Run, kind: str, moment: str) -> float | None:
+def score(run: FinishedRun, kind: str, moment: str) -> float | None:
     """Of the kind of model that is asked for; else of the personal one, if there is one, else of the global one."""
     metric = run.summary["metric"]
     scale = 100 if metric == "accuracy" else 1
@@ -83,7 +83,7 @@ def score(run: Run, kind: str, moment: str) -> float | None:
     return None if value is None else scale * float(value)
 
 
-def _best_on_validation(run: Run, kind: str) -> dict[str, Any] | None:
+def _best_on_validation(run: FinishedRun, kind: str) -> dict[str, Any] | None:
     metric = run.summary["metric"]
     field = f"validation_{metric}"
     lines = [line for line in run.metrics if line.get(kind, {}).get(field) is not None]
@@ -92,7 +92,7 @@ def _best_on_validation(run: Run, kind: str) -> dict[str, Any] | None:
     return (max if higher_is_better(run.summary) else min)(lines, key=lambda line: line[kind][field])
 
 
-def seconds_to(run: Run, target: float) -> float | None:
+def seconds_to(run: FinishedRun, target: float) -> float | None:
     """Of training, to the first evaluation that reached the score."""
     kind = "personal" if "personal" in run.summary else "global"
     sign = 1 if higher_is_better(run.summary) else -1
@@ -104,7 +104,7 @@ def seconds_to(run: Run, target: float) -> float | None:
     return None
 
 
-def beside(exhibit: Exhibit, runs: Mapping[str, list[Run]], scale: str) -> list[Beside]:
+def compare_with_paper(exhibit: Exhibit, runs: Mapping[str, list[FinishedRun]], scale: str) -> list[PaperComparison]:
     """Our figures beside the paper's: one table, or one a part."""
     if not exhibit.rows:
         return []
@@ -124,11 +124,11 @@ def _table(
     exhibit: Exhibit,
     title: str,
     columns: Sequence[Line],
-    runs: list[Run],
+    runs: list[FinishedRun],
     owner: Mapping[int, str],
     published: Mapping[str, list[Figure]],
     scale: str,
-) -> Beside:
+) -> PaperComparison:
     body, labels = [], []
     for row in exhibit.rows:
         entries = []
@@ -147,7 +147,7 @@ def _table(
         body = _divided(body, [line.key for line in labels].index(exhibit.relative)) if _has(labels, exhibit) else []
     metric = runs[0].summary["metric"] if runs else "accuracy"
     unit = "×" if exhibit.relative else "%" if metric == "accuracy" else metric
-    return Beside(
+    return PaperComparison(
         title, unit, tuple(line.label for line in labels if body), tuple(c.label for c in columns), tuple(body)
     )
 
@@ -157,8 +157,14 @@ def _has(labels: Sequence[Line], exhibit: Exhibit) -> bool:
 
 
 def _entry(
-    exhibit: Exhibit, row: Line, column: Line, runs: list[Run], published: list[Figure] | None, at: int, scale: str
-) -> Entry:
+    exhibit: Exhibit,
+    row: Line,
+    column: Line,
+    runs: list[FinishedRun],
+    published: list[Figure] | None,
+    at: int,
+    scale: str,
+) -> ComparisonCell:
     kind = row.score or column.score or exhibit.score
     if exhibit.target:
         found = [seconds_to(run, exhibit.target[scale]) for run in runs]
@@ -167,10 +173,10 @@ def _entry(
     values = [value for value in found if value is not None]
     paper = published[at] if published is not None and at < len(published) else (None, None)
     deviation = stdev(values) if len(values) > 1 else None
-    return Entry(mean(values) if values else None, deviation, len(values), *paper)
+    return ComparisonCell(mean(values) if values else None, deviation, len(values), *paper)
 
 
-def _divided(body: list[tuple[Entry, ...]], by: int) -> list[tuple[Entry, ...]]:
+def _divided(body: list[tuple[ComparisonCell, ...]], by: int) -> list[tuple[ComparisonCell, ...]]:
     """Every figure relative to that of one row, ours to ours and the paper's to the paper's."""
 
     def over(a: float | None, b: float | None) -> float | None:

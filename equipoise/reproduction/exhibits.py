@@ -30,7 +30,7 @@ def own() -> Path:
 
 
 @dataclass(frozen=True)
-class Part:
+class ExhibitPart:
     """One data set of an exhibit, say: what `--only` chooses among."""
 
     name: str
@@ -72,7 +72,7 @@ class Exhibit:
     "what of the paper's is not here, or something else in its place"
     note: str = ""
     "what else is other than in the paper"
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ExhibitPart, ...] = ()
     where: Mapping[str, Any] = field(default_factory=dict)
     "of the files' runs, those with these settings"
     rows: tuple[Line, ...] = ()
@@ -120,14 +120,14 @@ class Exhibit:
         """Is it one table over all parts?"""
         return any(column.part for column in self.columns)
 
-    def chosen(self, only: list[str]) -> list[Part]:
+    def chosen(self, only: list[str]) -> list[ExhibitPart]:
         known = [part.name for part in self.parts]
         for name in only:
             if name not in known:
                 raise EquipoiseError(f"{self.id} has no part {name!r}{nearest(name, known)}")
         return [part for part in self.parts if part.name in only or not only]
 
-    def data(self, parts: list[Part] | None = None) -> list[str]:
+    def data(self, parts: list[ExhibitPart] | None = None) -> list[str]:
         """The data sets that it needs."""
         names: dict[str, None] = {}
         for part in self.parts if parts is None else parts:
@@ -159,9 +159,9 @@ def _exhibit(place: Path, paper: str, sets: Mapping[str, list[str]], written: Ma
         if isinstance(part, str):
             alike = [name for name in files if "{part}" not in name]  # one file for many data, by what is set on top
             names = tuple(name.format(part=part) for name in files)
-            parts.append(Part(part, names, tuple(sets.get(part, ())) if alike else ()))
+            parts.append(ExhibitPart(part, names, tuple(sets.get(part, ())) if alike else ()))
         else:
-            parts.append(Part(part["name"], tuple(part["files"]), tuple(part.get("set", ()))))
+            parts.append(ExhibitPart(part["name"], tuple(part["files"]), tuple(part.get("set", ()))))
     rows, columns = (tuple(map(Line.read, table.pop(key, ()))) for key in ("rows", "columns"))
     each = tuple(table.pop("each", ()))
     return Exhibit(place, paper, parts=tuple(parts), rows=rows, columns=columns, each=each, **table)
@@ -238,12 +238,12 @@ def _times(place: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def cost(exhibit: Exhibit, file: str, part: Part, scale: str) -> Cost | None:
+def cost(exhibit: Exhibit, file: str, part: ExhibitPart, scale: str) -> Cost | None:
     """What benchmarks/experiments.py measured or reckoned, if it did."""
     found = _times(exhibit.place).get(timed(exhibit.paper, file, part), {}).get(scale)
     return None if found is None else Cost(**found)
 
 
-def timed(paper: str, file: str, part: Part) -> str:
+def timed(paper: str, file: str, part: ExhibitPart) -> str:
     """The name of a file in times.json, with what is set on top of it."""
     return " ".join([f"{paper}/{file}", *part.set])

@@ -4,15 +4,15 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 
-from equipoise.runs.sweep import cells
+from equipoise.runs.sweep import expand_sweep
 from equipoise.storage.run_folder import read_toml
-from equipoise.storage.run_index import Run, find_runs
+from equipoise.storage.run_index import FinishedRun, find_runs
 
 
-def runs_of(file: Path, folder: Path, scale: str | None = None) -> list[Run]:
+def runs_of(file: Path, folder: Path, scale: str | None = None) -> list[FinishedRun]:
     """Of the runs in a folder those that are done and that the file asks for, at a scale if it has any."""
     tables = read_toml(file)
-    wanted, _ = cells(tables, scale if scale in tables.get("scale", {}) else None)
+    wanted, _ = expand_sweep(tables, scale if scale in tables.get("scale", {}) else None)
     done = [cell.folder(folder) for cell in wanted if cell.done(folder)]
     return find_runs(done) if done else []
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.reporting import plots
-from equipoise.reproduction.comparison import beside, fits
-from equipoise.reproduction.exhibits import LONG, Exhibit, Part, cost
+from equipoise.reproduction.comparison import compare_with_paper, fits
+from equipoise.reproduction.exhibits import LONG, Exhibit, ExhibitPart, cost
 from equipoise.runs import process_pool
-from equipoise.runs.sweep import Cell, Sweep, cells, group, tuned
+from equipoise.runs.sweep import Sweep, SweepRun, expand_sweep, group, tuned
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder, flatten, read_toml
-from equipoise.storage.run_index import PAPER, Run, find_runs
+from equipoise.storage.run_index import PAPER, FinishedRun, find_runs
 
 _CKA_SAMPLES = 500
 
@@ -22,22 +22,22 @@ _CKA_SAMPLES = 500
 class Piece:
     """The runs of one file that a part of an exhibit asks for, and where they are kept."""
 
-    part: Part
+    part: ExhibitPart
     file: str
-    every: tuple[Cell, ...]
+    every: tuple[SweepRun, ...]
     sweep: Sweep
     folder: Path
     seconds: float | None
     "that one of its runs takes, if that is known"
 
-    def trials(self) -> list[Cell]:
+    def trials(self) -> list[SweepRun]:
         """Those by which settings are chosen, if any are."""
         return tuned(self.every, self.sweep, self.folder)[0]
 
-    def wanted(self) -> list[Cell]:
+    def wanted(self) -> list[SweepRun]:
         return tuned(self.every, self.sweep, self.folder)[1]
 
-    def planned(self) -> list[Cell]:
+    def planned(self) -> list[SweepRun]:
         """All that will have been run in the end; before settings are chosen, with some of them in their place."""
         trials, wanted = tuned(self.every, self.sweep, self.folder)
         if trials and not wanted:
@@ -45,7 +45,7 @@ class Piece:
             wanted = [cell for cell in self.every if cell.identity in groups.values()]
         return list({(cell.identity, cell.seed): cell for cell in (*trials, *wanted)}.values())
 
-    def weight(self, cell: Cell) -> float:
+    def weight(self, cell: SweepRun) -> float:
         """Of a run in the progress of all of them."""
         return cell.experiment.schedule.rounds if self.seconds is None else self.seconds
 
@@ -66,7 +66,7 @@ def pieces(
     for part in exhibit.chosen(list(only)):
         for file in part.files:
             tables = read_toml(exhibit.folder / f"{file}.toml")
-            every, sweep = cells(tables, scale, [*part.set, *always, *sets], others=False)
+            every, sweep = expand_sweep(tables, scale, [*part.set, *always, *sets], others=False)
             chosen = tuple(c for c in every if fits(flatten(c.experiment.tables()), exhibit.where))
             known = cost(exhibit, file, part, scale)
             place = out / exhibit.paper / file
@@ -79,7 +79,7 @@ def reduced(exhibit: Exhibit, pieces: Sequence[Piece]) -> str:
     """In which sizes the runs differ from those that the scale paper has, in words; empty if in none."""
     found: dict[str, tuple[set[int], set[int]]] = {}
     for piece in pieces:
-        whole, _ = cells(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set, others=False)
+        whole, _ = expand_sweep(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set, others=False)
         theirs = [c for c in whole if fits(flatten(c.experiment.tables()), exhibit.where)]
         for what, (mine, paper) in _sizes(piece.every, theirs).items():
             ours, others = found.setdefault(what, (set(), set()))
@@ -89,8 +89,8 @@ def reduced(exhibit: Exhibit, pieces: Sequence[Piece]) -> str:
     return ", ".join(words)
 
 
-def _sizes(mine: Sequence[Cell], paper: Sequence[Cell]) -> dict[str, tuple[set[int], set[int]]]:
-    measures: dict[str, Callable[[Sequence[Cell]], set[int]]] = {
+def _sizes(mine: Sequence[SweepRun], paper: Sequence[SweepRun]) -> dict[str, tuple[set[int], set[int]]]:
+    measures: dict[str, Callable[[Sequence[SweepRun]], set[int]]] = {
         "rounds": lambda every: {c.experiment.schedule.rounds for c in every},
         "seeds": lambda every: {len({c.seed for c in every})},
         "clients": lambda every: {int(flatten(c.experiment.tables()).get("data.clients") or 0) for c in every},
@@ -172,20 +172,20 @@ def execute(pieces: Sequence[Piece], data: Path | None, at_a_time: int, told: pr
         process_pool.execute(piece.wanted(), piece.folder, data, at_a_time, told)
 
 
-def finished(pieces: Sequence[Piece]) -> dict[str, list[Run]]:
+def finished(pieces: Sequence[Piece]) -> dict[str, list[FinishedRun]]:
     """The runs that are done, by the name of the part."""
-    found: dict[str, list[Run]] = {}
+    found: dict[str, list[FinishedRun]] = {}
     for piece in pieces:
         done = [cell.folder(piece.folder) for cell in piece.wanted() if cell.done(piece.folder)]
         found.setdefault(piece.part.name, []).extend(find_runs(done) if done else [])
     return found
 
 
-def draw(exhibit: Exhibit, runs: dict[str, list[Run]], scale: str, out: Path, data: Path | None) -> list[Path]:
+def draw(exhibit: Exhibit, runs: dict[str, list[FinishedRun]], scale: str, out: Path, data: Path | None) -> list[Path]:
     """Its pictures: one a part, and one for each combination of the settings that are kept apart."""
     found = []
     for part, some in runs.items():
-        apart: dict[str, list[Run]] = {}
+        apart: dict[str, list[FinishedRun]] = {}
         for run in some:
             name = "-".join(str(run.config[key]) for key in exhibit.each if key in run.config)
             apart.setdefault(name, []).append(run)
@@ -214,7 +214,7 @@ def keep(exhibit: Exhibit, out: Path, scale: str, seeds: int | None) -> None:
     path = out / exhibit.paper / PAPER
     sizes = reduced(exhibit, [piece for piece in planned if piece.part.name in runs])
     notes = [f"scale {scale} (in parentheses: paper): {sizes}"] if sizes else []
-    tables = [table.as_json() for table in beside(exhibit, runs, scale)]
+    tables = [table.as_json() for table in compare_with_paper(exhibit, runs, scale)]
     entry = {"notes": "; ".join([*notes, *([exhibit.differs] if exhibit.differs else [])]), "tables": tables}
     atomic_files.make_folder(path.parent)
     with (path.parent / "lock").open("w") as lock:

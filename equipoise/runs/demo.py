@@ -4,10 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.runs.launch import run
-from equipoise.storage.run_index import Run, find_runs
+from equipoise.storage.run_index import find_runs
+from equipoise.storage.run_index import FinishedRun
 
 ROUNDS = 20
 METHODS: dict[str, dict[str, Any]] = {
@@ -32,7 +33,7 @@ def experiment(name: str) -> Experiment:
     )
 
 
-def demo(out: Path, watcher_of: Callable[[str], Watcher]) -> list[Run]:
+def demo(out: Path, watcher_of: Callable[[str], RunCallback]) -> list[FinishedRun]:
     """Run every method, or resume where an earlier demonstration was stopped."""
     for name in METHODS:
         run(experiment(name), out / name, resume=True, watcher=watcher_of(name))

@@ -14,8 +14,8 @@ from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.storage.run_folder import WRITTEN, RunFolder, read_toml
 from equipoise.training.task import Task
-from equipoise.callbacks.trackers import followed
-from equipoise.callbacks.base import Watcher
+from equipoise.callbacks.trackers import with_trackers
+from equipoise.callbacks.base import RunCallback
 from equipoise.executors.build import execution_mode
 
 _TRAINED = "trained"
@@ -45,7 +45,7 @@ def run(
     out: Path,
     data: Path | None = None,
     resume: bool = False,
-    watcher: Watcher | None = None,
+    watcher: RunCallback | None = None,
     trained: Path | None = None,
 ) -> Result:
     """A run of the experiment in the folder `out`, from its start or from where it was.
@@ -53,7 +53,7 @@ def run(
     With `trained`, the folder of a finished run whose training is the same, its models are scored as this method makes
     them, and nothing is trained.
     """
-    watcher = watcher or Watcher()
+    watcher = watcher or RunCallback()
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
             "engine.kind = 'flower' is a federation over real machines; start it with `equipoise deploy local` or "
@@ -70,7 +70,7 @@ def run(
     if trained is not None:
         written[_TRAINED] = trained.name
 
-    def build(folder: RunFolder, callback: Watcher) -> Simulation:
+    def build(folder: RunFolder, callback: RunCallback) -> Simulation:
         if trained is not None:
             shutil.copytree(RunFolder(trained).checkpoint, folder.checkpoint, dirs_exist_ok=True)
         return _simulation(experiment, federation, task, folder, callback)
@@ -129,7 +129,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
 
 
 def _simulation(
-    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, watcher: Watcher | None = None
+    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, watcher: RunCallback | None = None
 ) -> Simulation:
     settings = (experiment.algorithm, experiment.schedule, experiment.engine)
     pipeline = AggregationPipeline.of(experiment)

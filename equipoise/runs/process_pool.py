@@ -16,19 +16,20 @@ from equipoise.storage import atomic_files
 from equipoise.config.experiment import Experiment
 from equipoise.errors import Interrupted, RunFailed
 from equipoise.runs.launch import clear_if_half_scored, has_models, run
-from equipoise.runs.sweep import FAILED, Cell, chains
-from equipoise.callbacks.base import Watcher
+from equipoise.runs.sweep import FAILED, chains
+from equipoise.runs.sweep import SweepRun
+from equipoise.callbacks.base import RunCallback
 
 Notes = list[str]
 """What a person should know of a run."""
-Told = Callable[[Cell, Notes], None]
-Chain = tuple[list[Cell], Path | None]
+Told = Callable[[SweepRun, Notes], None]
+Chain = tuple[list[SweepRun], Path | None]
 """Runs with the same training that are left to do, and the folder of one that is done, if there is one."""
 _stopping = threading.Event()
 """In a worker: begin nothing more."""
 
 
-class _Listener(Watcher):
+class _Listener(RunCallback):
     def __init__(self) -> None:
         self.texts: Notes = []
 
@@ -50,7 +51,7 @@ def work(experiment: Experiment, folder: Path, data: Path | None, trained: Path 
     return [f"{folder.name}: {text}" for text in listener.texts]
 
 
-def execute(wanted: Sequence[Cell], out: Path, data: Path | None, jobs: int, told: Told) -> None:
+def execute(wanted: Sequence[SweepRun], out: Path, data: Path | None, jobs: int, told: Told) -> None:
     """Run those that are not done yet; `told` hears of each that ends."""
     left: list[Chain] = []
     for alike in chains(wanted):

@@ -21,7 +21,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS
 from equipoise.config.experiment import Experiment, override
 from equipoise.data.partitions import PARTITIONS
-from equipoise.data.config import Dealing
+from equipoise.data.config import DataSettings
 from equipoise.data.sources import SOURCES
 from equipoise.config.device_classes import Devices
 from equipoise.config.deployment import Deploy
@@ -58,7 +58,7 @@ _REGISTRIES: dict[str, Mapping[str, type[Settings]]] = {
     "attack": ATTACKS,
     "reducer": REDUCERS,
 }
-_ALWAYS: dict[str, type[Settings]] = {"data": Dealing, "devices": Devices, "deploy": Deploy, "": Schedule}
+_ALWAYS: dict[str, type[Settings]] = {"data": DataSettings, "devices": Devices, "deploy": Deploy, "": Schedule}
 
 
 @cache
@@ -104,7 +104,7 @@ def _by_ending(out: Path, changed: int) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepRun:
     """One run of a sweep."""
 
     experiment: Experiment
@@ -132,7 +132,7 @@ class Cell:
         return not self.done(out) and (self.folder(out) / FAILED).exists()
 
 
-def laid_over(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Tables with other values on top; what has another name or kind takes the place of what was there."""
     merged = dict(tables)
     for key, value in over.items():
@@ -140,9 +140,9 @@ def laid_over(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, A
         if not isinstance(value, Mapping) or "name" in value or "kind" in value:
             merged[key] = value
         elif isinstance(below, list) and all(isinstance(each, Mapping) for each in below):
-            merged[key] = [laid_over(each, value) for each in below]
+            merged[key] = [merge_tables(each, value) for each in below]
         else:
-            merged[key] = laid_over(below, value) if isinstance(below, Mapping) else dict(value)
+            merged[key] = merge_tables(below, value) if isinstance(below, Mapping) else dict(value)
     return merged
 
 
@@ -155,7 +155,7 @@ def variants(tables: Mapping[str, Any], scale: str | None = None) -> list[dict[s
         if SECTION in variant:
             raise EquipoiseError(f"a variant cannot have a section [{SECTION}]; it is for the whole file")
     base = {k: v for k, v in tables.items() if k != VARIANT}
-    return [_scaled(laid_over(base, variant), scale) for variant in each]
+    return [_scaled(merge_tables(base, variant), scale) for variant in each]
 
 
 def scales(tables: Mapping[str, Any]) -> list[str]:
@@ -177,16 +177,16 @@ def _scaled(tables: dict[str, Any], scale: str | None) -> dict[str, Any]:
     if scale not in scales:
         known = f"it has {', '.join(scales)}" if scales else "it has none"
         raise EquipoiseError(f"the file has no scale {scale!r}; {known}")
-    return laid_over(tables, scales[scale])
+    return merge_tables(tables, scales[scale])
 
 
 def _settings(experiment: Experiment) -> dict[str, Any]:
     return {k: v for k, v in flatten(experiment.tables()).items() if not k.startswith(_NOT_THE_RUN)}
 
 
-def cells(
+def expand_sweep(
     tables: Mapping[str, Any], scale: str | None = None, sets: Sequence[str] = (), others: bool = True
-) -> tuple[list[Cell], Sweep]:
+) -> tuple[list[SweepRun], Sweep]:
     """All runs that a file asks for, checked before any of them begins; `sets` come on top of all that is in it.
 
     What is wrong at the `others` of its scales is told now too, and not when they are asked for.
@@ -210,11 +210,11 @@ def cells(
     for key in sweep.tune:
         if key not in varied:
             raise EquipoiseError(f"sweep.tune names {key}, which has not several values; it must be a setting that has")
-    found: dict[tuple[str, int], Cell] = {}  # what is listed twice is run once
+    found: dict[tuple[str, int], SweepRun] = {}  # what is listed twice is run once
     for experiment, own in zip(experiments, settings, strict=True):
         words = [experiment.algorithm_name, *(str(own[k]) for k in varied if k in own and k != "algorithm.name")]
         label = "-".join("".join(c for c in word if c.isalnum() or c in ".+") for word in words)[:60]
-        cell = Cell(experiment, _digest(own), label)
+        cell = SweepRun(experiment, _digest(own), label)
         found.setdefault((cell.identity, cell.seed), cell)
     return list(found.values()), sweep
 
@@ -223,27 +223,27 @@ def _digest(settings: Mapping[str, Any]) -> str:
     return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
-def group(cell: Cell, tune: Sequence[str]) -> str:
+def group(cell: SweepRun, tune: Sequence[str]) -> str:
     """Stands for all its settings but those that are tuned: the runs that it is measured with."""
     return _digest({k: v for k, v in _settings(cell.experiment).items() if k not in tune})
 
 
-def _training(cell: Cell) -> str:
+def _training(cell: SweepRun) -> str:
     """Stands for all that the training depends on: the same for methods that differ only in what they make of it."""
     settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training()}
     flat = {k: v for k, v in flatten(settings).items() if k not in ("select", "targets")}
     return _digest({k: v for k, v in flat.items() if k == "seed" or not k.startswith(_NOT_THE_RUN)})
 
 
-def chains(every: Sequence[Cell]) -> list[list[Cell]]:
+def chains(every: Sequence[SweepRun]) -> list[list[SweepRun]]:
     """Runs with the same training, together: the first trains, and the others score what it came to."""
-    found: dict[str, list[Cell]] = {}
+    found: dict[str, list[SweepRun]] = {}
     for cell in every:
         found.setdefault(_training(cell), []).append(cell)
     return list(found.values())
 
 
-def tuned(every: Sequence[Cell], sweep: Sweep, out: Path) -> tuple[list[Cell], list[Cell]]:
+def tuned(every: Sequence[SweepRun], sweep: Sweep, out: Path) -> tuple[list[SweepRun], list[SweepRun]]:
     """Those that the first seed needs for choosing, and then those with the chosen values under all seeds.
 
     The second list is empty until the first is done.
@@ -263,7 +263,7 @@ def tuned(every: Sequence[Cell], sweep: Sweep, out: Path) -> tuple[list[Cell], l
     return trials, [cell for cell in every if cell.identity in chosen]
 
 
-def _worth(cell: Cell, by: str, out: Path) -> float:
+def _worth(cell: SweepRun, by: str, out: Path) -> float:
     """Its score on validation samples, higher being better; nothing is worse than a run that failed or diverged."""
     if cell.failed(out):
         return -inf

@@ -12,7 +12,7 @@ from equipoise.errors import EquipoiseError
 
 
 @contextmanager
-def beside(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """A temporary path that becomes `path` when the block ends well, and goes away when it does not."""
     if path.is_dir():
         raise EquipoiseError(f"cannot write {path}: it is a folder, and a file is wanted")
@@ -32,7 +32,7 @@ def beside(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    with beside(path) as temporary:
+    with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 

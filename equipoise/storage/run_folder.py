@@ -193,7 +193,7 @@ class RunFolder:
     ) -> None:
         """A row a client: its sizes, and the scores of each of its models; who took no part, or is bad, is marked."""
         marks = {mark: marked for mark, marked in marks.items() if marked}
-        with atomic_files.beside(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
+        with atomic_files.atomic_write(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["client", *marks, *sizes, *(f"{kind}_{c}" for kind in tables for c in COLUMNS)])
             for i, name in enumerate(names):

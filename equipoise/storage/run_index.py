@@ -14,14 +14,14 @@ _FOR_READERS = (f"{WRITTEN}.", *ASIDE)  # no run is another for these
 
 
 @dataclass(frozen=True)
-class Run:
+class FinishedRun:
     path: Path
     config: dict[str, Any]
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
 
 
-def find_runs(paths: list[Path]) -> list[Run]:
+def find_runs(paths: list[Path]) -> list[FinishedRun]:
     """The runs in these folders and in the folders below them."""
     found: dict[Path, None] = {}
     for path in paths:
@@ -73,10 +73,10 @@ def _finished(path: Path) -> bool:
     return RunFolder(path).summary.exists()
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path) -> FinishedRun:
     folder = RunFolder.open(path)
     config = {k: v for k, v in flatten(read_toml(folder.config)).items() if not k.startswith(_FOR_READERS)}
-    return Run(path, config, folder.read_summary(), folder.read_metrics())
+    return FinishedRun(path, config, folder.read_summary(), folder.read_metrics())
 
 
 def higher_is_better(summary: Mapping[str, Any]) -> bool:
@@ -84,9 +84,9 @@ def higher_is_better(summary: Mapping[str, Any]) -> bool:
     return bool(summary.get("higher_is_better", summary["metric"] not in ("rmse", "mse")))
 
 
-def grouped(runs: list[Run]) -> list[list[Run]]:
+def grouped(runs: list[FinishedRun]) -> list[list[FinishedRun]]:
     """Runs that differ only in the seed, together."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
         # What was at hand of a data set is no setting: an excerpt and the whole are not seeds of one run.
         told = [run.summary["dataset"], run.summary["metric"]]

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equipoise.storage.atomic_files import beside
+from equipoise.storage.atomic_files import atomic_write
 
 DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
@@ -17,7 +17,7 @@ DTYPES = {
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    with beside(path) as temporary:
+    with atomic_write(path) as temporary:
         try:
             save_file({k: t.contiguous() for k, t in tensors.items()}, temporary, dict(metadata or {}))
         except OSError:

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import randomness
-from equipoise.algorithms.base import Algorithm, Split
+from equipoise.algorithms.base import Algorithm, DataSplit
 from equipoise.errors import EquipoiseError
 from equipoise.optimizers import LocalOptimizer
-from equipoise.parameter_space import Part, Space, linear_head
-from equipoise.representations.head_features import Points
+from equipoise.parameter_space import ParameterSpace, Part, linear_head
+from equipoise.representations.head_features import HeadTargets
 from equipoise.representations.head_moments import Moments
-from equipoise.representations.points import HEAD, Listener, Tap
-from equipoise.representations.terms import Term
+from equipoise.representations.points import HEAD, ForwardHook, RepresentationPoint
+from equipoise.representations.terms import LossTerm
 from equipoise.training.task import Task
 
 
-def plan(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator | None) -> np.ndarray:
+def batch_indices(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator | None) -> np.ndarray:
     """Which sample goes into which step: a (steps, batch) matrix, -1 where a batch is not full.
 
     Without a generator: all samples once, in their order.
@@ -49,11 +49,11 @@ class Batch(NamedTuple):
     "the representations of a term's probe, where they are made for many batches at once"
 
 
-class Work(ABC):
+class LocalTrainer(ABC):
     """A client's data, or a cohort's, at work for one algorithm in one round (a `LocalData`)."""
 
     task: Task
-    space: Space
+    space: ParameterSpace
     size: Tensor
     seed: int
     algorithm: Algorithm
@@ -64,7 +64,7 @@ class Work(ABC):
     def outputs(self) -> int:
         return self.task.outputs
 
-    def tap(self, name: str) -> Tap:
+    def tap(self, name: str) -> RepresentationPoint:
         return self.task.tap(name)
 
     @abstractmethod
@@ -73,13 +73,13 @@ class Work(ABC):
 
     @abstractmethod
     def gradient(
-        self, v: Tensor, batch: Batch, part: Part, term: Term | None = None, term_only: bool = False
+        self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None = None, term_only: bool = False
     ) -> Tensor:
         """The gradient of the batch's mean loss with respect to the part of v that moves; of the term too, or alone."""
 
     @abstractmethod
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: Term | None = None
+        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: LossTerm | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         """The batches in their order, each with a mask of the clients that are done already (None: nobody is).
 
@@ -87,7 +87,7 @@ class Work(ABC):
         """
 
     @abstractmethod
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: Term | None = None) -> None:
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None = None) -> None:
         """A step of plain SGD, in place."""
 
     def constrain(self) -> None:
@@ -110,7 +110,7 @@ class Work(ABC):
         repeat: int = 1,
         only: Tensor | None = None,
         within: Tensor | None = None,
-        term: Term | None = None,
+        term: LossTerm | None = None,
         anchor: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         if steps is None and epochs is None:
@@ -121,7 +121,7 @@ class Work(ABC):
         moves = self.space.part(part)
         v = self.open(start, part, within)
         moving = v[..., moves]
-        simple = plain(self.algorithm) and within is None and anchor is None
+        simple = is_plain_sgd(self.algorithm) and within is None and anchor is None
         update = None if simple else self._optimizer(lr)
         if moving.shape[-1] and (within is None or bool(within[..., moves].any())):
             for batch, done in self._steps(epochs or self.algorithm.epochs, steps, stream, repeat, only, term):
@@ -149,7 +149,7 @@ class Work(ABC):
         settings = self.algorithm
         return LocalOptimizer(settings.optimizer, lr, settings.momentum, settings.clip)
 
-    def _elsewhere(self, u: Tensor, v: Tensor, batch: Batch, part: Part, term: Term) -> Tensor:
+    def _elsewhere(self, u: Tensor, v: Tensor, batch: Batch, part: Part, term: LossTerm) -> Tensor:
         """The term's gradient on the batch at u; v is as it was afterwards."""
         here = v.clone()
         v.copy_(u)
@@ -159,7 +159,7 @@ class Work(ABC):
         return found
 
     def _steps(
-        self, epochs: int, steps: int | None, stream: int, repeat: int, only: Tensor | None, term: Term | None
+        self, epochs: int, steps: int | None, stream: int, repeat: int, only: Tensor | None, term: LossTerm | None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         """A batch a step, each as often as `repeat` says."""
         before = self.samples.copy()
@@ -176,7 +176,7 @@ class Work(ABC):
             total.addcmul_(self.gradient(v, batch, "all"), self.shares(batch))
         return total
 
-    def slope_of(self, term: Term, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
+    def slope_of(self, term: LossTerm, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
         v = self.open(v, "all")
         self.calm()
         total = torch.zeros_like(v)
@@ -194,7 +194,7 @@ class Work(ABC):
         return
 
     @abstractmethod
-    def moments(self, v: Tensor, *, groups: int = 1, of: Split = "train") -> Moments:
+    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
         """See `LocalData`."""
 
     @abstractmethod
@@ -211,7 +211,7 @@ def client_moments(
 ) -> Moments:
     """Of one client's samples, as the head of `module` reads them when `call` is asked for its outputs."""
     inputs, outputs, bias = linear_head(task.space)
-    points = Points(y)
+    points = HeadTargets(y)
     if len(y):
         features, _ = points.look(call, module.get_submodule(task.head or ""), x)
     else:
@@ -228,7 +228,7 @@ def client_class_sums(
     if y.is_floating_point() or y.ndim != 1:
         raise EquipoiseError("the method looks at samples class by class, and here they have no one label each")
     total: Tensor | None = None
-    listener = Listener(module, (at,), task.head)
+    listener = ForwardHook(module, (at,), task.head)
     try:
         with torch.no_grad():
             for part_x, part_y in zip(x.split(_LOOK), y.split(_LOOK), strict=True):
@@ -242,12 +242,12 @@ def client_class_sums(
     return total
 
 
-def plain(algorithm: Algorithm) -> bool:
+def is_plain_sgd(algorithm: Algorithm) -> bool:
     """SGD that neither remembers nor clips: gradient and pull may then be applied one after the other."""
     return algorithm.optimizer == "sgd" and algorithm.momentum == 0 and algorithm.clip is None
 
 
-def order_of(seed: int, round: int, name: str, purpose: str, stream: int | None) -> torch.Generator | None:
+def batch_order(seed: int, round: int, name: str, purpose: str, stream: int | None) -> torch.Generator | None:
     """The random order of a client's batches in a round."""
     if stream is None:
         return None

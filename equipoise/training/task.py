@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from equipoise.algorithms.base import Start
-from equipoise.data.federation import Memory
+from equipoise.data.federation import BatchBuffer
 from equipoise.equilibrium import Solves, WarmStart, layers, projected, set_budget
 from equipoise.errors import EquipoiseError
 from equipoise.losses import Metric, fitting_loss, fitting_metric
-from equipoise.parameter_space import Space
-from equipoise.representations.points import HEAD, Listener, Tap
+from equipoise.parameter_space import ParameterSpace
+from equipoise.representations.points import HEAD, ForwardHook, RepresentationPoint
 from equipoise.settings import nearest
 from equipoise.training.memory_usage import peak_tensor_bytes
 
@@ -27,7 +27,7 @@ _UNKNOWN = 512  # samples of a client of which nothing is known
 
 
 class Task:
-    """A module with its loss and metric, laid out in a `Space`.
+    """A module with its loss and metric, laid out in a `ParameterSpace`.
 
     `loss` is "cross-entropy", "squared", or a function (output, target) -> mean over the batch or one
     value a sample. `metric` is "accuracy", "rmse", "mse" or a `Metric`.
@@ -49,7 +49,7 @@ class Task:
         for _, layer in layers(self.module):
             layer.quiet = True  # in a run, the engine reads what its solves came to, and says so
         self.dtype = dtype
-        self.space = Space(module, head)
+        self.space = ParameterSpace(module, head)
         self.head = head if isinstance(head, str) and head in dict(module.named_modules()) else None
         "the name of the submodule that is the head, where it is one"
         if self.space.size == 0:
@@ -126,16 +126,16 @@ class Task:
         return None
 
     @cached_property
-    def _taps(self) -> dict[str, Tap]:
+    def _taps(self) -> dict[str, RepresentationPoint]:
         return {}
 
-    def tap(self, name: str) -> Tap:
+    def tap(self, name: str) -> RepresentationPoint:
         """The place after the submodule of this name, or before the head, and which parameters lead there."""
         if name not in self._taps:
             self._taps[name] = self._find_tap(name)
         return self._taps[name]
 
-    def _find_tap(self, name: str) -> Tap:
+    def _find_tap(self, name: str) -> RepresentationPoint:
         module = copy.deepcopy(self.module).eval()
         if name == HEAD and self.head is None:
             raise EquipoiseError("representations are what the model's head reads; name the submodule that is the head")
@@ -144,7 +144,7 @@ class Task:
         if any(name.startswith(f"{place}.") for place, _ in layers(module)):
             raise EquipoiseError(f"{name!r} lies within an equilibrium layer, which is one place as a whole")
         parameters = {k: t.detach().clone().requires_grad_() for k, t in self.space.views(self.w0).items()}
-        listener = Listener(module, (name,), self.head)
+        listener = ForwardHook(module, (name,), self.head)
         with torch.random.fork_rng(devices=[]), torch.enable_grad():
             functional_call(module, parameters, (self.sample[0][:2],))
             if listener.silent():
@@ -155,7 +155,7 @@ class Task:
         reach = torch.zeros(self.space.size, dtype=torch.bool)
         for entry, gradient in zip(self.space.entries, found, strict=True):
             reach[entry.offset : entry.end] = gradient is not None
-        return Tap(name, h.shape[1], reach)
+        return RepresentationPoint(name, h.shape[1], reach)
 
     @property
     def why_not_twice(self) -> str | None:
@@ -276,8 +276,8 @@ class Replica:
         task.space.bind(self.module, self.vector)
         named = dict(self.module.named_parameters())
         self.parameters = [named[entry.name] for entry in task.space.entries]
-        self.memory = Memory()
-        self.listeners: dict[tuple[str, ...], Listener] = {}
+        self.memory = BatchBuffer()
+        self.listeners: dict[tuple[str, ...], ForwardHook] = {}
         self.head = task.head
         self.equilibria = dict(layers(self.module))
         self.projected = projected(self.module)
@@ -302,10 +302,10 @@ class Replica:
 
         return forward
 
-    def listener(self, names: tuple[str, ...]) -> Listener:
+    def listener(self, names: tuple[str, ...]) -> ForwardHook:
         """What the module says at these places; it is there from now on."""
         if names not in self.listeners:
-            self.listeners[names] = Listener(self.module, names, self.head)
+            self.listeners[names] = ForwardHook(self.module, names, self.head)
         return self.listeners[names]
 
     def seed(self, key: int) -> None:

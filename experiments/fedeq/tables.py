@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 from equipoise.reproduction.result_tables import markdown, runs_of, spread
-from equipoise.storage.run_index import Run
+from equipoise.storage.run_index import FinishedRun
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 FROM_CONSENSUS = "fedeq from the consensus"
@@ -24,13 +24,13 @@ Cells = Sequence[object]
 SCALE: list[str] = []
 
 
-def runs_in(folder: Path) -> list[Run]:
+def runs_in(folder: Path) -> list[FinishedRun]:
     """Those that the file of that name asks for."""
     file = Path(__file__).parent.parent / folder.parent.name / f"{folder.name}.toml"
     return runs_of(file, folder, SCALE[0] if SCALE else None)
 
 
-def milliseconds(run: Run) -> float:
+def milliseconds(run: FinishedRun) -> float:
     """Of training, a sample; scoring is not in it."""
     lines = [json.loads(line) for line in (run.path / "timings.jsonl").read_text().splitlines()]
     return 1e3 * sum(line["train"] for line in lines) / float(run.metrics[-1]["gradient_samples"])
@@ -40,12 +40,12 @@ def print_table(title: str, head: Cells, body: Iterable[Cells]) -> None:
     print(markdown(title, head, body))
 
 
-def accuracies(runs: Iterable[Run], kind: str, unseen: bool = False) -> list[float]:
+def accuracies(runs: Iterable[FinishedRun], kind: str, unseen: bool = False) -> list[float]:
     found = [run.summary.get("unseen", {}) if unseen else run.summary for run in runs]
     return [100 * summary[kind]["accuracy"] for summary in found if kind in summary]
 
 
-def column(run: Run) -> str:
+def column(run: FinishedRun) -> str:
     data = run.config["data.name"]
     labels = run.config.get("data.partition.per_client")
     return f"{data}-{labels}" if labels else str(data)
@@ -62,11 +62,11 @@ def scored(method: str) -> str:
     return "global" if method == "fedavg" else "personal"
 
 
-def method_of(run: Run) -> str:
+def method_of(run: FinishedRun) -> str:
     return FROM_CONSENSUS if run.config.get("algorithm.begin") == "consensus" else str(run.config["algorithm.name"])
 
 
-def by_method(runs: list[Run]) -> dict[str, list[Run]]:
+def by_method(runs: list[FinishedRun]) -> dict[str, list[FinishedRun]]:
     return {name: [run for run in runs if method_of(run) == name] for name in METHODS}
 
 
@@ -92,7 +92,7 @@ def tables_1_and_2(root: Path) -> None:
     )
 
 
-def cost(runs: list[Run]) -> Cells:
+def cost(runs: list[FinishedRun]) -> Cells:
     if not runs:
         return ["–"] * 8
     first = runs[0].summary
@@ -109,7 +109,9 @@ def cost(runs: list[Run]) -> Cells:
     ]
 
 
-def curves(root: Path, name: str, title: str, key: Callable[[Run], Cells], head: Cells, rounds: Sequence[int]) -> None:
+def curves(
+    root: Path, name: str, title: str, key: Callable[[FinishedRun], Cells], head: Cells, rounds: Sequence[int]
+) -> None:
     """Scores on the way, one seed."""
     body = []
     for run in sorted(runs_in(root / name), key=lambda run: [str(k) for k in key(run)]):
@@ -140,7 +142,7 @@ def sizes(root: Path, name: str, title: str) -> None:
     print_table(title, ["method", "model", "shared", "step MB", "ms a sample", "accuracy"], body)
 
 
-def model(run: Run) -> str:
+def model(run: FinishedRun) -> str:
     parts = [str(run.config["model.name"])]
     for key in ("channels", "width", "blocks", "layers", "activation"):
         if (value := run.config.get(f"model.{key}")) is not None:
@@ -149,7 +151,7 @@ def model(run: Run) -> str:
 
 
 def devices(root: Path) -> None:
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str], list[FinishedRun]] = {}
     for run in runs_in(root / "devices"):
         weak = "40% at 3" if len(run.summary["devices"]) > 1 else "all at 10"
         how = f"{weak}, {run.config['algorithm.fusion']}" if weak != "all at 10" else weak
@@ -194,12 +196,12 @@ def main(root: Path) -> None:
     sizes(fedeq, "size", "Figs. 3 and 4: size, memory and accuracy on digits by writer")
     sizes(fedeq, "memory", "Fig. 4: memory and time at the paper's sizes, one round")
     settings = ("begin", "average", "rho")
-    rho: Callable[[Run], Cells] = lambda run: [run.config[f"algorithm.{k}"] for k in settings]  # noqa: E731
+    rho: Callable[[FinishedRun], Cells] = lambda run: [run.config[f"algorithm.{k}"] for k in settings]  # noqa: E731
     curves(fedeq, "rho", "Fig. 5: rho", rho, settings, (15, 30))
     keys = ("name", "head_epochs", "epochs")
-    passes: Callable[[Run], Cells] = lambda run: [run.config.get(f"algorithm.{k}", "–") for k in keys]  # noqa: E731
+    passes: Callable[[FinishedRun], Cells] = lambda run: [run.config.get(f"algorithm.{k}", "–") for k in keys]  # noqa: E731
     curves(fedeq, "epochs", "Fig. 6: passes", passes, ["method", "head", "body"], (10, 20))
-    bounded: Callable[[Run], Cells] = lambda run: [run.config["model.contraction"], run.config["algorithm.lr"]]  # noqa: E731
+    bounded: Callable[[FinishedRun], Cells] = lambda run: [run.config["model.contraction"], run.config["algorithm.lr"]]  # noqa: E731
     curves(fedeq, "projection", "Fig. 2: projection", bounded, ["projected", "lr"], (10, 20, 40))
     fl_deq(fl, "blocks", "FL-DEQ, Figs. 1 and 2: residual blocks")
     fl_deq(fl, "layers", "FL-DEQ, Fig. 3: convolutions")

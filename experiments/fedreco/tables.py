@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.reproduction.result_tables import markdown, runs_of, spread
-from equipoise.storage.run_index import Run
+from equipoise.storage.run_index import FinishedRun
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 DATA = ("fashion-mnist", "cifar10")
@@ -19,7 +19,7 @@ METHODS = ("fedavg", "fedavg-ft", "ditto", "fedrep", "fedbabu", "fedpac", "fedcr
 TARGETS = {"fashion-mnist": (0.88, 0.90, 0.91), "cifar10": (0.65, 0.70, 0.75)}
 
 
-def method_of(run: Run) -> str:
+def method_of(run: FinishedRun) -> str:
     name = str(run.config["algorithm.name"])
     if name != "fedreco":
         return name
@@ -28,12 +28,12 @@ def method_of(run: Run) -> str:
     return name if run.config["algorithm.server_lr"] else FROZEN
 
 
-def accuracy(run: Run) -> float:
+def accuracy(run: FinishedRun) -> float:
     """What the paper's tables speak of: the global model of FedAvg, the personal one of all others."""
     return 100 * float(run.summary["global" if method_of(run) == "fedavg" else "personal"]["accuracy"])
 
 
-def rounds_to(run: Run, target: float) -> int | None:
+def rounds_to(run: FinishedRun, target: float) -> int | None:
     kind = "global" if method_of(run) == "fedavg" else "personal"
     scores = [(line["round"], line[kind]["accuracy"]) for line in run.metrics if kind in line]
     return next((round for round, score in scores if score >= target), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from equipoise.storage.run_index import Run, find_runs
+from equipoise.storage.run_index import FinishedRun, find_runs
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 TITLES = {
@@ -23,12 +23,12 @@ TITLES = {
 }
 
 
-def finished(folder: Path) -> list[Run]:
+def finished(folder: Path) -> list[FinishedRun]:
     done = [path for path in sorted(folder.glob("*")) if (path / "summary.json").exists()]
     return find_runs(done) if done else []
 
 
-def partition(run: Run) -> str:
+def partition(run: FinishedRun) -> str:
     kind = run.config["data.partition.kind"]
     if kind == "natural":
         return "features"
@@ -39,7 +39,7 @@ def figure(values: list[float]) -> str:
     return f"{mean(values):.2f}" + (f" ± {stdev(values):.2f}" if len(values) > 1 else "")
 
 
-def at_compute(run: Run, kind: str, samples: float) -> float | None:
+def at_compute(run: FinishedRun, kind: str, samples: float) -> float | None:
     """The score at the last evaluation that had no more samples through a backward pass."""
     found = [
         line[kind]["accuracy"] for line in run.metrics if kind in line and line["gradient_samples"] <= 1.001 * samples
@@ -47,7 +47,7 @@ def at_compute(run: Run, kind: str, samples: float) -> float | None:
     return 100 * found[-1] if found else None
 
 
-def cells(runs: list[Run], algorithm: str, kind: str, name: str) -> list[float]:
+def cells(runs: list[FinishedRun], algorithm: str, kind: str, name: str) -> list[float]:
     return [
         100 * run.summary[kind]["accuracy"]
         for run in runs
@@ -55,7 +55,7 @@ def cells(runs: list[Run], algorithm: str, kind: str, name: str) -> list[float]:
     ]
 
 
-def table3(data: str, runs: list[Run]) -> None:
+def table3(data: str, runs: list[FinishedRun]) -> None:
     columns = [column.split() for column in PAPER["columns"]]
     head = ["partition", *(f"{a} {k}" for a, k in columns), "seeds"]
     print(f"\n### {runs[0].summary['dataset']}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
@@ -87,7 +87,7 @@ def table3(data: str, runs: list[Run]) -> None:
     print(f"{len(runs)} runs of {runs[0].summary['rounds']} rounds, {minutes:.0f} minutes of run time.")
 
 
-def compute(runs: list[Run]) -> None:
+def compute(runs: list[FinishedRun]) -> None:
     columns = [("flame", "personal"), ("flame", "global"), ("pfedme", "personal"), ("pfedme", "global")]
     columns += [("ditto", "personal"), ("ditto", "global")]
     print(f"\n| partition | {' | '.join(f'{a} {k}' for a, k in columns)} |\n|{'---|' * 7}")
@@ -108,7 +108,7 @@ def compute(runs: list[Run]) -> None:
             print(f"| {TITLES[name]} | {' | '.join(texts)} |")
 
 
-def tune(runs: list[Run]) -> None:
+def tune(runs: list[FinishedRun]) -> None:
     print("\n| partition | method | " + " | ".join(str(r) for r in RATES) + " |\n|---|---|" + "---|" * len(RATES))
     for name in TITLES:
         for algorithm, key in (("pfedme", "algorithm.global_lr"), ("ditto", "algorithm.lr")):
@@ -125,7 +125,7 @@ def tune(runs: list[Run]) -> None:
 RATES = (0.01, 0.05, 0.1, 0.2, 0.5)
 
 
-def attacks(runs: list[Run]) -> None:
+def attacks(runs: list[FinishedRun]) -> None:
     kinds = [("flame", "personal"), ("flame", "global"), ("flame", "hybrid"), ("pfedme", "personal")]
     kinds += [("pfedme", "global"), ("ditto", "personal"), ("ditto", "global"), ("fedavg", "global")]
     names = [f"{a} {k}" if a != "fedavg" else "multi-Krum global" for a, k in kinds]
@@ -146,7 +146,7 @@ def attacks(runs: list[Run]) -> None:
         print(f"| {attack if fraction else 'none'} | {fraction:.0%} | {' | '.join(texts)} |")
 
 
-def sweep(key: str, runs: list[Run]) -> None:
+def sweep(key: str, runs: list[FinishedRun]) -> None:
     config = {"lam": "algorithm.lam", "epochs": "algorithm.epochs", "rho": "algorithm.rho", "clients": "participation"}
     rounds = (10, 20, 50, 100)
     head = [key, "model", *(f"round {r}" for r in rounds), "accuracy at the end"]
@@ -159,7 +159,7 @@ def sweep(key: str, runs: list[Run]) -> None:
             print(f"| {run.config[config[key]]} | {kind} | {' | '.join(texts)} | {last:.2f} |")
 
 
-def fairness(runs: list[Run]) -> None:
+def fairness(runs: list[FinishedRun]) -> None:
     head = ["method", "model", "accuracy", "worst tenth", "best tenth", "Gini", "variance of losses"]
     print(f"\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for algorithm in ("flame", "pfedme", "ditto"):

@@ -20,14 +20,14 @@ from equipoise import load_data
 from equipoise.data.sources.polynomial import Polynomial
 from equipoise.models import MODELS
 from equipoise.reproduction.result_tables import markdown, runs_of, spread
-from equipoise.storage.run_index import Run
+from equipoise.storage.run_index import FinishedRun
 
 HERE = Path(__file__).parent
 PAPER: dict[str, Any] = tomllib.loads((HERE / "paper" / "tables.toml").read_text())
 PRINTED = "learn2pfed as printed"
 
 
-def method(run: Run) -> str:
+def method(run: FinishedRun) -> str:
     name = str(run.config["algorithm.name"])
     if name != "learn2pfed":
         return name
@@ -40,7 +40,7 @@ def scored(name: str) -> str:
     return "global" if name in ("fedavg", "fedprox") else "personal"
 
 
-def stopped(run: Run) -> dict[str, float]:
+def stopped(run: FinishedRun) -> dict[str, float]:
     """Scores at the evaluation that was best on validation samples, and the round of it."""
     kind = scored(run.config["algorithm.name"])
     metric, lines = run.summary["metric"], [line for line in run.metrics if kind in line]
@@ -48,7 +48,7 @@ def stopped(run: Run) -> dict[str, float]:
     return {"score": best[kind][metric], "round": best["round"], "last": lines[-1][kind][metric]}
 
 
-def where(runs: Iterable[Run], **config: object) -> list[Run]:
+def where(runs: Iterable[FinishedRun], **config: object) -> list[FinishedRun]:
     keys = {key.replace("__", "."): value for key, value in config.items()}
     return [run for run in runs if all(run.config.get(key) == value for key, value in keys.items())]
 
@@ -89,18 +89,18 @@ def known(setting: int, seed: int, layout: str = "alike") -> dict[str, tuple[flo
     return {"local": errors(own), "oracle": errors(oracle)}
 
 
-def lam_of(run: Run) -> np.ndarray:
+def lam_of(run: FinishedRun) -> np.ndarray:
     found: np.ndarray = load_file(run.path / "shown.safetensors")["lam"].numpy()
     return found
 
 
-def mse(run: Run) -> float:
+def mse(run: FinishedRun) -> float:
     """The mean over clients of their squared errors, from the mean and the variance of their RMSE."""
     found = run.summary[scored(run.config["algorithm.name"])]
     return float(found["rmse"] ** 2 + found["rmse_variance"])
 
 
-def table1(runs: list[Run], title: str = "Table I: RMSE against the noise-free polynomials") -> str:
+def table1(runs: list[FinishedRun], title: str = "Table I: RMSE against the noise-free polynomials") -> str:
     rows: list[list[str]] = []
     settings, layout = (1, 2, 3), runs[0].config["data.layout"]
     groups = sorted({(method(run), str(run.config["model.name"])) for run in runs}, key=lambda g: (g[1], g[0]))
@@ -126,11 +126,11 @@ def table1(runs: list[Run], title: str = "Table I: RMSE against the noise-free p
     return markdown(title, head, rows)
 
 
-def segments(runs: list[Run]) -> str:
+def segments(runs: list[FinishedRun]) -> str:
     return table1(runs, "Each client its own stretch of x")
 
 
-def table2(runs: list[Run]) -> str:
+def table2(runs: list[FinishedRun]) -> str:
     rows = []
     for key, meant in PAPER["table2"].items():
         families = [] if key == "nothing" else key.split("-")
@@ -144,7 +144,7 @@ def table2(runs: list[Run]) -> str:
     )
 
 
-def depth(runs: list[Run]) -> str:
+def depth(runs: list[FinishedRun]) -> str:
     def row(cells: int) -> list[str]:
         found = [where(runs, algorithm__cells=cells, data__setting=setting) for setting in (1, 2, 3)]
         return [str(cells), *(spread([run.summary["personal"]["rmse"] for run in group], 4) for group in found)]
@@ -153,8 +153,8 @@ def depth(runs: list[Run]) -> str:
     return markdown("Number of cells, RMSE", ["L", "setting 1", "setting 2", "setting 3"], rows)
 
 
-def variants(runs: list[Run]) -> str:
-    def row(found: list[Run]) -> list[str]:
+def variants(runs: list[FinishedRun]) -> str:
+    def row(found: list[FinishedRun]) -> list[str]:
         config, values = found[0].config, [run.summary["personal"]["rmse"] for run in found]
         refs = [known(1, run.config["seed"]) for run in found]
         local, oracle = (mean(ref[k][0] for ref in refs) for k in ("local", "oracle"))
@@ -168,7 +168,7 @@ def variants(runs: list[Run]) -> str:
         return [*words, spread(values, 4), f"{closed:.0%}", f"{mean(areas):.2f}", f"{sent:.1f}"]
 
     keys = ("outer", "backward", "tied", "warm", "learn")
-    groups: dict[tuple[str, ...], list[Run]] = {}
+    groups: dict[tuple[str, ...], list[FinishedRun]] = {}
     for run in runs:
         groups.setdefault(tuple(str(run.config[f"algorithm.{key}"]) for key in keys), []).append(run)
     head = [
@@ -188,7 +188,7 @@ def variants(runs: list[Run]) -> str:
 # Loads and images.
 
 
-def table3(settings: dict[int, list[Run]]) -> str:
+def table3(settings: dict[int, list[FinishedRun]]) -> str:
     rows = []
     both = [run for runs in settings.values() for run in runs]
     groups = sorted({(str(run.config["model.name"]), method(run)) for run in both})
@@ -208,7 +208,7 @@ def table3(settings: dict[int, list[Run]]) -> str:
     return markdown("Table III: RMSE of the next hour's load", head[: 2 + 2 * len(settings) + (1 in settings)], rows)
 
 
-def table4(columns: dict[str, tuple[list[Run], int]]) -> str:
+def table4(columns: dict[str, tuple[list[FinishedRun], int]]) -> str:
     rows = []
     for name in PAPER["table4"]:
         row = [name]
@@ -226,7 +226,7 @@ def table4(columns: dict[str, tuple[list[Run], int]]) -> str:
     return markdown("Table IV: accuracy in %", ["method", *heads, "kB a round"], rows)
 
 
-def table5(runs: list[Run]) -> str:
+def table5(runs: list[FinishedRun]) -> str:
     rows = []
     for run in sorted(runs, key=lambda r: -len(r.config["model.hidden"])):
         module = MODELS["lenet"](hidden=tuple(run.config["model.hidden"])).build((3, 32, 32), 10)
@@ -263,10 +263,10 @@ def main() -> None:
     parser.add_argument("--scale", default="small")
     given = parser.parse_args()
 
-    def runs(name: str) -> list[Run]:
+    def runs(name: str) -> list[FinishedRun]:
         return runs_of(HERE / f"{name}.toml", given.runs / name, given.scale)
 
-    plain: dict[str, Callable[[list[Run]], str]] = {
+    plain: dict[str, Callable[[list[FinishedRun]], str]] = {
         "polynomial": table1, "segments": segments, "ablation": table2, "depth": depth, "variants": variants,
         "start": table5,
     }  # fmt: skip

@@ -19,7 +19,7 @@ from equipoise.algorithms.learn2pfed.unrolled_admm import (
     closed_cell_adjoints,
     layout,
 )
-from equipoise.parameter_space import Space
+from equipoise.parameter_space import ParameterSpace
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 
@@ -117,7 +117,7 @@ class Learn2pFed(Algorithm):
     def _set(self, cell: int) -> int:
         return cell if self.sets == "each" else 0
 
-    def _layout(self, space: Space) -> Layout:
+    def _layout(self, space: ParameterSpace) -> Layout:
         return layout(space, self._sets)
 
     @property
@@ -212,7 +212,15 @@ class Learn2pFed(Algorithm):
         return client, sent
 
     def _cell(
-        self, cell: int, client: State, raw: Tensor, space: Space, alpha: Tensor, v: Tensor, z: Tensor, w: Tensor
+        self,
+        cell: int,
+        client: State,
+        raw: Tensor,
+        space: ParameterSpace,
+        alpha: Tensor,
+        v: Tensor,
+        z: Tensor,
+        w: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
         lam, rho, eta, theta = self._values(raw, cell, space)
         fit = self._fit(client)
@@ -223,7 +231,7 @@ class Learn2pFed(Algorithm):
         z = eta / (lam + eta) * (v - w - alpha)  # Eq. 11
         return alpha, v, z
 
-    def _values(self, raw: Tensor, cell: int, space: Space) -> Values:
+    def _values(self, raw: Tensor, cell: int, space: ParameterSpace) -> Values:
         found, k = self._layout(space), self._set(cell)
         lam = found.lam(raw, k)
         return Values(lam.exp() if self.positive == "log" else lam.relu(), *self._followed(*found.scalars(raw, k)))
@@ -254,7 +262,7 @@ class Learn2pFed(Algorithm):
         return (self._stepped(client, data.space) if cell == 0 else client), sent
 
     def _by_autograd(
-        self, cell: int, client: State, raw: Tensor, space: Space, x_bar: Tensor, u_bar: Tensor
+        self, cell: int, client: State, raw: Tensor, space: ParameterSpace, x_bar: Tensor, u_bar: Tensor
     ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
         """u; adjoints of alpha, v and z as they came in, of w, and of the learnables."""
         with torch.enable_grad():
@@ -267,7 +275,7 @@ class Learn2pFed(Algorithm):
         return u.detach(), found, w_bar, more
 
     def _by_hand(
-        self, cell: int, client: State, raw: Tensor, space: Space, x_bar: Tensor, u_bar: Tensor
+        self, cell: int, client: State, raw: Tensor, space: ParameterSpace, x_bar: Tensor, u_bar: Tensor
     ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
         """The same for closed solves, quicker."""
         values, found, k = self._values(raw, cell, space), self._layout(space), self._set(cell)
@@ -281,7 +289,7 @@ class Learn2pFed(Algorithm):
         lam = bars.lam * (values.lam if self.positive == "log" else found.lam(raw, k) > 0)
         return u, bars.inputs, bars.w, found.slope(k, lam, scalars)
 
-    def _message(self, vector: Tensor, s: Tensor, slope: Tensor, space: Space) -> State:
+    def _message(self, vector: Tensor, s: Tensor, slope: Tensor, space: ParameterSpace) -> State:
         places = self._layout(space).places(self.tied)
         return State(
             u=vector, s=s, **({"tied": slope[..., places] * self._learned(space, slope)[places]} if places else {})
@@ -317,14 +325,14 @@ class Learn2pFed(Algorithm):
 
     # An epoch's end: steps of the learnables.
 
-    def _learned(self, space: Space, like: Tensor) -> Tensor:
+    def _learned(self, space: ParameterSpace, like: Tensor) -> Tensor:
         """1 for each learnable of a client that is learned, be it by all clients together."""
         names = tuple(name for name in ("lam", *SCALARS) if name in self.learn and name not in self.follow)
         mask = like.new_zeros(like.shape[-1])
         mask[self._layout(space).places(names)] = 1
         return mask
 
-    def _stepped(self, client: State, space: Space) -> State:
+    def _stepped(self, client: State, space: ParameterSpace) -> State:
         """Line 13."""
         mask = self._learned(space, client.raw)
         mask[self._layout(space).places(self.tied)] = 0
@@ -345,7 +353,7 @@ class Learn2pFed(Algorithm):
         after = self._descent(server.tied, slope, memory, axes=1)
         return State(server, tied=after.pop("raw"), **{f"tied_{name}": t for name, t in after.items()})
 
-    def _with_tied(self, raw: Tensor, down: State, space: Space) -> Tensor:
+    def _with_tied(self, raw: Tensor, down: State, space: ParameterSpace) -> Tensor:
         if not self.tied:
             return raw
         raw = raw.clone()
@@ -374,12 +382,12 @@ class Learn2pFed(Algorithm):
             outer_xx, outer_xy = (pad(m, (0, 0, 0, 0, 0, 1)) for m in (outer_xx, outer_xy))
         return State(client, **Fit.of(xx, xy)._asdict(), outer_xx=outer_xx, outer_xy=outer_xy)
 
-    def _model(self, client: State, matrices: Tensor, space: Space) -> Tensor:
+    def _model(self, client: State, matrices: Tensor, space: ParameterSpace) -> Tensor:
         """The client's network with a head: the last of these."""
         head = self._layout(space).head(matrices[..., -1, :, :])
         return space.join(space.body(client.network), head) if space.body_size else head
 
-    def shows(self, client: State, down: State, space: Space) -> State:
+    def shows(self, client: State, down: State, space: ParameterSpace) -> State:
         """Its learnables."""
         raw, found = self._with_tied(client.raw, down, space), self._layout(space)
         rows = [raw[..., found.places((name,))] for name in ("lam", *SCALARS)]

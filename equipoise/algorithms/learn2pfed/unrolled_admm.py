@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.optimizers import adam
-from equipoise.parameter_space import Space, linear_head
+from equipoise.parameter_space import ParameterSpace, linear_head
 from equipoise.state import State
 
 SCALARS = ("rho", "eta", "theta")
@@ -71,7 +71,7 @@ class Layout:
 
 
 @lru_cache(maxsize=16)
-def layout(space: Space, sets: int) -> Layout:
+def layout(space: ParameterSpace, sets: int) -> Layout:
     return Layout(*linear_head(space), sets)
 
 

@@ -10,7 +10,7 @@ from equipoise.data.archives import content, first_existing, tar_members, tar_si
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
-from equipoise.data.source import Found, Request, Source, missing, portion
+from equipoise.data.source import DatasetStatus, LoadRequest, Source, missing, portion
 from equipoise.errors import EquipoiseError
 
 _PIXELS = 3 * 32 * 32
@@ -33,7 +33,7 @@ class _CIFAR(Source):
         paths = [folder / self.inside / name for name in self.members]
         return paths if all(path.is_file() for path in paths) else None
 
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         path, unpacked = self._archive(ask.folder), self._unpacked(ask.folder)
         if path is None and unpacked is None:
             raise missing(self.archive, [ask.folder], type(self))
@@ -67,7 +67,7 @@ class _CIFAR(Source):
             ys.append(labels)
         return {"x": np.concatenate(xs).reshape(-1, 3, 32, 32), "y": np.concatenate(ys)}
 
-    def look(self, folder: Path) -> Found | None:
+    def look(self, folder: Path) -> DatasetStatus | None:
         path, unpacked = self._archive(folder), self._unpacked(folder)
         if path is not None:
             sizes = tar_sizes(path, self.members)
@@ -75,7 +75,7 @@ class _CIFAR(Source):
             sizes, path = {p.name: p.stat().st_size for p in unpacked}, folder / self.inside
         else:
             return None
-        return Found(path, sum(sizes.values()) // (self.label_bytes + _PIXELS), _WHOLE)
+        return DatasetStatus(path, sum(sizes.values()) // (self.label_bytes + _PIXELS), _WHOLE)
 
 
 class CIFAR10(_CIFAR):

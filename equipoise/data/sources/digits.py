@@ -10,7 +10,7 @@ import torch
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
-from equipoise.data.source import Found, Missing, Request, Source, portion
+from equipoise.data.source import DatasetStatus, LoadRequest, MissingFile, Source, portion
 from equipoise.data.sources.mnist import MNIST, WHOLE, count_idx, find_idx, mnist_files, read_idx, read_mnist
 from equipoise.errors import EquipoiseError
 
@@ -31,25 +31,25 @@ class DigitsByWriter(Source):
     extent: Literal["auto", "full", "excerpt"] = "auto"
     "full: from MNIST's and QMNIST's files; excerpt: what comes with the package; auto: full where the files are"
 
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         if self.extent == "excerpt":
             return load_excerpt()
         try:
             paths = _paths(ask.folder)
-        except Missing:
+        except MissingFile:
             if self.extent == "full":
                 raise
             return load_excerpt()
         arrays = cached("digits-by-writer", paths, lambda: _decode(paths))
         return _pool(arrays["x"], arrays["y"], arrays["writer"], portion(len(arrays["y"]), WHOLE))
 
-    def look(self, folder: Path) -> Found | None:
+    def look(self, folder: Path) -> DatasetStatus | None:
         try:
             paths = _paths(folder)
-        except Missing:
+        except MissingFile:
             return None
         counts = [count_idx(path) for path in paths]
-        return Found(paths[0].parent, counts[0] + counts[2], WHOLE)
+        return DatasetStatus(paths[0].parent, counts[0] + counts[2], WHOLE)
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from equipoise.data.archives import first_existing
 from equipoise.data.cache import cached
 from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool
-from equipoise.data.source import Found, Request, Source, missing, portion
+from equipoise.data.source import DatasetStatus, LoadRequest, Source, missing, portion
 from equipoise.data.sources.electricity_files import UCI, count_loads, read_loads
 from equipoise.data.time_split import parts_in_time
 from equipoise.errors import EquipoiseError
@@ -44,7 +44,7 @@ class Electricity(Source):
     hourly: bool = True
     "means over the hour where the file has values every 15 minutes"
 
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         path = _find(ask.folder)
         if path is None:
             raise missing(_NAMES[0], _folders(ask.folder), type(self))
@@ -100,16 +100,16 @@ class Electricity(Source):
         shift, size = (past.min(), np.ptp(past)) if self.scale == "minmax" else (past.mean(), past.std())
         return np.asarray((series - shift) / size, dtype=np.float32)
 
-    def look(self, folder: Path) -> Found | None:
+    def look(self, folder: Path) -> DatasetStatus | None:
         path = _find(folder)
         return None if path is None else self.look_at(path)
 
-    def look_at(self, path: Path) -> Found:
+    def look_at(self, path: Path) -> DatasetStatus:
         clients, moments, minutes = count_loads(path)
         columns, rows = _whole(minutes)
-        return Found(path, min(clients, columns) * min(moments, rows), columns * rows, "values")
+        return DatasetStatus(path, min(clients, columns) * min(moments, rows), columns * rows, "values")
 
-    def verify(self, ask: Request) -> None:
+    def verify(self, ask: LoadRequest) -> None:
         if (path := _find(ask.folder)) is not None:
             cached("electricity", [path], lambda: read_loads(path, ask.progress))
 

@@ -13,7 +13,7 @@ import numpy as np
 from equipoise.data import text_encoding
 from equipoise.data.archives import opened, told
 from equipoise.data.cache import Arrays
-from equipoise.data.source import Progress
+from equipoise.data.source import DataProgress
 from equipoise.errors import EquipoiseError
 
 UCI = "LD2011_2014.txt"
@@ -23,7 +23,7 @@ _MOST = 2_000_000  # rows; UCI has 140,256
 _ROWS = 140_257  # of UCI's file, for the progress bar
 
 
-def read_loads(path: Path, progress: Progress) -> Arrays:
+def read_loads(path: Path, progress: DataProgress) -> Arrays:
     with _lines(path) as lines:
         names = _header(path, lines)
         blocks: list[np.ndarray] = []

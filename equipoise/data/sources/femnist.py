@@ -8,7 +8,7 @@ import torch
 
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.pool import Pool, as_images
-from equipoise.data.source import Found, Progress, Request, Source, missing, portion
+from equipoise.data.source import DataProgress, DatasetStatus, LoadRequest, Source, missing, portion
 from equipoise.data.sources.leaf import count_samples, each_user, leaf_files
 from equipoise.data.text_encoding import names_from_bytes, names_to_bytes
 from equipoise.errors import EquipoiseError
@@ -29,7 +29,7 @@ class FEMNIST(Source):
     digits_only: bool = False
     "only the ten digits, as in FLAME"
 
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         folder = ask.folder / "femnist"
         paths = leaf_files(folder)
         if not paths:
@@ -47,12 +47,12 @@ class FEMNIST(Source):
         classes = 10 if self.digits_only else _CLASSES
         return Pool(as_images(x.reshape(-1, 28, 28)), torch.from_numpy(y), classes, owner, names, portion=part)
 
-    def look(self, folder: Path) -> Found | None:
+    def look(self, folder: Path) -> DatasetStatus | None:
         paths = leaf_files(folder / "femnist")
-        return Found(folder / "femnist", count_samples(paths), _WHOLE) if paths else None
+        return DatasetStatus(folder / "femnist", count_samples(paths), _WHOLE) if paths else None
 
 
-def _decode(paths: list[Path], progress: Progress) -> Arrays:
+def _decode(paths: list[Path], progress: DataProgress) -> Arrays:
     xs: list[np.ndarray] = []
     ys: list[np.ndarray] = []
     owner: list[np.ndarray] = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.data.archives import content, opened
-from equipoise.data.source import Progress
+from equipoise.data.source import DataProgress
 from equipoise.data.text_encoding import check_name
 from equipoise.errors import EquipoiseError
 
@@ -84,7 +84,7 @@ def users_of(path: Path, tables: Any) -> Iterator[tuple[str, list[Any], list[Any
         yield user, x, y
 
 
-def each_user(paths: list[Path], progress: Progress) -> Iterator[tuple[Path, str, list[Any], list[Any]]]:
+def each_user(paths: list[Path], progress: DataProgress) -> Iterator[tuple[Path, str, list[Any], list[Any]]]:
     seen: dict[tuple[Path, str], Path] = {}
     for k, path in enumerate(paths):
         for user, x, y in users_of(path, read_json(path)):

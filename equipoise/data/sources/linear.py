@@ -7,7 +7,7 @@ import torch
 
 from equipoise import randomness
 from equipoise.data.pool import Pool
-from equipoise.data.source import Request, Source
+from equipoise.data.source import LoadRequest, Source
 from equipoise.data.text_encoding import numbered
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, NonNegative, Positive
@@ -37,7 +37,7 @@ class LinearRegression(Source):
         rng = randomness.generator(seed, "linear parameters")
         return np.asarray(self.common + self.spread * rng.normal(size=(clients, self.dimension)))
 
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         if self.samples < self.dimension:
             raise EquipoiseError(
                 f"data.samples = {self.samples} is less than data.dimension = {self.dimension}; "

@@ -17,7 +17,7 @@ from equipoise.data.archives import first_existing, told
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
-from equipoise.data.source import Found, Progress, Request, Source, missing, portion
+from equipoise.data.source import DataProgress, DatasetStatus, LoadRequest, Source, missing, portion
 from equipoise.errors import EquipoiseError
 
 CLASSES = ("AbdomenCT", "BreastMRI", "CXR", "ChestCT", "Hand", "HeadCT")
@@ -44,7 +44,7 @@ class MedicalMNIST(Source):
     channels: Literal[1, 3] = 1
     "1: grey, as they are; 3: the grey value three times, for models that expect colour"
 
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         path = _place(ask.folder)
         if path is None:
             raise missing(_ZIPS[0], [ask.folder], type(self))
@@ -57,19 +57,19 @@ class MedicalMNIST(Source):
         y = torch.from_numpy(arrays["y"].astype(np.int64))
         return Pool(x, y, classes=len(CLASSES), portion=portion(len(y), _WHOLE))
 
-    def look(self, folder: Path) -> Found | None:
+    def look(self, folder: Path) -> DatasetStatus | None:
         path = _place(folder)
         if path is None:
             return None
         with ExitStack() as stack:
-            return Found(path, len(_pictures(path, stack)), _WHOLE)
+            return DatasetStatus(path, len(_pictures(path, stack)), _WHOLE)
 
-    def look_at(self, path: Path) -> Found:
+    def look_at(self, path: Path) -> DatasetStatus:
         with ExitStack() as stack, told(path):
             pictures = _pictures(path, stack)
             for _, _, read in pictures:
                 read()  # compares each file with its checksum in the archive
-            return Found(path, len(pictures), _WHOLE)
+            return DatasetStatus(path, len(pictures), _WHOLE)
 
 
 def _place(folder: Path) -> Path | None:
@@ -110,7 +110,7 @@ def _counts(path: PurePath) -> bool:
     return path.parent.name in CLASSES and path.suffix.lower() in _ENDINGS and not hidden
 
 
-def _decode(path: Path, progress: Progress) -> Arrays:
+def _decode(path: Path, progress: DataProgress) -> Arrays:
     with ExitStack() as stack:
         pictures = _pictures(path, stack)
         x = np.empty((len(pictures), _SIDE, _SIDE), np.uint8)

@@ -12,7 +12,7 @@ from equipoise.data.archives import first_existing, opened, told
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
-from equipoise.data.source import Found, Missing, Request, Source, missing, portion
+from equipoise.data.source import DatasetStatus, LoadRequest, MissingFile, Source, missing, portion
 from equipoise.errors import EquipoiseError
 
 _TYPES = {0x08: ">u1", 0x0C: ">i4"}
@@ -103,7 +103,7 @@ class _FourFiles(Source):
         # Both data sets have files of the same names: only MNIST may lie in the data folder itself.
         return [data / self.folder, *([data] if self.folder == "mnist" else [])]
 
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         paths = mnist_files(self._folders(ask.folder), type(self))
 
         def decode() -> Arrays:
@@ -114,13 +114,13 @@ class _FourFiles(Source):
         y = torch.from_numpy(arrays["y"].astype(np.int64))
         return Pool(as_images(arrays["x"]), y, classes=10, portion=portion(len(y), WHOLE))
 
-    def look(self, folder: Path) -> Found | None:
+    def look(self, folder: Path) -> DatasetStatus | None:
         try:
             paths = mnist_files(self._folders(folder), type(self))
-        except Missing:
+        except MissingFile:
             return None
         counts = [count_idx(path) for path in paths]
-        return Found(paths[0].parent, counts[0] + counts[2], WHOLE)
+        return DatasetStatus(paths[0].parent, counts[0] + counts[2], WHOLE)
 
 
 class MNIST(_FourFiles):

@@ -7,7 +7,7 @@ import torch
 
 from equipoise import randomness
 from equipoise.data.pool import Pool
-from equipoise.data.source import Request, Source
+from equipoise.data.source import LoadRequest, Source
 from equipoise.data.text_encoding import numbered
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, NonNegative
@@ -47,7 +47,7 @@ class Polynomial(Source):
         a[:, self.shared :] += rng.uniform(-10, 10, (clients, 4 - self.shared))
         return a
 
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         clients = ask.clients or 10
         if clients > self.points:
             raise EquipoiseError(f"data.points = {self.points} cannot be divided over {clients} clients")

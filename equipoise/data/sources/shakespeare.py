@@ -11,7 +11,7 @@ from equipoise.data.archives import first_existing
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.partitions.base import by_owner
 from equipoise.data.pool import Pool
-from equipoise.data.source import Found, Progress, Request, Source, missing, portion
+from equipoise.data.source import DataProgress, DatasetStatus, LoadRequest, Source, missing, portion
 from equipoise.data.sources.leaf import count_samples, each_user, leaf_files, read_json
 from equipoise.data.time_split import parts_in_time
 from equipoise.errors import EquipoiseError
@@ -40,7 +40,7 @@ class Shakespeare(Source):
     predict: Literal["every", "last"] = "every"
     "every: the character after each position; last: only the one after the window, as in LEAF"
 
-    def load(self, ask: Request) -> Pool:
+    def load(self, ask: LoadRequest) -> Pool:
         roles, paths = _files(ask.folder)
         if not paths:
             raise missing("shakespeare-roles.json.xz, or shakespeare/all_data.json,", [ask.folder], type(self))
@@ -85,13 +85,13 @@ class Shakespeare(Source):
             notes=(f"{short} roles are left out: their text is too short for a training window",) if short else (),
         )
 
-    def look(self, folder: Path) -> Found | None:
+    def look(self, folder: Path) -> DatasetStatus | None:
         roles, paths = _files(folder)
         if not paths:
             return None
         if roles:
-            return Found(paths[0], None, None, "roles")
-        return Found(folder / "shakespeare", count_samples(paths), _WHOLE)
+            return DatasetStatus(paths[0], None, None, "roles")
+        return DatasetStatus(folder / "shakespeare", count_samples(paths), _WHOLE)
 
 
 def _files(folder: Path) -> tuple[bool, list[Path]]:
@@ -120,11 +120,11 @@ def _arrays(texts: dict[str, list[str]]) -> Arrays:
     }
 
 
-def _decode_roles(paths: list[Path], progress: Progress) -> Arrays:
+def _decode_roles(paths: list[Path], progress: DataProgress) -> Arrays:
     return _arrays({name: [words] for name, words in _checked_roles(paths[0]).items()})
 
 
-def _decode_leaf(paths: list[Path], progress: Progress) -> Arrays:
+def _decode_leaf(paths: list[Path], progress: DataProgress) -> Arrays:
     texts: dict[str, list[list[str]]] = {}
     ends: dict[str, str] = {}
     for path, user, x, y in each_user(paths, progress):

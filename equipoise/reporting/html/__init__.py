@@ -18,7 +18,7 @@ from equipoise.reporting.html.chart import DASHES, Chart, Method
 from equipoise.reporting.html.clients import Clients, by_client, distribution, fairness
 from equipoise.storage import atomic_files, run_index
 from equipoise.storage.run_folder import read_toml
-from equipoise.storage.run_index import PAPER, Run
+from equipoise.storage.run_index import PAPER, FinishedRun
 
 _SCENE = ("data.", "attack.", "privacy.")
 """Settings that make another problem of it; methods are compared within one."""
@@ -30,14 +30,14 @@ _USUAL = " reducer=weighted-mean"
 
 
 @dataclass(frozen=True)
-class Scene:
+class Problem:
     """One problem, and the methods that were run on it."""
 
     name: str
     methods: list[Method]
 
 
-def scenes(runs: list[Run]) -> list[Scene]:
+def scenes(runs: list[FinishedRun]) -> list[Problem]:
     groups = sorted(run_index.grouped(runs), key=lambda group: _disturbed(group[0]))
     problems = [_problem(group[0]) for group in groups]
     # How often models are scored matters only where nothing else tells two methods of one problem apart.
@@ -51,25 +51,25 @@ def scenes(runs: list[Run]) -> list[Scene]:
     firsts = [some[0].runs[0] for some in places.values()]
     names = comparison_table.told_apart(firsts, _SCENE)
     return [
-        Scene(f"{first.summary['dataset']} {settings}".strip(), some)
+        Problem(f"{first.summary['dataset']} {settings}".strip(), some)
         for first, settings, some in zip(firsts, names, places.values(), strict=True)
     ]
 
 
-def _problem(run: Run) -> str:
+def _problem(run: FinishedRun) -> str:
     setting = {k: v for k, v in run.config.items() if k.startswith(_SCENE)}
     return json.dumps([setting, run.summary["dataset"]], sort_keys=True)
 
 
-def _kind(run: Run, apart: Sequence[str]) -> str:
+def _kind(run: FinishedRun, apart: Sequence[str]) -> str:
     """What is left of a run when its problem is taken away, and these settings."""
     own = {k: v for k, v in run.config.items() if not k.startswith(_SCENE) and k not in apart}
     return json.dumps([own, run.summary["metric"]], sort_keys=True)
 
 
-def _methods(groups: Sequence[list[Run]], kinds: Sequence[str], apart: Sequence[str]) -> list[Method]:
+def _methods(groups: Sequence[list[FinishedRun]], kinds: Sequence[str], apart: Sequence[str]) -> list[Method]:
     """With one name, colour and switch wherever a method stands."""
-    firsts: dict[str, Run] = {}
+    firsts: dict[str, FinishedRun] = {}
     for (first, *_), kind in zip(groups, kinds, strict=True):
         config = {k: v for k, v in first.config.items() if not k.startswith(_SCENE) and k not in apart}
         firsts.setdefault(kind, replace(first, config=config, summary={**first.summary, "dataset": ""}))
@@ -80,12 +80,12 @@ def _methods(groups: Sequence[list[Run]], kinds: Sequence[str], apart: Sequence[
     return [Method(numbers[kind], names[kind], group) for kind, group in zip(kinds, groups, strict=True)]
 
 
-def _disturbed(run: Run) -> int:
+def _disturbed(run: FinishedRun) -> int:
     """Problems with attacks or noise stand after those without."""
     return int(any(key.startswith(("attack.", "privacy.")) for key in run.config))
 
 
-def drawn(scene: Scene, clients: Clients) -> list[Chart]:
+def drawn(scene: Problem, clients: Clients) -> list[Chart]:
     """The charts of one problem; methods with another metric have charts of their own."""
     charts: list[Chart] = []
     metrics = list(dict.fromkeys(method.metric for method in scene.methods))
@@ -108,7 +108,7 @@ def drawn(scene: Scene, clients: Clients) -> list[Chart]:
     return [*charts, *maps.learned(scene.methods), *maps.similarity(scene.methods)]
 
 
-def table(found: Sequence[Scene]) -> tuple[list[str], list[dict[str, Any]]]:
+def table(found: Sequence[Problem]) -> tuple[list[str], list[dict[str, Any]]]:
     """A row a method: figures as they are, and as people read them."""
     rows: list[dict[str, Any]] = []
     kinds = [k for k in KINDS if any(k in method.kinds for scene in found for method in scene.methods)]
@@ -156,7 +156,7 @@ def published(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return found
 
 
-def write(runs: list[Run], out: Path, title: str, folders: Sequence[Path] = (), left: int = 0) -> None:
+def write(runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path] = (), left: int = 0) -> None:
     """The page of these runs; `left` others are not finished."""
     from plotly.offline import get_plotlyjs
 

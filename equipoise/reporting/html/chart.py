@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from equipoise.model_kinds import KINDS
-from equipoise.storage.run_index import Run, higher_is_better
+from equipoise.storage.run_index import FinishedRun, higher_is_better
 
 Chart = dict[str, Any]
 Trace = dict[str, Any]
@@ -30,7 +30,7 @@ class Method:
 
     number: int
     name: str
-    runs: list[Run]
+    runs: list[FinishedRun]
 
     @property
     def colour(self) -> str:

@@ -9,7 +9,7 @@ from statistics import mean
 import numpy as np
 
 from equipoise.reporting.html.chart import SYMBOLS, Chart, Method, Trace, chart, plain, short, trace, unit
-from equipoise.storage.run_index import Run
+from equipoise.storage.run_index import FinishedRun
 
 _MOST = 1500
 """Clients that are drawn as points; of more, as many spread over the list."""
@@ -34,7 +34,7 @@ class Clients:
 
     tables: dict[Path, Table | None] = field(default_factory=dict)
 
-    def of(self, run: Run) -> Table | None:
+    def of(self, run: FinishedRun) -> Table | None:
         if run.path not in self.tables:
             self.tables[run.path] = _read(run.path / "clients.csv")
         return self.tables[run.path]

@@ -8,7 +8,7 @@ import numpy as np
 from equipoise.reporting.html.chart import Chart, Method, chart, plain, short
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import CKA, FEDERATION, SHOWN
-from equipoise.storage.run_index import Run
+from equipoise.storage.run_index import FinishedRun
 
 _SCALE: dict[str, Any] = {"colorscale": "Viridis", "type": "heatmap"}
 _MOST = 200
@@ -17,7 +17,7 @@ _NAMED = 30
 """Clients that have room for their names."""
 
 
-def federation(runs: Iterable[Run]) -> Chart | None:
+def federation(runs: Iterable[FinishedRun]) -> Chart | None:
     """Who has how much of what, of the first run that says so."""
     path = next((p for run in runs if (p := run.path / FEDERATION).exists()), None)
     if path is None:
