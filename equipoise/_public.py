@@ -25,7 +25,8 @@ from equipoise.algorithms import (
     LpProj,
     PFedMe,
 )
-from equipoise.algorithms.base import Algorithm, LocalData, Start
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.api import train
 from equipoise.attacks import ATTACKS, Attack, AttackContext, Gaussian, LabelPoison, SameValue, SignFlip
 from equipoise.config.device_classes import Devices

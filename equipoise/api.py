@@ -93,7 +93,7 @@ def train(
     if privacy is not None and watcher is None:
         warnings.warn("privacy covers what models are trained with, not the clients' scores", stacklevel=2)
     engine = read(Engine, {"mode": mode, "workers": workers, "dtype": dtype}, "")
-    if algorithm.keeps_head and head == "head" and not hasattr(module, "head"):
+    if algorithm.requires.head and head == "head" and not hasattr(module, "head"):
         raise EquipoiseError(
             f"{type(algorithm).__name__} keeps the model's head on the client; name the submodule that is the head, "
             "or say head=None if there is to be none"

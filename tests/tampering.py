@@ -7,7 +7,9 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start, infer_schema
+from equipoise.algorithms.base import Algorithm, Reduce
+from equipoise.algorithms.local_data import LocalData, Start
+from equipoise.algorithms.schema import infer_schema
 from equipoise.flower.client_state import ClientStateFile
 from equipoise.flower.protocol import Answer, content, open_message
 from equipoise.flower.server import Deployment
@@ -21,16 +23,16 @@ DITTO = {"name": "ditto", "lr": 0.05, "batch": 4}
 class Remember(Algorithm):
     """The server's s is the sum of what all clients hold: true only while both sides agree on what was accepted."""
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         return State(w=start.w0, s=torch.zeros_like(start.w0))
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         return State(m=torch.zeros_like(start.w0))
 
-    def down(self, server: State, who: int) -> State:
+    def broadcast(self, server: State, client: int) -> State:
         return State(w=server.w)
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         m = data.descend(down.w) - down.w + 0.5 * client.m
         return State(m=m), Upload(State(d=m - client.m))
 
@@ -38,7 +40,7 @@ class Remember(Algorithm):
         s = server.s + uploads.columns("d", 0, 10**9).sum(0)
         return State(w=server.w + 0.1 * s, s=s)
 
-    def shared(self, server: State) -> Tensor:
+    def global_model(self, server: State) -> Tensor:
         return server.w
 
 

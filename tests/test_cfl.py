@@ -42,7 +42,7 @@ def test_opposite_clients_are_parted_and_each_kind_reaches_its_own_law() -> None
     assert group[0] == group[2] == group[4] != group[1] == group[3] == group[5]
     for who in range(6):
         law = np.array([1.0, -2.0, 0.5]) * (1 if who % 2 == 0 else -1)
-        np.testing.assert_allclose(run.algorithm.down(run.server, who).w, law, rtol=1e-6)
+        np.testing.assert_allclose(run.algorithm.broadcast(run.server, who).w, law, rtol=1e-6)
 
 
 def test_clients_that_agree_stay_together() -> None:
@@ -86,7 +86,7 @@ def test_the_split_has_the_smallest_largest_cosine_across(clients: int, seed: in
 
 def test_newcomers_get_the_mean_of_all() -> None:
     run = trained(CFL(lr=RATE, batch=100, eps1=0.3, eps2=0.4, quiet=3), rounds=30)
-    newcomer = run.algorithm.down(run.server, 99).w
+    newcomer = run.algorithm.broadcast(run.server, 99).w
     torch.testing.assert_close(newcomer, run.server.w[run.server.group.long()].mean(0))
 
 

@@ -11,7 +11,7 @@ from equipoise.algorithms import Local
 from equipoise.executors.base import ClientJob
 from equipoise.randomness import torch_generator
 from equipoise.state import State
-from equipoise.training.local_trainer import batch_indices, batch_order
+from equipoise.training.batches import batch_indices, batch_order
 from tests.conftest import classification, simulation, small_mlp
 
 

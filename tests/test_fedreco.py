@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from equipoise.algorithms import FedReCo, FedRep
-from equipoise.algorithms.base import infer_schema
 from equipoise.algorithms.fedreco import Discord
+from equipoise.algorithms.schema import infer_schema
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import layers as equilibria
@@ -202,14 +202,14 @@ def test_clients_may_be_split_at_different_layers() -> None:
     first = 5 * 6 + 6
     sent = []
     for who in (0, 1):
-        down = algorithm.down(run.server, who)
-        _, upload = algorithm.local(run.store.get(who), down, one_client(run, who))
+        down = algorithm.broadcast(run.server, who)
+        _, upload = algorithm.local_update(run.store.get(who), down, one_client(run, who))
         sent.append(upload.message.g)
     assert not sent[0][first:].any()  # it is split after the first layer, and knows nothing of the second
     assert sent[0][:first].any()
     assert sent[1][first:].any()
     # What the first client's extractor does not have is its own in the consensus model as well.
-    mixed = algorithm.consensus(run.store.get(0), algorithm.down(run.server, 0), one_client(run, 0))
+    mixed = algorithm.consensus_model(run.store.get(0), algorithm.broadcast(run.server, 0), one_client(run, 0))
     assert torch.equal(mixed[first:], run.store.get(0).w[first:])
     assert torch.equal(mixed[:first], run.server.u_0[:first])
 
@@ -223,17 +223,17 @@ def test_the_reach_of_a_place_is_what_it_depends_on() -> None:
         (HEAD, {"body.one", "body.two"}),
     ):
         for name, entry in by_name.items():
-            assert bool(task.tap(place).reach[entry.offset]) == (name.rpartition(".")[0] in layers)
-    assert [task.tap(p).width for p in ("body.one", "body.b", HEAD)] == [6, 4, 4]
+            assert bool(task.point(place).reach[entry.offset]) == (name.rpartition(".")[0] in layers)
+    assert [task.point(p).width for p in ("body.one", "body.b", HEAD)] == [6, 4, 4]
     with pytest.raises(EquipoiseError, match=r"no submodule 'body\.c'; did you mean 'body"):
-        task.tap("body.c")
+        task.point("body.c")
     with pytest.raises(EquipoiseError, match="never calls its submodule"):
-        simulation(FedReCo(), module=BodyAndHead(Idle(), nn.Linear(4, 3))).task.tap("body.never")
+        simulation(FedReCo(), module=BodyAndHead(Idle(), nn.Linear(4, 3))).task.point("body.never")
     equilibrium = simulation(FedRep(), module=MODELS["deq-mlp"]().build((5,), 3)).task
     (place, _), *_ = equilibria(equilibrium.module)
     inside = next(name for name, _ in equilibrium.module.named_modules() if name.startswith(f"{place}."))
     with pytest.raises(EquipoiseError, match="lies within an equilibrium layer"):
-        equilibrium.tap(inside)
+        equilibrium.point(inside)
 
 
 def test_the_variance_reduced_gradient_is_unbiased_and_exact_at_its_anchor() -> None:
@@ -242,10 +242,10 @@ def test_the_variance_reduced_gradient_is_unbiased_and_exact_at_its_anchor() -> 
     rng = torch.Generator().manual_seed(0)
     v, anchor, probe = (run.task.w0 + 0.3 * torch.randn(run.task.w0.shape, generator=rng).double() for _ in range(3))
     term = Discord(probe=probe, given=State(weight=torch.ones(1).double()))
-    there, here = work.slope_of(term, anchor), work.slope_of(term, v)
+    there, here = work.term_gradient(term, anchor), work.term_gradient(term, v)
     corrected, raw, at_anchor = [], [], []
     at = work.open(v, "all")
-    work.calm()
+    work.eval_mode()
     for batch, _ in work.batches(1, None, 0, None, term):
         amiss = there - work._elsewhere(anchor, at, batch, "all", term)
         assert torch.equal(at, v)
@@ -269,7 +269,7 @@ def test_variance_reduction_takes_the_steps_of_svrg(mode: str) -> None:
     work = one_client(run, who)
     v = work.descend(w0, part="head", epochs=1, stream=1)
     pull = Discord(probe=w0, given=State(weight=torch.full((1,), 0.25, dtype=torch.float64)))
-    anchor, there = v.clone(), work.slope_of(pull, v)
+    anchor, there = v.clone(), work.term_gradient(pull, v)
     at, body = work.open(v, "body"), run.task.space.part("body")
     for batch, _ in work.batches(1, None, 0, None, pull):
         wrong = work._elsewhere(anchor, at, batch, "body", pull)
@@ -296,7 +296,7 @@ def test_a_terms_gradient_is_that_of_its_definition() -> None:
     run = simulation(FedReCo(batch=4), module=deep())
     work = one_client(run, 4)
     v, probe = run.task.w0.clone(), run.task.w0 * 1.3
-    found = work.slope_of(Discord(probe=probe, given=State(weight=torch.ones(1).double())), v)
+    found = work.term_gradient(Discord(probe=probe, given=State(weight=torch.ones(1).double())), v)
     x, _ = run.federation.gather(torch.from_numpy(run.federation.train[4]))
     v = v.requires_grad_()
     views = {n.removeprefix("body."): t for n, t in run.task.space.views(v).items() if n.startswith("body.")}
@@ -311,7 +311,7 @@ def test_consensus_models_have_the_probe_in_them() -> None:
     run.run()
     executor = build_executor(run.engine, run.task, run.federation, run.algorithm, 0)
     (model, _), *_ = executor.models(
-        4, [ClientJob(2, run.store.get(2), run.algorithm.down(run.server, 2))], "consensus"
+        4, [ClientJob(2, run.store.get(2), run.algorithm.broadcast(run.server, 2))], "consensus"
     )
     executor.close()
     assert model is not None

@@ -178,7 +178,7 @@ def test_a_projection_that_loses_nothing_changes_no_personal_model(plain, projec
         run.run()
     for i in range(6):
         torch.testing.assert_close(first.store.get(i).theta, second.store.get(i).theta, rtol=1e-9, atol=1e-12)
-    assert second.algorithm.shared(second.server) is None
+    assert second.algorithm.global_model(second.server) is None
 
 
 def test_lemma_3_in_the_projection() -> None:

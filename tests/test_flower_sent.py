@@ -8,7 +8,7 @@ import torch
 from flwr.app import ConfigRecord
 
 from equipoise.algorithms import ALGORITHMS
-from equipoise.algorithms.base import infer_schema
+from equipoise.algorithms.schema import infer_schema
 from equipoise.flower.codec import group, unpack
 from equipoise.flower.protocol import Answer
 from equipoise.model_kinds import COLUMNS

@@ -178,7 +178,7 @@ def test_the_exact_way_back_is_that_of_the_whole_network(task: str, variant: dic
         return
     run = trained(task, Learn2pFed(**BEGIN, **variant), mode=mode)
     whole = central(run)
-    whole.start([run.algorithm.client(run.start).raw] * len(run.federation))
+    whole.start([run.algorithm.init_client(run.start).raw] * len(run.federation))
     meant = whole.gradients()
     for i in range(len(run.federation)):
         slope = torch.cat([meant[i][name] for name in FAMILIES])
@@ -191,7 +191,7 @@ def test_the_exact_way_back_is_that_of_the_whole_network(task: str, variant: dic
 def test_the_local_way_back_takes_w_for_a_constant(task: str) -> None:
     run = trained(task, Learn2pFed(**BEGIN, backward="local"), mode="stacked")
     whole = central(run)
-    whole.start([run.algorithm.client(run.start).raw] * len(run.federation))
+    whole.start([run.algorithm.init_client(run.start).raw] * len(run.federation))
     meant = whole.gradients(detach=True)
     for i in range(len(run.federation)):
         assert gap(run.store.get(i).slope, torch.cat([meant[i][name] for name in FAMILIES])) < 1e-9
@@ -204,7 +204,7 @@ def test_finite_differences_agree() -> None:
     algorithm = Learn2pFed(**BEGIN, positive="log", outer="folds", folds=2)
     run = trained("regression", algorithm)
     whole = central(run)
-    whole.start([algorithm.client(run.start).raw] * 3)
+    whole.start([algorithm.init_client(run.start).raw] * 3)
     h = 1e-6
     for name, k in (("lam", 1), ("rho", 0), ("eta", 0), ("theta", 0)):
         leaf = whole.leaves[1][name]
@@ -223,7 +223,7 @@ def test_what_is_tied_follows_the_sum_of_all_gradients() -> None:
     free = trained("regression", Learn2pFed(**settings))
     tied = trained("regression", Learn2pFed(**settings, tied=("lam", "rho"), learn=("lam",)))
     total = sum(free.store.get(i).slope for i in range(3))
-    start = free.algorithm.client(free.start).raw
+    start = free.algorithm.init_client(free.start).raw
     torch.testing.assert_close(tied.server.tied, torch.cat([start[:3] - 0.1 * total[:3], start[3:4]]))
     for i in range(3):
         torch.testing.assert_close(tied.store.get(i).raw, start)  # nothing is left for a client to learn
@@ -242,7 +242,9 @@ def test_learnables_stay_positive_and_finite(rate: float, rule: Any, outer: Any,
     algorithm = Learn2pFed(**BEGIN, outer=outer, folds=2, outer_lr=rate, outer_optimizer=rule, decay_after=1000)
     run = trained("regression", algorithm, rounds=6, seed=seed, mode="stacked")
     for i in range(3):
-        lam, *scalars = algorithm.shows(run.store.get(i), algorithm.down(run.server, i), run.task.space).values()
+        lam, *scalars = algorithm.shown_state(
+            run.store.get(i), algorithm.broadcast(run.server, i), run.task.space
+        ).values()
         assert (lam >= 0).all()
         assert all((t > 0).all() and t.isfinite().all() for t in (*scalars, run.store.get(i).raw.exp()))
     assert (run.server.share[-1] > 0).all()
@@ -271,7 +273,7 @@ def test_exact_with_warm_starts_and_partial_participation() -> None:
     run = simulation(algorithm, federation(), module(), loss=loss, rounds=2, participation=1.0, mode="stacked")
     assert run.advance()
     w, states = run.server.w, [run.store.get(i) for i in range(3)]
-    late = State(run.algorithm.client(run.start))
+    late = State(run.algorithm.init_client(run.start))
     run.store.put(2, late)  # as if it had not been there
     raws, server = [run.store.get(i).raw for i in range(3)], run.server
     assert run.advance()
@@ -388,7 +390,10 @@ def test_judged_on_folds_shared_coefficients_end_with_the_stronger_ties(tied: An
     )  # fmt: skip
     run.run()
     lam = np.stack(
-        [algorithm.shows(run.store.get(i), algorithm.down(run.server, i), run.task.space)["lam"] for i in range(10)]
+        [
+            algorithm.shown_state(run.store.get(i), algorithm.broadcast(run.server, i), run.task.space)["lam"]
+            for i in range(10)
+        ]
     )
     above = np.mean(lam[:, 0, None] > lam[:, 1])  # the area under the ROC curve
     assert above == 1 if tied else above > 0.9  # a client's slope may happen to be near the mean of all
@@ -421,11 +426,11 @@ def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pyt
     run = trained("regression", Learn2pFed(**BEGIN))
     assert calls == {0: 6, 1: 3, 2: 6}
     assert run.lines[-1]["left_out"] == 1
-    assert torch.equal(run.store.get(1).raw, run.algorithm.client(run.start).raw)
-    assert not torch.equal(run.store.get(0).raw, run.algorithm.client(run.start).raw)
+    assert torch.equal(run.store.get(1).raw, run.algorithm.init_client(run.start).raw)
+    assert not torch.equal(run.store.get(0).raw, run.algorithm.init_client(run.start).raw)
     assert not run.server.first[:, :, 1].any()  # nor does the server learn from half of its way back
-    assert torch.equal(run.server.raw[:, :, 1], run.algorithm.server(run.start).raw[:, :, 1])
-    assert not torch.equal(run.server.raw[:, :, 0], run.algorithm.server(run.start).raw[:, :, 0])
+    assert torch.equal(run.server.raw[:, :, 1], run.algorithm.init_server(run.start).raw[:, :, 1])
+    assert not torch.equal(run.server.raw[:, :, 0], run.algorithm.init_server(run.start).raw[:, :, 0])
 
 
 def test_what_was_learned_is_kept_for_readers_and_drawn(tmp_path: Path) -> None:
@@ -435,7 +440,7 @@ def test_what_was_learned_is_kept_for_readers_and_drawn(tmp_path: Path) -> None:
     run = trained("forecasting", Learn2pFed(**BEGIN), folder=tmp_path / "run")
     shown = load_file(tmp_path / "run" / "shown.safetensors")
     assert shown["lam"].shape == shown["begin.lam"].shape == (3, 12)
-    start = run.algorithm.client(run.start).raw
+    start = run.algorithm.init_client(run.start).raw
     torch.testing.assert_close(shown["begin.lam"], start[:12].expand(3, -1))
     torch.testing.assert_close(shown["rho"][1], run.store.get(1).raw[12:13].exp())
     plots.draw("learned", find_runs([tmp_path / "run"]), tmp_path / "lam.png")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithms import FedAvg, KnnPer
 from equipoise.algorithms._knn import Neighbours
-from equipoise.algorithms.base import ClientSamples
+from equipoise.algorithms.local_data import ClientSamples
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import from_clients
 from equipoise.errors import EquipoiseError

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.algorithms.base import Algorithm, infer_schema
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.schema import infer_schema
 from equipoise.engine.simulation import Simulation
 from equipoise.state import State
 from tests.conftest import KINDS, classification, registered, simulation

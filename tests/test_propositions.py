@@ -88,8 +88,8 @@ def trials(
             run.last = type(heard)(heard.first, heard.clients)
         run.federation.y.copy_(clean + sigma * torch.randn(clean.shape, generator=rng, dtype=torch.float64))
         run.advance()
-        w = run.algorithm.shared(run.server)
-        jobs = [ClientJob(i, initial, algorithm.down(run.server, i)) for i in range(S.m)]
+        w = run.algorithm.global_model(run.server)
+        jobs = [ClientJob(i, initial, algorithm.broadcast(run.server, i)) for i in range(S.m)]
         personal = torch.stack([model.vector for model, _ in run.executor.models(1, jobs, "unseen")])
         for k, v in enumerate((w, personal)):
             gaps = (v - torch.from_numpy(theta)).square().sum(1).numpy()

@@ -23,7 +23,7 @@ def test_fedbabus_head_is_the_one_that_was_drawn() -> None:
     run = simulation(FedBABU(lr=0.1), rounds=3)
     space, w0 = run.task.space, run.task.w0
     run.run()
-    shared = run.algorithm.shared(run.server)
+    shared = run.algorithm.global_model(run.server)
     assert torch.equal(space.head(shared), space.head(w0))
     assert not torch.equal(space.body(shared), space.body(w0))
     tuned = Result(run).personal_vector(4).vector

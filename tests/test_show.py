@@ -11,8 +11,8 @@ from PIL import Image
 
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import from_clients
-from equipoise.data.statistics import federation_statistics, label_counts, total_variation
-from equipoise.reporting.federation_plot import draw, gini
+from equipoise.data.statistics import federation_statistics, gini, label_counts, total_variation
+from equipoise.reporting.federation_plot import draw
 from tests import datafiles
 from tests.test_cli import equipoise_command
 

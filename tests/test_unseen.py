@@ -53,12 +53,12 @@ def test_they_adapt_the_head_or_all_as_the_method_says(in_mode: tuple[Algorithm,
     result = equipoise.api.Result(run)
     model = result.personal_vector("client-3")
     space = run.task.space
-    start = run.algorithm.shared(run.server)
+    start = run.algorithm.global_model(run.server)
     if algorithm.looks_up:  # its own samples are all that is personal
         assert torch.equal(model.vector, start)
         assert run.summary()["unseen"]["adaptation_samples"] == 0
         return
-    all_of_it = isinstance(algorithm, (FedBABU, FedReCo)) or "network" in algorithm.client(run.start)
+    all_of_it = isinstance(algorithm, (FedBABU, FedReCo)) or "network" in algorithm.init_client(run.start)
     if algorithm.keeps_head and not all_of_it:
         body = next(iter(run.server.values()))
         assert torch.equal(space.body(model.vector), body)

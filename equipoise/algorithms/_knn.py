@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from equipoise.algorithms.base import ClientSamples
+from equipoise.algorithms.local_data import ClientSamples
 from equipoise.representations.head_features import HeadTargets
 
 _PAIRS = 4 << 20  # distances that are held at once

@@ -6,7 +6,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, Fraction, Positive
 from equipoise.state import State, Upload, Uploads
 
@@ -32,7 +33,7 @@ class CFL(Algorithm):
     groups: Count = 8
     "most groups"
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         own = start.w0.new_zeros(start.clients)
         return State(
             w=start.w0.expand(self.groups, -1).clone(),
@@ -41,12 +42,12 @@ class CFL(Algorithm):
             round=own.new_zeros(1),
         )
 
-    def down(self, server: State, who: int) -> State:
-        if who < len(server.group):
-            return State(w=server.w[int(server.group[who])])
-        return State(w=self.shared(server))  # of a newcomer nobody knows the group
+    def broadcast(self, server: State, client: int) -> State:
+        if client < len(server.group):
+            return State(w=server.w[int(server.group[client])])
+        return State(w=self.global_model(server))  # of a newcomer nobody knows the group
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         delta = data.descend(down.w) - down.w
         return client, Upload(State(delta=delta), reference=State(delta=torch.zeros_like(delta)), weight=data.size)
 
@@ -89,12 +90,12 @@ class CFL(Algorithm):
             return torch.zeros(len(delta), dtype=torch.bool)
         return side != side[0]
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return down.w
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.descend(down.w, epochs=self.adapt_epochs)
 
-    def shared(self, server: State) -> Tensor:
+    def global_model(self, server: State) -> Tensor:
         """The mean over clients of their groups' models."""
         return server.w[server.group.long()].mean(0)

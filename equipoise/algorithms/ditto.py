@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 
@@ -24,13 +25,13 @@ class Ditto(Algorithm):
     personal_epochs: Count | None = None
     "passes that train the personal model; epochs where it is not given"
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         return State(w=start.w0)
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         return State(v=start.w0)
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w_i = data.descend(down.w)
         v = data.descend(  # Alg. 1: v <- v - eta (grad F_i(v) + lam (v - w)), w as received
             client.v,
@@ -43,7 +44,7 @@ class Ditto(Algorithm):
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return reduce(uploads)
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return client.v
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
@@ -51,5 +52,5 @@ class Ditto(Algorithm):
             down.w, lr=self.personal_lr, epochs=self.adapt_epochs, pull=lambda v: self.lam * (v - down.w)
         )
 
-    def shared(self, server: State) -> Tensor:
+    def global_model(self, server: State) -> Tensor:
         return server.w

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.local_data import LocalData
 from equipoise.settings import Positive
 from equipoise.state import State
 
@@ -20,14 +21,14 @@ class Envelope(Algorithm):
         """The gradient of lam/2 ||theta - w||^2."""
         return self.back(self.lam * (self.seen(theta, data.seed) - w), data)
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return client.theta
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
         begin = self.begins(client, down)
         return data.descend(begin, epochs=self.adapt_epochs, pull=lambda theta: self.pull(theta, down.w, data))
 
-    def shared(self, server: State) -> Tensor | None:
+    def global_model(self, server: State) -> Tensor | None:
         return server.w
 
     def seen(self, theta: Tensor, seed: int) -> Tensor:

@@ -5,13 +5,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce
+from equipoise.algorithms.capabilities import TrainsOtherModel, UsesLastUploads
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.errors import EquipoiseError
 from equipoise.settings import NonNegative
 from equipoise.state import State, Upload, Uploads
 
 
-class FedADMM(Algorithm):
+class FedADMM(TrainsOtherModel, UsesLastUploads, Algorithm):
     """One model for all on which clients agree by ADMM; without duals and rho, if all take part, it is FedAvg.
 
     theta: the client's model; w: the global one; pi: the dual of theta = w; u: what is sent; alpha = 1 / clients.
@@ -30,17 +32,17 @@ class FedADMM(Algorithm):
         if self.dual and not self.rho:
             raise EquipoiseError("algorithm.rho = 0 is not allowed with duals; give rho > 0, or dual = false")
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         return State(w=start.w0)
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         clients = start.w0.new_tensor([start.clients])
         return State(theta=start.w0, pi=torch.zeros_like(start.w0), clients=clients)
 
-    def first(self, start: Start) -> State:
+    def initial_upload(self, start: Start) -> State:
         return State(u=start.w0)
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w, pi, rho, alpha = down.w, client.pi, self.rho, 1 / client.clients
         # The smallest alpha f(theta) + <pi, theta - w> + rho/2 ||theta - w||^2, divided by alpha.
         theta = data.descend(
@@ -55,11 +57,11 @@ class FedADMM(Algorithm):
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return State(w=reduce(uploads).u)  # the mean of all clients' last u
 
-    def trained(self, client: State, message: State) -> Tensor:
+    def trained_model(self, client: State, message: State) -> Tensor:
         return client.theta
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.descend(down.w, epochs=self.adapt_epochs)
 
-    def shared(self, server: State) -> Tensor:
+    def global_model(self, server: State) -> Tensor:
         return server.w

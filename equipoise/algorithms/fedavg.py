@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.state import State, Upload, Uploads
 
 
@@ -16,10 +17,10 @@ class FedAvg(Algorithm):
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017, Alg. 1"
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         return State(w=start.w0)
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w_i = data.descend(down.w)
         return client, Upload(State(w=w_i), reference=down, weight=data.size)
 
@@ -29,5 +30,5 @@ class FedAvg(Algorithm):
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.descend(down.w, epochs=self.adapt_epochs)
 
-    def shared(self, server: State) -> Tensor:
+    def global_model(self, server: State) -> Tensor:
         return server.w

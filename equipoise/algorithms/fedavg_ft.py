@@ -4,8 +4,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithms.base import LocalData
+from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.fedavg import FedAvg
+from equipoise.algorithms.local_data import LocalData
 from equipoise.settings import Count
 from equipoise.state import State
 
@@ -14,9 +15,10 @@ class FedAvgFT(FedAvg):
     """FedAvg, then every client trains the global model on its own data; what it learns so is never sent."""
 
     paper: ClassVar[str] = "Yu et al., Salvaging Federated Learning by Local Adaptation, 2020"
+    trains_as: ClassVar[type[Algorithm] | None] = FedAvg
 
     finetune_epochs: Count = 1
     "passes over the client's data that make the global model its own"
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.descend(down.w, epochs=self.finetune_epochs)

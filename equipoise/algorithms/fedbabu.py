@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.settings import Count, Positive
 from equipoise.state import State, Upload, Uploads
@@ -17,7 +18,6 @@ class FedBABU(Algorithm):
     """
 
     paper: ClassVar[str] = "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
-    keeps_head: ClassVar[bool] = True
 
     finetune_epochs: Count = 5
     "passes over the client's data that make the global model its own"
@@ -26,16 +26,20 @@ class FedBABU(Algorithm):
     finetune_lr: Positive | None = None
     "learning rate of fine-tuning; lr where it is not given"
 
-    def server(self, start: Start) -> State:
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(head=True)
+
+    def init_server(self, start: Start) -> State:
         return State(theta_ext=start.space.body(start.w0), theta_cls=start.space.head(start.w0))
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         return State(theta_cls=start.space.head(start.w0))
 
-    def down(self, server: State, who: int) -> State:
+    def broadcast(self, server: State, client: int) -> State:
         return State(theta_ext=server.theta_ext)
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         theta = data.descend(data.space.join(down.theta_ext, client.theta_cls), part="body")
         return client, Upload(State(theta_ext=data.space.body(theta)), reference=down, weight=data.size)
 
@@ -46,11 +50,11 @@ class FedBABU(Algorithm):
         theta = data.space.join(down.theta_ext, client.theta_cls)
         return data.descend(theta, part=self.finetune_part, epochs=epochs, lr=self.finetune_lr)
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return self._tuned(client, down, data, self.finetune_epochs)
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
         return self._tuned(client, down, data, self.adapt_epochs)
 
-    def shared(self, server: State) -> Tensor:
+    def global_model(self, server: State) -> Tensor:
         return ParameterSpace.join(server.theta_ext, server.theta_cls)

@@ -6,7 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.errors import EquipoiseError
 from equipoise.models.gaussian import ENCODER, normal
 from equipoise.representations.terms import LossTerm
@@ -33,15 +34,17 @@ class FedCR(Algorithm):
     """
 
     paper: ClassVar[str] = "Zhang et al., FedCR: Across-Client Common Representation, ICML 2023; KL as in its code"
-    keeps_head: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
 
     beta: NonNegative = 1e-4
     "strength of the pull of p(z|x) to r(z|y)"
 
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(head=True, labels=True)
+
     def _latent(self, of: Start | LocalData) -> int:
         try:
-            width = of.tap(ENCODER).width
+            width = of.point(ENCODER).width
         except EquipoiseError:
             width = 0
         if not width or width % 2:
@@ -51,14 +54,14 @@ class FedCR(Algorithm):
             )
         return width // 2
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         r = start.w0.new_zeros((start.outputs, self._latent(start)))
         return State(phi=start.space.body(start.w0), mean=r, sd=torch.ones_like(r))
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         return State(h=start.space.head(start.w0))
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         weight = torch.full_like(down.mean[..., 0, :1], self.beta)
         pull = Divergence((ENCODER,), given=State(mean=down.mean, sd=down.sd, weight=weight))
         w = data.descend(data.space.join(down.phi, client.h), term=pull if self.beta else None)
@@ -74,7 +77,7 @@ class FedCR(Algorithm):
         mean = len(uploads) * total.shift / precision
         return State(phi=reduce(uploads).phi, mean=mean, sd=precision.rsqrt())
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(down.phi, client.h)
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:

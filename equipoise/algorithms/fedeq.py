@@ -6,12 +6,14 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.capabilities import HasConsensusModel, UsesLastUploads
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, Positive
 from equipoise.state import State, Upload, Uploads
 
 
-class FeDEQ(Algorithm):
+class FeDEQ(HasConsensusModel, UsesLastUploads, Algorithm):
     """Clients agree by ADMM on the body, an equilibrium or any other, and keep their heads (FeDEQ).
 
     theta: the consensus on the body; theta_i: the client's copy of it; lam_i: the dual of theta_i = theta; w_i: its
@@ -19,7 +21,6 @@ class FeDEQ(Algorithm):
     """
 
     paper: ClassVar[str] = "FeDEQ: a shared equilibrium representation learned by ADMM consensus, Algorithm 1"
-    keeps_head: ClassVar[bool] = True
 
     rho: Positive = 0.01
     "strength of the pull of the copies towards each other"
@@ -34,17 +35,21 @@ class FeDEQ(Algorithm):
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
     "passes over the client's training data in a round that train the body"
 
-    def server(self, start: Start) -> State:
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(head=True)
+
+    def init_server(self, start: Start) -> State:
         return State(theta=start.space.body(start.w0))
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         theta = start.space.body(start.w0)
         return State(theta_i=theta, lam_i=torch.zeros_like(theta), w_i=start.space.head(start.w0))
 
-    def first(self, start: Start) -> State | None:
+    def initial_upload(self, start: Start) -> State | None:
         return State(theta=start.space.body(start.w0)) if self.average == "dual" else None
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         theta, rho = down.theta, self.rho
         v = data.descend(  # line 8: w_i on L_i(theta, .), the received theta standing still
             data.space.join(theta, client.w_i), part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1
@@ -66,10 +71,10 @@ class FeDEQ(Algorithm):
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return reduce(uploads)  # line 4
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(client.theta_i, client.w_i)
 
-    def consensus(self, client: State, down: State, data: LocalData) -> Tensor:
+    def consensus_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(down.theta, client.w_i)
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:

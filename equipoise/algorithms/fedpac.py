@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.settings import Count, NonNegative, Positive
@@ -30,8 +31,6 @@ class FedPAC(Algorithm):
     """
 
     paper: ClassVar[str] = "Xu et al., Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023"
-    keeps_head: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
 
     lam: NonNegative = 1.0
     "strength of the pull of features to their class's centre"
@@ -40,8 +39,12 @@ class FedPAC(Algorithm):
     head_lr: Positive | None = None
     "learning rate of the head; lr where it is not given"
 
-    def server(self, start: Start) -> State:
-        classes, width = start.outputs, start.tap(HEAD).width
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(head=True, labels=True)
+
+    def init_server(self, start: Start) -> State:
+        classes, width = start.outputs, start.point(HEAD).width
         return State(
             theta=start.space.body(start.w0),
             phi=start.space.head(start.w0).expand(start.clients, -1).clone(),  # of each client, by its number
@@ -49,11 +52,12 @@ class FedPAC(Algorithm):
             known=start.w0.new_zeros(classes),
         )
 
-    def down(self, server: State, who: int) -> State:
-        phi = server.phi[who] if who < len(server.phi) else server.phi.mean(0)  # nobody knows what suits a newcomer
+    def broadcast(self, server: State, client: int) -> State:
+        newcomer = client >= len(server.phi)  # nobody knows what suits it
+        phi = server.phi.mean(0) if newcomer else server.phi[client]
         return State(theta=server.theta, phi=phi, c=server.c, known=server.known)
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w = data.space.join(down.theta, down.phi)
         mu, V = self._statistics(w, data)  # of the extractor as it came
         w = data.descend(w, part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1)
@@ -81,7 +85,7 @@ class FedPAC(Algorithm):
                 phi[who] = mixed
         return State(theta=theta, phi=phi, c=c, known=torch.maximum(server.known, (seen.n > 0).to(c.dtype)))
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(down.theta, down.phi)
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:

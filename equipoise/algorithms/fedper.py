@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.state import State, Upload, Uploads
 
 
@@ -15,15 +16,18 @@ class FedPer(Algorithm):
     """
 
     paper: ClassVar[str] = "Arivazhagan et al., Federated Learning with Personalization Layers, 2019, Algs. 1 and 2"
-    keeps_head: ClassVar[bool] = True
 
-    def server(self, start: Start) -> State:
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(head=True)
+
+    def init_server(self, start: Start) -> State:
         return State(w_b=start.space.body(start.w0))
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         return State(w_p=start.space.head(start.w0))
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w = data.descend(data.space.join(down.w_b, client.w_p))
         w_b, w_p = data.space.body(w), data.space.head(w)
         return State(w_p=w_p), Upload(State(w_b=w_b), reference=down, weight=data.size)
@@ -31,7 +35,7 @@ class FedPer(Algorithm):
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return reduce(uploads)
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(down.w_b, client.w_p)
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from equipoise.algorithms.base import LocalData
 from equipoise.algorithms.fedavg import FedAvg
+from equipoise.algorithms.local_data import LocalData
 from equipoise.settings import NonNegative
 from equipoise.state import State, Upload
 
@@ -19,6 +19,6 @@ class FedProx(FedAvg):
     mu: NonNegative = 0.1
     "strength of the proximal term"
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w_i = data.descend(down.w, pull=lambda w_i: self.mu * (w_i - down.w))
         return client, Upload(State(w=w_i), reference=down, weight=data.size)

@@ -4,8 +4,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithms.base import LocalData
+from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.fedprox import FedProx
+from equipoise.algorithms.local_data import LocalData
 from equipoise.settings import Count
 from equipoise.state import State
 
@@ -14,9 +15,10 @@ class FedProxFT(FedProx):
     """FedProx, then every client trains the global model on its own data, without the proximal term."""
 
     paper: ClassVar[str] = "Li et al., MLSys 2020, with the local adaptation of Yu et al., 2020"
+    trains_as: ClassVar[type[Algorithm] | None] = FedProx
 
     finetune_epochs: Count = 1
     "passes over the client's data that make the global model its own"
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.descend(down.w, epochs=self.finetune_epochs)

@@ -1,12 +1,15 @@
 """FedReCo: everybody's own model, and consensus on what the models make of samples, not on their parameters."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.capabilities import HasConsensusModel
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.settings import Count, NonNegative, Positive
@@ -23,7 +26,7 @@ class Discord(LossTerm):
         return torch.stack(apart, dim=-1) @ given.weight
 
 
-class FedReCo(Algorithm):
+class FedReCo(HasConsensusModel, Algorithm):
     """Representations are pulled towards those of a common probe, which moves to meet them; models are never shared.
 
     u_i, v_i: client i's extractor and head; u_0: the probe, an extractor as well; h: the representation of a sample;
@@ -32,7 +35,6 @@ class FedReCo(Algorithm):
     """
 
     paper: ClassVar[str] = "Consensus Optimization at Representation (FedReCo), 2023, Alg. 1"
-    keeps_head: ClassVar[bool] = True
 
     lam: NonNegative = 0.01
     "strength of the pull of a client's representations towards the probe's"
@@ -50,23 +52,27 @@ class FedReCo(Algorithm):
     "submodule whose output is the representation, in place of what the head reads; of several, clients take turns"
 
     @property
+    def requires(self) -> Requirements:
+        return Requirements(head=True)
+
+    @property
     def _at(self) -> tuple[str, ...]:
         return self.split or (HEAD,)
 
     def _reaches(self, of: Start | LocalData) -> Tensor:
         """A row a place to split: which parameters its extractor has."""
-        return torch.stack([of.tap(name).reach for name in self._at])
+        return torch.stack([of.point(name).reach for name in self._at])
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         return State(u_0=start.w0[self._reaches(start).any(0)])
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         return State(w=start.w0)  # (u_i, v_i)
 
-    def down(self, server: State, who: int) -> State:
+    def broadcast(self, server: State, client: int) -> State:
         if len(self._at) == 1:
             return server
-        mine = torch.arange(len(self._at)) == who % len(self._at)
+        mine = torch.arange(len(self._at)) == client % len(self._at)
         return State(server, mine=mine.to(server.u_0.dtype))
 
     @staticmethod
@@ -85,7 +91,7 @@ class FedReCo(Algorithm):
         if len(reaches) == 1 and torch.equal(reaches[0], body):
             return {"part": "head"}, {"part": "body"}
         u = self._own(down, data)
-        return {"within": 1 - u}, {"within": u}
+        return {"part": 1 - u}, {"part": u}
 
     def _with_probe(self, w: Tensor, down: State, data: LocalData) -> Tensor:
         """w with the probe in the place of the client's extractor."""
@@ -100,25 +106,26 @@ class FedReCo(Algorithm):
         if self.lam == 0 or not down.u_0.shape[-1]:
             return data.descend(w, **u, epochs=epochs)
         pull = Discord(self._at, self._with_probe(w, down, data), State(weight=self.lam / 2 * self._mine(down)))
-        anchor = (w, data.slope_of(pull, w)) if self.variance_reduction else None
-        return data.descend(w, **u, epochs=epochs, term=pull, anchor=anchor)
+        if self.variance_reduction:
+            pull = replace(pull, anchor=(w, data.term_gradient(pull, w)))
+        return data.descend(w, **u, epochs=epochs, term=pull)
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w = self._local(client.w, down, data)
         if not down.u_0.shape[-1]:
             return State(w=w), Upload(State(g=torch.zeros_like(down.u_0)))  # a model that is all head
         # H is the same seen from both sides: its gradient in u_0 is that at u_0 of the distance from u_i.
         H = Discord(self._at, w, State(weight=self._mine(down)))
-        g = data.slope_of(H, self._with_probe(w, down, data), steps=self.sent_batches, stream=2)
+        g = data.term_gradient(H, self._with_probe(w, down, data), steps=self.sent_batches, stream=2)
         return State(w=w), Upload(State(g=g[..., self._reaches(data).any(0)]))
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return State(u_0=server.u_0 - self.server_lr * reduce(uploads).g)  # Eq. 8
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return client.w
 
-    def consensus(self, client: State, down: State, data: LocalData) -> Tensor:
+    def consensus_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return self._with_probe(client.w, down, data)
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:

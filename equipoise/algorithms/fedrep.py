@@ -4,7 +4,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, Positive
 from equipoise.state import State, Upload, Uploads
 
@@ -16,20 +17,23 @@ class FedRep(Algorithm):
     """
 
     paper: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021, Alg. 1"
-    keeps_head: ClassVar[bool] = True
 
     head_epochs: Count = 1
     "passes that fit the head, before the body's"
     head_lr: Positive | None = None
     "learning rate of the head; lr where it is not given"
 
-    def server(self, start: Start) -> State:
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(head=True)
+
+    def init_server(self, start: Start) -> State:
         return State(phi=start.space.body(start.w0))
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         return State(h=start.space.head(start.w0))
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w = data.space.join(down.phi, client.h)
         w = data.descend(w, part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1)
         w = data.descend(w, part="body")
@@ -39,7 +43,7 @@ class FedRep(Algorithm):
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return reduce(uploads)
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(down.phi, client.h)
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:

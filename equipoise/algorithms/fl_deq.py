@@ -4,8 +4,8 @@ from typing import ClassVar, Literal
 
 import torch
 
-from equipoise.algorithms.base import LocalData
 from equipoise.algorithms.fedavg import FedAvg
+from equipoise.algorithms.local_data import LocalData
 from equipoise.state import State, Upload
 
 
@@ -20,7 +20,7 @@ class FlDEQ(FedAvg):
     fusion: Literal["iterations", "plain"] = "iterations"
     "what a client counts by in the average: its iterations k_n, or all clients equally"
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         theta_n = data.descend(down.w)
         k_n = data.iterations if self.fusion == "iterations" else torch.ones_like(data.iterations)
         return client, Upload(State(w=theta_n), reference=down, weight=k_n)  # Eq. 14: sum k_n theta_n / sum k_n

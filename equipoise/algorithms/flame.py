@@ -7,13 +7,15 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.base import LocalData, Reduce, Start
+from equipoise.algorithms.base import Reduce, Requirements
+from equipoise.algorithms.capabilities import UsesLastUploads
 from equipoise.algorithms.envelope import Envelope
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 
 
-class Flame(Envelope):
+class Flame(UsesLastUploads, Envelope):
     """Personal models near copies of a global one, on which all clients agree by ADMM (FLAME).
 
     theta: the personal model; w_i: the client's copy of the global model w; pi: the dual of w_i = w; u: what is sent;
@@ -34,22 +36,22 @@ class Flame(Envelope):
     "passes in a round after which a client stops though epsilon is not reached"
 
     @property
-    def counts_samples(self) -> bool:
-        return self.alpha == "samples"
+    def requires(self) -> Requirements:
+        return Requirements(total_samples=self.alpha == "samples")
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         return State(w=self.seen(start.w0, start.seed))
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         w0 = self.seen(start.w0, start.seed)
         of_all = start.w0.new_tensor([start.clients if self.alpha == "equal" else start.samples])
         state = State(theta=start.w0, w_i=w0, pi=torch.zeros_like(w0), of_all=of_all)
         return State(state, epsilon=start.w0.new_tensor([self.epsilon])) if self.epsilon else state
 
-    def first(self, start: Start) -> State:
+    def initial_upload(self, start: Start) -> State:
         return State(u=self.seen(start.w0, start.seed))  # line 1: u = w_i + pi / rho, with pi = 0
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         lam, rho = self.lam, self.rho
         w, pi = down.w, client.pi
         alpha = (1 if self.alpha == "equal" else data.size) / client.of_all
@@ -74,14 +76,14 @@ class Flame(Envelope):
         self, theta: Tensor, pull: Callable[[Tensor], Tensor], alpha: Tensor, epsilon: Tensor, data: LocalData
     ) -> Tensor:
         """Passes over the data until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon."""
-        only = torch.ones_like(data.size, dtype=torch.bool)
+        active = torch.ones_like(data.size, dtype=torch.bool)
         for k in range(self.most_epochs):
-            slope = alpha * (data.slope(theta, only=only) + pull(theta))
-            only = only & (slope.square().sum(-1, keepdim=True) > epsilon)
-            if not only.any():
+            gradient = alpha * (data.full_gradient(theta, active=active) + pull(theta))
+            active = active & (gradient.square().sum(-1, keepdim=True) > epsilon)
+            if not active.any():
                 break
-            theta = data.descend(theta, pull=pull, epochs=1, stream=k, only=only)
+            theta = data.descend(theta, pull=pull, epochs=1, stream=k, active=active)
         return theta
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
-        return State(w=reduce(uploads).u)  # Eq. 14: the mean of all clients' last u, not only of those in the round
+        return State(w=reduce(uploads).u)  # Eq. 14: the mean of all clients' last u, not active of those in the round

@@ -6,15 +6,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from equipoise.algorithms._knn import Mixed, Neighbours
-from equipoise.algorithms.base import ClientSamples, LocalData
+from equipoise.algorithms.base import Algorithm, Requirements
+from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.algorithms.fedavg import FedAvg
+from equipoise.algorithms.local_data import ClientSamples, LocalData
 from equipoise.settings import Count, Positive
 from equipoise.state import State
 
 Weight = Annotated[float, Field(ge=0, le=1)]
 
 
-class KnnPer(FedAvg):
+class KnnPer(PredictsFromSamples, FedAvg):
     """FedAvg; a client predicts with the global model and its nearest own samples, seen as the model's body sees them.
 
     k: how many neighbours; mix: their weight in the answer, 0 being the global model alone. With several values, each
@@ -22,7 +24,7 @@ class KnnPer(FedAvg):
     """
 
     paper: ClassVar[str] = "Marfoq et al., Personalized FL through Local Memorization, ICML 2022, Eqs. 7 to 9"
-    keeps_head: ClassVar[bool] = True
+    trains_as: ClassVar[type[Algorithm] | None] = FedAvg
 
     k: Annotated[tuple[Count, ...], Field(min_length=1)] = (10, 5, 20)
     "numbers of neighbours to choose from"
@@ -31,12 +33,16 @@ class KnnPer(FedAvg):
     scale: Positive = 1.0
     "a neighbour at distance d counts by exp(-d / scale)"
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(head=True)
+
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return down.w
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
         return down.w  # it has samples to look up, which is all that is personal here
 
-    def predictor(self, module: nn.Module, own: ClientSamples) -> nn.Module:
-        neighbours = Neighbours(module, own.head, *own.train, scale=self.scale)
-        return Mixed(neighbours, *neighbours.best(own, self.k, self.mix))
+    def predictor(self, module: nn.Module, samples: ClientSamples) -> nn.Module:
+        neighbours = Neighbours(module, samples.head, *samples.train, scale=self.scale)
+        return Mixed(neighbours, *neighbours.best(samples, self.k, self.mix))

@@ -2,7 +2,8 @@
 
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm, LocalData, Start
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.state import State, Upload
 
 
@@ -12,13 +13,13 @@ class Local(Algorithm):
     v: the client's own model.
     """
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         return State(v=start.w0)
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         return State(v=data.descend(client.v)), Upload()
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return client.v
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:

@@ -5,8 +5,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise.algorithms._random_projection import Projection, projection
-from equipoise.algorithms.base import LocalData
 from equipoise.algorithms.flame import Flame
+from equipoise.algorithms.local_data import LocalData
 from equipoise.algorithms.pfedme import PFedMe
 from equipoise.settings import Count, Settings
 from equipoise.state import State
@@ -30,7 +30,7 @@ class _Projected(Settings):
     def begins(self, client: State, down: State) -> Tensor:
         return client.theta  # the initial model: w is no model
 
-    def shared(self, server: State) -> Tensor | None:
+    def global_model(self, server: State) -> Tensor | None:
         return None  # a projection is no usable model
 
 

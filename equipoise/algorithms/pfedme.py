@@ -5,8 +5,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.base import LocalData, Reduce, Start
+from equipoise.algorithms.base import Reduce
 from equipoise.algorithms.envelope import Envelope
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, Positive
 from equipoise.state import State, Upload, Uploads
 
@@ -31,13 +32,13 @@ class PFedMe(Envelope):
     beta: Positive = 1.0
     "how far the server goes from the last global model to the clients' mean"
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         return State(w=self.seen(start.w0, start.seed))
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         return State(theta=start.w0)
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w_i, theta = down.w, client.theta
         for r in range(self.local_rounds):
             theta = self._solve(theta, w_i, data, r)

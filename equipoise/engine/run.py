@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from equipoise.algorithms.base import Algorithm, Reduce, Start, infer_schema
+from equipoise.algorithms.base import Algorithm, Reduce
+from equipoise.algorithms.capabilities import PredictsFromSamples, exchanges_of, initial_upload_of
+from equipoise.algorithms.local_data import Start
+from equipoise.algorithms.schema import infer_schema
 from equipoise.callbacks.base import RunCallback
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
@@ -90,25 +93,25 @@ class Run(ABC):
         self.task, self.algorithm, self.schedule = task, algorithm, schedule
         self.folder, self.watcher = folder, watcher or RunCallback()
         self.start = start
-        if algorithm.needs_labels and (task.sample[1].is_floating_point() or task.sample[1].ndim != 1):
+        if algorithm.requires.labels and (task.sample[1].is_floating_point() or task.sample[1].ndim != 1):
             raise EquipoiseError(
                 f"{type(algorithm).__name__} looks at samples class by class, and here they have no one label each"
             )
-        if algorithm.fits_head and not _plain_linear(task):
+        if algorithm.requires.linear_head and not _plain_linear(task):
             raise EquipoiseError(
                 f"{type(algorithm).__name__} estimates the model's last layer by least squares, so its head must be "
                 "one submodule, a linear layer of which nothing is frozen; name it with head="
             )
         self.between = between or AggregationPipeline()
         self.announced = infer_schema(algorithm, start, self.between.privacy is None)
-        self.server = algorithm.server(start)
+        self.server = algorithm.init_server(start)
         self.checkpoints = None if folder is None else CheckpointFolder(folder.checkpoint)
         self.devices = devices or Devices()
         if self.devices.iterations and not any(layers(task.module)):
             raise EquipoiseError(
                 "[devices] sets the iterations of equilibrium layers, and the model has none; leave the section out"
             )
-        if algorithm.looks_up and task.head is None:
+        if isinstance(algorithm, PredictsFromSamples) and task.head is None:
             raise EquipoiseError(
                 f"{type(algorithm).__name__} looks samples up by what the model's head reads; name the submodule that "
                 "is the head"
@@ -121,8 +124,8 @@ class Run(ABC):
         "how many training samples the largest client has, where that is known"
         self.budgets: dict[str, int] = {}
         "the iterations that clients afford, by their names, where devices are of several classes"
-        first = algorithm.first(start)
-        if first is not None and algorithm.exchanges > 1:
+        first = initial_upload_of(algorithm, start)
+        if first is not None and exchanges_of(algorithm) > 1:
             raise TypeError(f"{type(algorithm).__name__}: last messages are kept of rounds with one exchange only")
         self.last = None if first is None else LastUploadTracker(first, start.clients)
         self.malicious: frozenset[str] = frozenset()

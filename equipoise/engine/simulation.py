@@ -4,6 +4,7 @@ import copy
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
@@ -13,6 +14,7 @@ import numpy as np
 
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.capabilities import ShowsState, exchanges_of
 from equipoise.attacks import poison_labels
 from equipoise.callbacks.base import RunCallback
 from equipoise.config.device_classes import Devices
@@ -30,6 +32,7 @@ from equipoise.executors.base import SENT, ClientJob, ClientResult, HeldState, w
 from equipoise.executors.build import build_executor
 from equipoise.losses import LOSSES
 from equipoise.model_kinds import KINDS
+from equipoise.parameter_space import ParameterSpace
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, public_reference, seeded_noise
 from equipoise.state import State, Upload, Uploads, stack
@@ -67,7 +70,7 @@ class Simulation(Run):
         start = task.start(len(self.training), samples, schedule.seed)
         super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
         self.longest = int(federation.train.lengths[self.training].max())
-        if algorithm.needs_validation:
+        if algorithm.requires.validation:
             self._look_for_validation()
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
         if (attack := self.between.attack) is not None:
@@ -76,7 +79,7 @@ class Simulation(Run):
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
         self.find_noise(self._planned(), ["scores", "failures to train"])
-        initial = with_engine_state(algorithm.client(start), task, int(federation.train.lengths.max()))
+        initial = with_engine_state(algorithm.init_client(start), task, int(federation.train.lengths.max()))
         if self.last is not None:
             initial |= self.last.initial
         states = None if folder is None else folder.checkpoint
@@ -140,7 +143,7 @@ class Simulation(Run):
 
     def job(self, who: int, held: HeldState | None = None) -> ClientJob:
         """A client as it stands, or in this state, with what the server would send it now."""
-        down = self.algorithm.down(self.server, self.number[who])
+        down = self.algorithm.broadcast(self.server, self.number[who])
         return ClientJob(
             who, self.store.get(who) if held is None else held, down, self.budgets.get(self.federation.names[who])
         )
@@ -154,7 +157,7 @@ class Simulation(Run):
         jobs = [self.job(who) for who in self.sample(round)]
         asked, solves, sent = len(jobs), [], {}
         accepted: list[ClientResult] = []
-        for exchange in range(self.algorithm.exchanges):
+        for exchange in range(exchanges_of(self.algorithm)):
             if exchange:
                 jobs = [self.job(r.who, r.held) for r in accepted]
             results = list(self.executor.train(round, jobs, self.interrupted.is_set))
@@ -191,7 +194,7 @@ class Simulation(Run):
 
     def _planned(self) -> ReleaseCount:
         """What one client can come to release in the whole run, as cohorts will be drawn."""
-        clients, exchanges = len(self.training), self.algorithm.exchanges
+        clients, exchanges = len(self.training), exchanges_of(self.algorithm)
         if (privacy := self.between.privacy) is None:
             return ReleaseCount(0)
         if privacy.central:
@@ -203,13 +206,13 @@ class Simulation(Run):
 
     def _central(self, rounds: int) -> ReleaseCount:
         """Who is in a cohort is the server's secret."""
-        return ReleaseCount(rounds, self.algorithm.exchanges, len(self.training), self.cohort)
+        return ReleaseCount(rounds, exchanges_of(self.algorithm), len(self.training), self.cohort)
 
     def releases(self) -> ReleaseCount:
         assert self.between.privacy is not None
         if self.between.privacy.central:
             return self._central(self.done)
-        exchanges = self.algorithm.exchanges
+        exchanges = exchanges_of(self.algorithm)
         return ReleaseCount(-(-max(self.released.values(), default=0) // exchanges), exchanges)
 
     def randomness(self, number: int, of: str) -> Noise:
@@ -300,16 +303,16 @@ class Simulation(Run):
         marks = {"unseen": self.federation.unseen, "malicious": self.malicious}
         self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
         atomic_files.write_json(self.folder.path / FEDERATION, outline(self.federation))
-        if self.algorithm.has_shows:
-            tensor_files.write_tensors(self.folder.shown, self._shown())
+        if isinstance(self.algorithm, ShowsState):
+            tensor_files.write_tensors(self.folder.shown, self._shown(self.algorithm.shown_state))
         summary = self.summary()
         atomic_files.write_json(self.folder.summary, summary)  # last: whoever sees it finds all the rest
         self.watcher.end(summary)
 
-    def _shown(self) -> State:
-        """What the algorithm shows of the clients that trained, as they are and as they began."""
-        space, shows = self.task.space, self.algorithm.shows
-        now = stack([shows(job.client, job.down, space) for job in map(self.job, sorted(self.training))])
-        down = self.algorithm.down(self.algorithm.server(self.start), 0)
-        begun = stack([shows(self.algorithm.client(self.start), down, space)] * len(self.training))
+    def _shown(self, shown: Callable[[State, State, ParameterSpace], State]) -> State:
+        """Return what the algorithm shows of the clients that trained, as they are and as they began."""
+        space = self.task.space
+        now = stack([shown(job.client, job.down, space) for job in map(self.job, sorted(self.training))])
+        down = self.algorithm.broadcast(self.algorithm.init_server(self.start), 0)
+        begun = stack([shown(self.algorithm.init_client(self.start), down, space)] * len(self.training))
         return State(now, **{f"begin.{name}": t for name, t in begun.items()})

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.capabilities import HasConsensusModel
 from equipoise.data.federation import Federation
 from equipoise.evaluation.scoreboard import Scoreboard, score_row
 from equipoise.executors.base import BUFFERS, ClientJob, ClientModel, Executor, ModelKind
@@ -70,9 +71,9 @@ class Evaluator:
     def __call__(self, round: int, server: State, store: ClientStates) -> None:
         self.adaptation_samples = 0
         self._own_models("personal", "unseen" if self.unseen else "personal", round, server, store)
-        if self.algorithm.has_consensus and not self.unseen:
+        if isinstance(self.algorithm, HasConsensusModel) and not self.unseen:
             self._own_models("consensus", "consensus", round, server, store)
-        vector = self.algorithm.shared(server)
+        vector = self.algorithm.global_model(server)
         if self.unseen and len(self.executor.task.buffers):
             vector = None  # a client that never trained has no statistics of its own to run the global model with
         self.has["global"] = vector is not None
@@ -103,7 +104,7 @@ class Evaluator:
             self._write(table, model.who, scores)
 
     def _job(self, who: int, server: State, store: ClientStates) -> ClientJob:
-        down = self.algorithm.down(server, self.federation.numbers[who])
+        down = self.algorithm.broadcast(server, self.federation.numbers[who])
         return ClientJob(who, store.get(who), down, self.budgets.get(self.federation.names[who]))
 
     def _own_models(self, kind: str, made: ModelKind, round: int, server: State, store: ClientStates) -> None:

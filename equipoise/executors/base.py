@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from equipoise.algorithms.base import Algorithm, ClientSamples
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.capabilities import HasConsensusModel, PredictsFromSamples
+from equipoise.algorithms.local_data import ClientSamples
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import Solves
 from equipoise.state import State, Upload, stack
@@ -138,14 +140,17 @@ class Executor(ABC):
 
     def maker(self, kind: ModelKind) -> Callable[..., Tensor | None]:
         """What makes models of a kind."""
-        made_by = {"personal": self.algorithm.personal, "unseen": self.algorithm.adapt}
-        return made_by.get(kind, self.algorithm.consensus)
+        if kind == "consensus":
+            assert isinstance(self.algorithm, HasConsensusModel)
+            return self.algorithm.consensus_model
+        return self.algorithm.adapt if kind == "unseen" else self.algorithm.personal_model
 
     def looks_up(self, kind: ModelKind) -> bool:
-        return kind != "consensus" and self.algorithm.looks_up
+        return kind != "consensus" and isinstance(self.algorithm, PredictsFromSamples)
 
     def predictor(self, module: nn.Module, who: int) -> nn.Module:
         """What a client predicts with whose samples are part of its model."""
+        assert isinstance(self.algorithm, PredictsFromSamples)
         return self.algorithm.predictor(module, self.own(who))
 
     def own(self, who: int) -> ClientSamples:

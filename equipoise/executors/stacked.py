@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from equipoise.algorithms.base import Algorithm, DataSplit
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.local_data import DataSplit
 from equipoise.data.federation import BatchBuffer, Federation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import (
@@ -32,14 +33,9 @@ from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD, ForwardHook
 from equipoise.representations.terms import LossTerm
 from equipoise.state import State, stack
-from equipoise.training.local_trainer import (
-    Batch,
-    LocalTrainer,
-    batch_indices,
-    batch_order,
-    client_class_sums,
-    client_moments,
-)
+from equipoise.training.batches import Batch, batch_indices, batch_order
+from equipoise.training.head_statistics import client_class_sums, client_moments
+from equipoise.training.local_trainer import LocalTrainer
 from equipoise.training.task import Task
 
 _GROUP = 20  # clients in a stack: enough to spread the cost of a call, few enough for the cache
@@ -188,7 +184,7 @@ class StackedTrainer(LocalTrainer):
         self.size = torch.tensor([[len(federation.train[i])] for i in who], dtype=self.dtype)
         self.iterations = torch.ones_like(self.size)
 
-    def open(self, start: Tensor, part: Part, within: Tensor | None = None) -> Tensor:
+    def open(self, start: Tensor, part: Part, mask: Tensor | None = None) -> Tensor:
         return start.clone(memory_format=torch.contiguous_format)
 
     # A batch may hold the first clients of the stack only: the others are done.
@@ -226,12 +222,12 @@ class StackedTrainer(LocalTrainer):
         return Moments.stack(found)
 
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: LossTerm | None = None
+        self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         owned = [self.federation.train[i] for i in self.who]
         batch = min(self.algorithm.batch, max(len(indices) for indices in owned))
         plans = []
-        works = [True] * len(owned) if only is None else only.flatten().tolist()
+        works = [True] * len(owned) if active is None else active.flatten().tolist()
         for i, indices, at_work in zip(self.who, owned, works, strict=True):
             rng = batch_order(self.seed, self.round, self.federation.names[i], self.purpose, stream)
             plans.append(batch_indices(len(indices) if at_work else 0, batch, epochs, steps, rng))
@@ -316,7 +312,7 @@ class StackedExecutor(Executor):
                 break
             work = self._cohort(round, group, "batches")
             with torch.no_grad():
-                client, upload = self.algorithm.local(
+                client, upload = self.algorithm.local_update(
                     stack_states([job.held for job in group]), stack([job.down for job in group]), work
                 )
             all_finite = client.finite() and upload.wire.finite()

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from equipoise import randomness
-from equipoise.algorithms.base import Algorithm, DataSplit
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.local_data import DataSplit
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
@@ -33,14 +34,9 @@ from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.state import State
-from equipoise.training.local_trainer import (
-    Batch,
-    LocalTrainer,
-    batch_indices,
-    batch_order,
-    client_class_sums,
-    client_moments,
-)
+from equipoise.training.batches import Batch, batch_indices, batch_order
+from equipoise.training.head_statistics import client_class_sums, client_moments
+from equipoise.training.local_trainer import LocalTrainer
 from equipoise.training.task import Replica, Task
 
 _CHUNK_BYTES = 4 << 20  # samples are fetched some batches at a time, few enough to stay in the cache
@@ -75,13 +71,13 @@ class ThreadTrainer(LocalTrainer):
         # Fixed points are remembered for as long as this work lasts, over all that it trains.
         self.warm = WarmStart(replica.module, len(self.indices)) if replica.equilibria else None
 
-    def open(self, start: Tensor, part: Part, within: Tensor | None = None) -> Tensor:
+    def open(self, start: Tensor, part: Part, mask: Tensor | None = None) -> Tensor:
         """Load the replica; the gradients of the part that moves will gather in one buffer, of which each is a view."""
         low, high, _ = self.space.part(part).indices(self.space.size)
         buffer = torch.zeros_like(self.replica.vector)
         self.moving, self.slopes = self.replica.vector[low:high], buffer[low:high]
         for entry, parameter in zip(self.space.entries, self.replica.parameters, strict=True):
-            moves = low <= entry.offset < high and (within is None or bool(within[entry.offset : entry.end].any()))
+            moves = low <= entry.offset < high and (mask is None or bool(mask[entry.offset : entry.end].any()))
             parameter.requires_grad_(moves)
             parameter.grad = entry.view(buffer) if moves else None
         self.constrained = [
@@ -95,9 +91,9 @@ class ThreadTrainer(LocalTrainer):
         return v.clone()
 
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, only: Tensor | None, term: LossTerm | None = None
+        self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
-        if only is not None and not bool(only):
+        if active is not None and not bool(active):
             return
         seed, round, name, purpose = self.key
         self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, -1 if stream is None else stream))
@@ -128,12 +124,12 @@ class ThreadTrainer(LocalTrainer):
         module.train(training)
         return listener.take()
 
-    def calm(self) -> None:
+    def eval_mode(self) -> None:
         self.replica.module.eval()
 
     def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
         self.replica.vector.copy_(v)
-        self.calm()
+        self.eval_mode()
         x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[self.who]))
         return client_moments(self.task, self.replica.module, self.replica.module, x, y, groups)
 
@@ -142,7 +138,7 @@ class ThreadTrainer(LocalTrainer):
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
         self.replica.vector.copy_(v)
-        self.calm()
+        self.eval_mode()
         x, y = self.federation.gather(torch.from_numpy(self.indices))
         return client_class_sums(self.task, self.replica.module, self.replica.module, x, y, of, at)
 
@@ -248,7 +244,7 @@ class ThreadedExecutor(Executor):
             began = time.perf_counter()
             work = self._work(round, job, "batches")
             work.replica.forget_solves()
-            client, upload = self.algorithm.local(algorithm_state(job.client), job.down, work)
+            client, upload = self.algorithm.local_update(algorithm_state(job.client), job.down, work)
             if len(self.task.buffers):
                 client = State(client, **{BUFFERS: work.replica.read_buffers()})
             client = State(client, **work.kept(job.client))

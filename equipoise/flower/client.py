@@ -14,7 +14,8 @@ from flwr.app import Message
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.base import infer_schema
+from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of, initial_upload_of
+from equipoise.algorithms.schema import infer_schema
 from equipoise.attacks import poison_labels
 from equipoise.data.federation import Federation
 from equipoise.engine.model_files import write_model
@@ -123,7 +124,7 @@ class Client:
                 privacy.guarantee(privacy.noise(ReleaseCount(1)), ReleaseCount(1))
             atomic_files.make_folder(Path(self.settings.state).expanduser())
             facts: dict[str, Any] = {"unseen": self.settings.unseen, "layout": self.task.space.fingerprint()}
-            if self.plan.experiment.algorithm.counts_samples:
+            if self.plan.experiment.algorithm.requires.total_samples:
                 facts["size"] = len(own.train[0])
             return self._answer(order, status="hello", **facts), {}
         if order.client != self.settings.name:
@@ -202,7 +203,7 @@ class Client:
         known = State(
             {k.removeprefix(RELEASED): t for k, t in job.client.items() if k.startswith(RELEASED)}
         ) or public_reference(done.upload, job.down)
-        planned = ReleaseCount(experiment.schedule.rounds, experiment.algorithm.exchanges)
+        planned = ReleaseCount(experiment.schedule.rounds, exchanges_of(experiment.algorithm))
         ledger = ReleaseLedger(home.path / "releases.json", planned.rounds * planned.exchanges)
         noise = secure_noise() if privacy.central else ledger.noise(done.upload.message)
         upload = privacy.release(done.upload, known, privacy.noise(planned), noise)
@@ -224,8 +225,8 @@ class Client:
             raise RejectedMessage("failed", "the server did not send the model that all began with")
         seed, algorithm = self.plan.experiment.schedule.seed, self.plan.experiment.algorithm
         begin = replace(self.task.start(order.clients, order.samples, seed), w0=start.w0)
-        state = with_engine_state(algorithm.client(begin), self.task, samples, start.get("buffers"))
-        first = None if self.plan.experiment.privacy is None else algorithm.first(begin)
+        state = with_engine_state(algorithm.init_client(begin), self.task, samples, start.get("buffers"))
+        first = None if self.plan.experiment.privacy is None else initial_upload_of(algorithm, begin)
         return State(state, **{RELEASED + k: t for k, t in (first or State()).items()})
 
     def _evaluate(
@@ -240,7 +241,7 @@ class Client:
         unseen, samples = self.settings.unseen, 0
         models: dict[str, ClientModel] = {}
         made: dict[str, ModelKind] = {"personal": "unseen" if unseen else "personal"}
-        if self.plan.experiment.algorithm.has_consensus and not unseen:
+        if isinstance(self.plan.experiment.algorithm, HasConsensusModel) and not unseen:
             made["consensus"] = "consensus"
         for kind, how in made.items():
             model, trained = next(iter(executor.models(round, [job], how)))

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from equipoise.algorithms.base import Shapes
+from equipoise.algorithms.schema import Shapes
 from equipoise.state import State
 from equipoise.storage.tensor_files import DTYPES
 

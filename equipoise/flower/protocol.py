@@ -8,7 +8,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.base import MessageSchema, Shapes, Start
+from equipoise.algorithms.local_data import Start
+from equipoise.algorithms.schema import MessageSchema, Shapes
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError
 from equipoise.flower.codec import RejectedMessage, named, pack, unpack

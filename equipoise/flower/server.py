@@ -17,7 +17,8 @@ import torch
 from flwr.serverapp import Grid
 
 from equipoise import randomness
-from equipoise.algorithms.base import Start
+from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of, initial_upload_of
+from equipoise.algorithms.local_data import Start
 from equipoise.callbacks.base import RunCallback
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.checkpoint import Checkpoint
@@ -61,7 +62,7 @@ class Deployment(Run):
         # Clients keep their states themselves; the server may have to keep their last messages.
         kept = State() if self.last is None else self.last.initial
         self.store = ClientStore(0, kept, folder.checkpoint, experiment.engine.memory_mb << 20)
-        kinds = [kind for kind in SCORED if kind != "consensus" or self.algorithm.has_consensus]
+        kinds = [kind for kind in SCORED if kind != "consensus" or isinstance(self.algorithm, HasConsensusModel)]
         self.post = Transport(grid, answer_shapes(self.announced, kinds), self.tell)
         self.roster = Roster(self.settings.names)
         self.id = uuid.uuid4().hex
@@ -83,7 +84,7 @@ class Deployment(Run):
         self.door = Enrolment(self.post, self.roster, self.fingerprint, self.tell)
         scores = ["scores"] if self.settings.evaluate else []
         uncovered = [*scores, "numbers of samples", "failures to train"]
-        self.find_noise(ReleaseCount(self.schedule.rounds, self.algorithm.exchanges), uncovered)
+        self.find_noise(ReleaseCount(self.schedule.rounds, exchanges_of(self.algorithm)), uncovered)
 
     def randomness(self, number: int, of: str) -> Noise:
         """Nobody's to foresee: not drawn from the run's seed, which all know."""
@@ -93,7 +94,7 @@ class Deployment(Run):
         """Every order to train counts, whether its answer was used or not; who takes part is no secret here."""
         assert self.between.privacy is not None
         most = self.sums if self.between.privacy.central else max(self.released.values(), default=0)
-        return ReleaseCount(-(-most // self.algorithm.exchanges), self.algorithm.exchanges)
+        return ReleaseCount(-(-most // exchanges_of(self.algorithm)), exchanges_of(self.algorithm))
 
     @property
     def mode(self) -> str:
@@ -158,8 +159,8 @@ class Deployment(Run):
         """What all clients begin with, and how many there are."""
         self.start = start
         if not self.done and not self.step:
-            self.server = self.algorithm.server(start)
-        if (first := self.algorithm.first(start)) is not None:
+            self.server = self.algorithm.init_server(start)
+        if (first := initial_upload_of(self.algorithm, start)) is not None:
             self.last = LastUploadTracker(first, start.clients)
             self.store.initial = self.last.initial
 
@@ -281,9 +282,9 @@ class Deployment(Run):
         return exchange
 
     def _order(self, exchange: Exchange, member: Member, train: int, evaluate: int, last: bool) -> None:
-        down = self.algorithm.down(self.server, member.index)
+        down = self.algorithm.broadcast(self.server, member.index)
         tensors = dict(named(down, "down"))
-        shared = self.algorithm.shared(self.server) if evaluate else None
+        shared = self.algorithm.global_model(self.server) if evaluate else None
         name = ""
         if shared is not None:  # most methods send the global model anyway
             name = next((f"down.{k}" for k, t in down.items() if torch.equal(t, shared)), "global")
@@ -343,7 +344,7 @@ class Deployment(Run):
         self.step += 1
         self.begun = tuple(member.name for member, _ in accepted)
         self.seconds += seconds
-        if self.step < self.algorithm.exchanges:
+        if self.step < exchanges_of(self.algorithm):
             return
         for member, _ in accepted:
             member.accepted = number
@@ -429,7 +430,7 @@ class Deployment(Run):
         assert self.folder is not None
         if self.tally.rows:
             self.folder.write_clients(*self.tally.tables())
-        vector = self.algorithm.shared(self.server)
+        vector = self.algorithm.global_model(self.server)
         if vector is not None and not self.task.buffer_names:
             module = self.task.to_module(vector)
             write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global")

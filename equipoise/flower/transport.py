@@ -12,7 +12,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from equipoise.algorithms.base import Shapes
+from equipoise.algorithms.schema import Shapes
 from equipoise.flower.codec import RejectedMessage
 from equipoise.flower.protocol import NOBODY, Answer, Order, content, open_message, size
 from equipoise.state import State

@@ -1,6 +1,6 @@
 """A client's update as it came in: used only if it is whole, finite and has a weight that can be."""
 
-from equipoise.algorithms.base import MessageSchema
+from equipoise.algorithms.schema import MessageSchema
 from equipoise.flower.codec import RejectedMessage, group
 from equipoise.flower.transport import Reply
 from equipoise.state import State, Upload

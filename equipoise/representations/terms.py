@@ -22,7 +22,10 @@ class LossTerm(ABC):
     probe: Tensor | None = None
     "another vector of parameters, whose representations of the same samples are needed as well; it stands still"
     given: State = field(default_factory=State)
-    "all else that the value depends on"
+    "all other tensors that the value depends on"
+    anchor: tuple[Tensor, Tensor] | None = None
+    """a vector and the gradient there of the mean of the term over all samples: the term's gradient on a batch is then
+    corrected by its error at that vector, which keeps its expectation and reduces its variance nearby"""
 
     @staticmethod
     @abstractmethod

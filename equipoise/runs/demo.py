@@ -7,8 +7,7 @@ from typing import Any
 from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.runs.launch import run
-from equipoise.storage.run_index import find_runs
-from equipoise.storage.run_index import FinishedRun
+from equipoise.storage.run_index import FinishedRun, find_runs
 
 ROUNDS = 20
 METHODS: dict[str, dict[str, Any]] = {

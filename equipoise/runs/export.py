@@ -1,20 +1,11 @@
 """A trained model in a file of its own, with what is needed to load it again."""
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from torch import nn
-
-from equipoise.storage import atomic_files
-from equipoise.runs.result import Result
 from equipoise.config.experiment import Experiment
-from equipoise.errors import EquipoiseError
-from equipoise.models import MODELS
-from equipoise.settings import read
 from equipoise.engine.model_files import write_model
-
+from equipoise.errors import EquipoiseError
+from equipoise.runs.result import Result
 
 
 def export_model(result: Result, experiment: Experiment, client: str | None, path: Path) -> str:
@@ -33,7 +24,3 @@ def export_model(result: Result, experiment: Experiment, client: str | None, pat
     shape = federation.sample()[0].shape[1:]
     write_model(path, module, experiment, shape, federation.outputs, federation.title, name)
     return name
-
-
-
-

@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from equipoise.runs.result import Result
+from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.data.sources import data_folder
@@ -12,11 +12,10 @@ from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.assembly import experiment_task, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
+from equipoise.executors.build import execution_mode
+from equipoise.runs.result import Result
 from equipoise.storage.run_folder import WRITTEN, RunFolder, read_toml
 from equipoise.training.task import Task
-from equipoise.callbacks.trackers import with_trackers
-from equipoise.callbacks.base import RunCallback
-from equipoise.executors.build import execution_mode
 
 _TRAINED = "trained"
 """What run.toml tells of a run that took its training over: the name of the other's folder."""

@@ -12,13 +12,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from equipoise.storage import atomic_files
+from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.errors import Interrupted, RunFailed
 from equipoise.runs.launch import clear_if_half_scored, has_models, run
-from equipoise.runs.sweep import FAILED, chains
-from equipoise.runs.sweep import SweepRun
-from equipoise.callbacks.base import RunCallback
+from equipoise.runs.sweep import FAILED, SweepRun, chains
+from equipoise.storage import atomic_files
 
 Notes = list[str]
 """What a person should know of a run."""

@@ -19,19 +19,19 @@ from typing import Any, Literal
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS
-from equipoise.config.experiment import Experiment, override
-from equipoise.data.partitions import PARTITIONS
-from equipoise.data.config import DataSettings
-from equipoise.data.sources import SOURCES
-from equipoise.config.device_classes import Devices
 from equipoise.config.deployment import Deploy
+from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
+from equipoise.config.experiment import Experiment, override
+from equipoise.data.config import DataSettings
+from equipoise.data.partitions import PARTITIONS
+from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
-from equipoise.storage.run_index import higher_is_better
-from equipoise.storage.run_folder import ASIDE, RunFolder, flatten
 from equipoise.settings import Settings, read
+from equipoise.storage.run_folder import ASIDE, RunFolder, flatten
+from equipoise.storage.run_index import higher_is_better
 
 SECTION, VARIANT, SCALE = "sweep", "variant", "scale"
 USUAL = "small"
@@ -230,7 +230,7 @@ def group(cell: SweepRun, tune: Sequence[str]) -> str:
 
 def _training(cell: SweepRun) -> str:
     """Stands for all that the training depends on: the same for methods that differ only in what they make of it."""
-    settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training()}
+    settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training_settings()}
     flat = {k: v for k, v in flatten(settings).items() if k not in ("select", "targets")}
     return _digest({k: v for k, v in flat.items() if k == "seed" or not k.startswith(_NOT_THE_RUN)})
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from equipoise.algorithms.base import Start
+from equipoise.algorithms.local_data import Start
 from equipoise.data.federation import BatchBuffer
 from equipoise.equilibrium import Solves, WarmStart, layers, projected, set_budget
 from equipoise.errors import EquipoiseError
@@ -102,7 +102,7 @@ class Task:
 
     def start(self, clients: int, samples: int = 0, seed: int = 0) -> Start:
         """What is known before the first round of a run with so many clients and training samples."""
-        return Start(self.space, self.w0, clients, samples, seed, self.outputs, self.tap)
+        return Start(self.space, self.w0, clients, samples, seed, self.outputs, self.point)
 
     @cached_property
     def why_not_stacked(self) -> str | None:
@@ -126,16 +126,16 @@ class Task:
         return None
 
     @cached_property
-    def _taps(self) -> dict[str, RepresentationPoint]:
+    def _points(self) -> dict[str, RepresentationPoint]:
         return {}
 
-    def tap(self, name: str) -> RepresentationPoint:
+    def point(self, name: str) -> RepresentationPoint:
         """The place after the submodule of this name, or before the head, and which parameters lead there."""
-        if name not in self._taps:
-            self._taps[name] = self._find_tap(name)
-        return self._taps[name]
+        if name not in self._points:
+            self._points[name] = self._find_point(name)
+        return self._points[name]
 
-    def _find_tap(self, name: str) -> RepresentationPoint:
+    def _find_point(self, name: str) -> RepresentationPoint:
         module = copy.deepcopy(self.module).eval()
         if name == HEAD and self.head is None:
             raise EquipoiseError("representations are what the model's head reads; name the submodule that is the head")

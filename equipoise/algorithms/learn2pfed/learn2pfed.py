@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from equipoise import randomness
-from equipoise.algorithms.base import Algorithm, LocalData, Reduce, Start
+from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.capabilities import HasConsensusModel, SeveralExchanges, ShowsState
 from equipoise.algorithms.learn2pfed.unrolled_admm import (
     SCALARS,
     Descent,
@@ -19,6 +20,7 @@ from equipoise.algorithms.learn2pfed.unrolled_admm import (
     closed_cell_adjoints,
     layout,
 )
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.parameter_space import ParameterSpace
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
@@ -27,7 +29,7 @@ Family = Literal["lam", "p", "rho", "eta", "gamma", "theta"]
 OfClients = Literal["lam", "rho", "eta", "theta"]
 
 
-class Learn2pFed(Algorithm):
+class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
     """Clients fit linear heads by cells of ADMM, and learn by unrolling them how much each parameter is shared.
 
     A round is an epoch: `cells` exchanges forward, and with backward = "exact" as many back. v: the client's head, as a
@@ -37,8 +39,6 @@ class Learn2pFed(Algorithm):
     """
 
     paper: ClassVar[str] = "Learn2pFed: unrolled ADMM that learns which parameters take part, Algorithm 1"
-    keeps_head: ClassVar[bool] = True
-    fits_head: ClassVar[bool] = True
 
     cells: Count = 10
     "L, the number of unrolled iterations of ADMM"
@@ -91,6 +91,10 @@ class Learn2pFed(Algorithm):
     train: Literal["body", "all"] = "body"
     "what of the client's network its own training moves: the body under the head v, or all, before v is estimated anew"
 
+    @property
+    def requires(self) -> Requirements:
+        return Requirements(head=True, linear_head=True, validation=self.outer == "validation")
+
     @model_validator(mode="after")
     def _gradients_travel(self) -> Self:
         if self.tied and self.backward != "exact":
@@ -100,10 +104,6 @@ class Learn2pFed(Algorithm):
     @property
     def exchanges(self) -> int:
         return self.cells * (2 if self.backward == "exact" else 1)
-
-    @property
-    def needs_validation(self) -> bool:
-        return self.outer == "validation"
 
     @property
     def _networks(self) -> int:
@@ -137,7 +137,7 @@ class Learn2pFed(Algorithm):
         raw = [lam.log() if self.positive == "log" else lam, scalars.repeat_interleave(self._sets)]
         return torch.cat(raw).to(start.w0.dtype)
 
-    def server(self, start: Start) -> State:
+    def init_server(self, start: Start) -> State:
         v = self._layout(start.space).matrix(start.space.head(start.w0))
         w = v.expand(self._networks, -1, -1).clone()
         zero = v.new_zeros((self._sets, start.clients))
@@ -156,7 +156,7 @@ class Learn2pFed(Algorithm):
             state |= {f"tied_{name}": t for name, t in self._descent.memory(state.tied).items()}
         return state
 
-    def client(self, start: Start) -> State:
+    def init_client(self, start: Start) -> State:
         v = self._layout(start.space).matrix(start.space.head(start.w0)).expand(self._networks, -1, -1)
         raw, square = self._raw(start), v.new_zeros((self._networks, v.shape[-2], v.shape[-2]))
         state = State(
@@ -176,15 +176,15 @@ class Learn2pFed(Algorithm):
 
     # The exchanges of a round: a cell each, forward, then backward.
 
-    def down(self, server: State, who: int) -> State:
+    def broadcast(self, server: State, client: int) -> State:
         t = int(server.phase)
         vector = server.w
         if t >= self.cells:  # the adjoint of what this client sent in the cell
-            known = who < server.share.shape[1]
-            vector = server.w_bar * (server.share[2 * self.cells - 1 - t, who] if known else 0)
+            known = client < server.share.shape[1]
+            vector = server.w_bar * (server.share[2 * self.cells - 1 - t, client] if known else 0)
         return State(phase=server.phase, w=vector, **({"tied": server.tied} if self.tied else {}))
 
-    def local(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+    def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         t = int(down.phase.flatten()[0])
         raw = self._with_tied(client.raw, down, data.space)
         if t < self.cells:
@@ -387,7 +387,7 @@ class Learn2pFed(Algorithm):
         head = self._layout(space).head(matrices[..., -1, :, :])
         return space.join(space.body(client.network), head) if space.body_size else head
 
-    def shows(self, client: State, down: State, space: ParameterSpace) -> State:
+    def shown_state(self, client: State, down: State, space: ParameterSpace) -> State:
         """Its learnables."""
         raw, found = self._with_tied(client.raw, down, space), self._layout(space)
         rows = [raw[..., found.places((name,))] for name in ("lam", *SCALARS)]
@@ -395,10 +395,10 @@ class Learn2pFed(Algorithm):
         rho, eta, theta = self._followed(*(row.exp() for row in rows[1:]))
         return State(lam=lam.exp() if self.positive == "log" else lam.relu(), rho=rho, eta=eta, theta=theta)
 
-    def personal(self, client: State, down: State, data: LocalData) -> Tensor:
+    def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return self._model(client, client.x[..., 1, :, :, :], data.space)
 
-    def consensus(self, client: State, down: State, data: LocalData) -> Tensor:
+    def consensus_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return self._model(client, down.w, data.space)
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:

@@ -1,0 +1,130 @@
+"""What an algorithm can know and do: the start of a run, and one client's data as a set of operations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from equipoise.errors import EquipoiseError
+from equipoise.losses import Metric
+from equipoise.parameter_space import ParameterSpace, Part
+from equipoise.representations.head_moments import Moments
+from equipoise.representations.points import HEAD, RepresentationPoint
+from equipoise.representations.terms import LossTerm
+
+DataSplit = Literal["train", "validation"]
+PointLookup = Callable[[str], RepresentationPoint]
+
+
+def _no_points(name: str) -> RepresentationPoint:
+    raise EquipoiseError("only the parameters of the model are known here, so no representation can be read")
+
+
+@dataclass(frozen=True)
+class Start:
+    """What is known before the first round."""
+
+    space: ParameterSpace
+    w0: Tensor
+    "the common initial model"
+    clients: int
+    "number of clients that train; the server knows them as 0 to clients - 1, and newcomers by larger numbers"
+    samples: int = 0
+    "number of training samples of all clients together"
+    seed: int = 0
+    "seed of the run, for what is drawn once and is the same for everybody"
+    outputs: int = 0
+    "number of outputs of the model: classes, or numbers to predict"
+    point: PointLookup = _no_points
+    "looks up a representation point by the name of a submodule, or HEAD"
+
+
+class LocalData(Protocol):
+    """One client's data as an algorithm sees it: operations on the data, never the data themselves.
+
+    The same lines run for one client, with vectors of shape (P,), and for a stack of clients, (cohort, P).
+    """
+
+    space: ParameterSpace
+    seed: int
+    "seed of the run"
+
+    @property
+    def outputs(self) -> int:
+        """Return the number of outputs of the model: classes, or numbers to predict."""
+
+    @property
+    def size(self) -> Tensor:
+        """Return the number of training samples, of shape (1,), or (cohort, 1)."""
+
+    @property
+    def iterations(self) -> Tensor:
+        """Return the iteration limit of equilibrium solves on this client's device, of the shape of `size`.
+
+        It is 1 where the model has no equilibrium layer.
+        """
+
+    def point(self, name: str) -> RepresentationPoint:
+        """Look up a representation point by the name of a submodule, or HEAD."""
+
+    def descend(
+        self,
+        start: Tensor,
+        *,
+        part: Part | Tensor = "all",
+        pull: Callable[[Tensor], Tensor] | None = None,
+        term: LossTerm | None = None,
+        lr: float | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        repeat: int = 1,
+        stream: int = 0,
+        active: Tensor | None = None,
+    ) -> Tensor:
+        """Train from `start` by gradient steps, and return the result; `start` does not change.
+
+        Args:
+            start: the vector to begin at.
+            part: what is trained: "all", "body", "head", or a mask of the vector's shape that multiplies the gradient.
+            pull: is added to the gradient: a proximal or a dual term, as a function of the vector.
+            term: is added to the loss; its gradient is variance-reduced if it has an anchor.
+            lr: learning rate; by default the algorithm's own.
+            epochs: passes over the training samples; by default the algorithm's own.
+            steps: number of batches, in place of epochs.
+            repeat: number of steps on each batch.
+            stream: calls with the same number see the same batches in the same order within a round.
+            active: mask of the shape of `size`; clients outside it do not move.
+        """
+
+    def full_gradient(self, v: Tensor, *, active: Tensor | None = None) -> Tensor:
+        """Return the gradient at v of the mean loss over all training samples; zero outside `active`."""
+
+    def term_gradient(self, term: LossTerm, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
+        """Return the gradient at v of the mean of `term` alone, over all training samples or over `steps` batches."""
+
+    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        """Sum `of(representations)` over the training samples of each class.
+
+        Args:
+            v: the model whose representations are used.
+            of: takes a row per sample to a row per sample.
+            at: the representation point.
+
+        Returns:
+            A tensor of shape (outputs, columns), or (cohort, outputs, columns).
+        """
+
+    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
+        """Return the second moments of what v's head reads, which is all that a least-squares fit of it needs."""
+
+
+@dataclass(frozen=True)
+class ClientSamples:
+    """The client's own samples as pairs (x, y), for models that look them up when they predict."""
+
+    train: tuple[Tensor, Tensor]
+    validation: tuple[Tensor, Tensor]
+    head: str
+    "name of the submodule that is the model's head"
+    metric: Metric

@@ -1,0 +1,78 @@
+"""The shapes of all states and messages of an algorithm, found before the run by calling its hooks once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.local_data import DataSplit, Start
+from equipoise.parameter_space import linear_head
+from equipoise.representations.head_moments import Moments
+from equipoise.representations.points import HEAD, RepresentationPoint
+from equipoise.representations.terms import LossTerm
+
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+@dataclass(frozen=True)
+class MessageSchema:
+    """The names, shapes and number formats of everything that is kept or sent."""
+
+    server: Shapes
+    client: Shapes
+    down: Shapes
+    up: Shapes
+    parameters_shared: int
+    parameters_personal: int
+
+
+def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> MessageSchema:
+    """Infer the schema of an algorithm.
+
+    Args:
+        algorithm: whose hooks are called.
+        start: what is known before the first round.
+        weighted: whether clients send their weights; they do not under privacy.
+    """
+    server, client = algorithm.init_server(start), algorithm.init_client(start)
+    down = algorithm.broadcast(server, 0)
+    after, upload = algorithm.local_update(client, down, ShapeProbe(start))
+    if after.shapes() != client.shapes():
+        raise TypeError(f"{type(algorithm).__name__}.local_update changes the shape of the client's state")
+    up = upload.wire if weighted else upload.message
+    return MessageSchema(
+        server.shapes(), client.shapes(), down.shapes(), up.shapes(), upload.message.numel, client.numel
+    )
+
+
+class ShapeProbe:
+    """Local data that train nothing: with them the hooks of an algorithm show the shapes of what they return."""
+
+    def __init__(self, start: Start):
+        self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
+        self.outputs, self.start = start.outputs, start
+        self.size = self.iterations = torch.ones(1, dtype=start.w0.dtype)
+
+    def point(self, name: str) -> RepresentationPoint:
+        return self.start.point(name)
+
+    def descend(self, start: Tensor, **_: object) -> Tensor:
+        return start.clone()
+
+    def full_gradient(self, v: Tensor, **_: object) -> Tensor:
+        return torch.zeros_like(v)
+
+    def term_gradient(self, term: LossTerm, v: Tensor, **_: object) -> Tensor:
+        return torch.zeros_like(v)
+
+    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        columns = of(torch.ones(1, self.point(at).width, dtype=self.dtype)).shape[1]
+        return torch.zeros(self.outputs, columns, dtype=self.dtype)
+
+    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
+        inputs, outputs = linear_head(self.space)[:2]
+        x = torch.eye(inputs, dtype=self.dtype).expand(groups, -1, -1)
+        one = torch.ones(groups, 1, 1, dtype=self.dtype)
+        return Moments(x, torch.zeros(groups, inputs, outputs, dtype=self.dtype), one)

@@ -1,0 +1,113 @@
+"""The result of a run: models as ordinary modules, and the metrics."""
+
+import copy
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from equipoise.algorithms.capabilities import PredictsFromSamples
+from equipoise.data.federation import Federation
+from equipoise.engine.simulation import Simulation
+from equipoise.errors import EquipoiseError
+from equipoise.executors.base import BUFFERS, ClientModel, ModelKind
+from equipoise.executors.build import build_executor
+from equipoise.model_kinds import HYBRIDS
+
+
+class Result:
+    """What a run came to: models as ordinary modules, and the metrics."""
+
+    def __init__(self, simulation: Simulation):
+        self._run = simulation
+
+    @property
+    def simulation(self) -> Simulation:
+        """The run itself, as it stands."""
+        return self._run
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        return self._run.federation.names
+
+    @property
+    def federation(self) -> Federation:
+        return self._run.federation
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """A dictionary a round, as in metrics.jsonl."""
+        return copy.deepcopy(self._run.lines)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return self._run.summary()
+
+    @property
+    def looks_up(self) -> bool:
+        """Do personal models look into the clients' samples when they predict?"""
+        return isinstance(self._run.algorithm, PredictsFromSamples)
+
+    def scores(self) -> dict[str, np.ndarray]:
+        """For each kind of model a row a client: loss and metric on validation, loss and metric on test."""
+        return {kind: table.copy() for kind, table in self._run.scores.tables().items()}
+
+    def _who(self, client: int | str) -> int:
+        names = self._run.federation.names
+        if isinstance(client, str) and client in names:
+            return names.index(client)
+        if isinstance(client, int) and 0 <= client < len(names):
+            return client
+        raise EquipoiseError(
+            f"there is no client {client!r}; clients are 0 to {len(names) - 1}, or by name, such as {names[0]!r}"
+        )
+
+    def _is_unseen(self, client: int | str) -> bool:
+        return self._run.federation.names[self._who(client)] in self._run.federation.unseen
+
+    def personal_vector(self, client: int | str) -> ClientModel:
+        run = self._run
+        who = self._who(client)
+        executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule.seed)
+        try:
+            kind: ModelKind = "unseen" if self._is_unseen(who) else "personal"
+            model, _ = next(iter(executor.models(run.done, [run.job(who)], kind)))
+        finally:
+            executor.close()
+        if model is None:
+            raise EquipoiseError(f"{type(run.algorithm).__name__} has no personal models; ask for the global one")
+        return model
+
+    def personal(self, client: int | str) -> nn.Module:
+        """The client's own model (by number or name)."""
+        model = self.personal_vector(client)
+        module = self._run.task.to_module(model.vector, model.buffers)
+        return self._run.executor.predictor(module, model.who) if model.looks_up else module
+
+    def global_vector(self) -> Tensor:
+        vector = self._run.algorithm.global_model(self._run.server)
+        if vector is None:
+            raise EquipoiseError(f"{type(self._run.algorithm).__name__} has no global model; ask for a client's own")
+        return vector
+
+    def global_model(self, client: int | str | None = None) -> nn.Module:
+        """The model that all clients share; where it has buffers (BatchNorm), with those of `client`."""
+        if client is None and self._run.task.buffer_names:
+            raise EquipoiseError("the model's buffers stay with the clients; say whose to use: global_model(client)")
+        if client is not None and self._run.task.buffer_names and self._is_unseen(client):
+            raise EquipoiseError(
+                f"client {client!r} took no part in training and has no buffers (BatchNorm statistics) of its own; "
+                "ask for its personal model"
+            )
+        buffers = None if client is None else self._run.store.get(self._who(client)).get(BUFFERS)
+        return self._run.task.to_module(self.global_vector(), buffers)
+
+    def hybrid(self, client: int | str) -> nn.Module:
+        """The better of the client's own and the global model, by its validation samples (or what `select` says)."""
+        board = self._run.scores.of(self._who(client)).board()
+        if not board.tables().keys() & set(HYBRIDS.values()):
+            raise EquipoiseError(
+                "there is no hybrid model without a personal model, a global one and validation samples"
+            )
+        takes_global = board.takes_global()[self._who(client)]
+        return self.global_model(client) if takes_global else self.personal(client)

@@ -1,0 +1,107 @@
+"""Compare the representations of the models of a run by CKA."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise import randomness
+from equipoise.algorithms.capabilities import HasConsensusModel, trained_model_of
+from equipoise.engine.simulation import Simulation
+from equipoise.errors import EquipoiseError
+from equipoise.evaluation.cka import Similarity, gram, heard_layers, representations
+from equipoise.executors.base import BUFFERS, ClientModel, algorithm_state
+from equipoise.executors.build import build_executor
+
+_EACH = 15  # clients, where each is compared with each
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Clients' models, and what each of them is compared with: None where they are compared with each other."""
+
+    local: list[ClientModel]
+    other: list[ClientModel] | None
+    between: str
+
+
+def sides(run: Simulation) -> Sides:
+    """The models of the clients that trained, as they stand."""
+    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule.seed)
+    jobs = [run.job(who) for who in run.training]
+    try:
+        found = [model for model, _ in executor.models(run.done, jobs, "personal")]
+        local, what = [model for model in found if model is not None], "personal models"
+        shared = run.algorithm.global_model(run.server)
+        if not local:
+            if shared is None:
+                raise EquipoiseError(f"{type(run.algorithm).__name__} has neither personal models nor a global one")
+            done = executor.train(run.done + 1, jobs, lambda: False)
+            for d in done:
+                trained = trained_model_of(run.algorithm, algorithm_state(d.client), d.upload.message)
+                if trained is None:
+                    raise EquipoiseError(f"{type(run.algorithm).__name__} has no models of clients to compare")
+                local.append(ClientModel(d.who, trained, d.client.get(BUFFERS)))
+            what = "models after local training"
+        if shared is not None:
+            return Sides(local, [replace(model, vector=shared) for model in local], f"{what} and the global one")
+        if isinstance(run.algorithm, HasConsensusModel):
+            agreed = [model for model, _ in executor.models(run.done, jobs, "consensus") if model is not None]
+            return Sides(local, agreed, f"{what} and those with the consensus in them")
+        return Sides(local, None, f"{what} of two clients")
+    finally:
+        executor.close()
+
+
+def measure(run: Simulation, name: str, samples: int, progress: Callable[[int, int], None]) -> Similarity:
+    """Clients' models of a run against the global one, on test samples of all clients.
+
+    A client's model is its personal one or, where the method has none, what its next local training makes of the global
+    one. Where there is no global model it is the personal one with what all agree on in its place; where there is
+    neither, clients are compared with each other.
+    """
+    found = sides(run)
+    x = _samples(run, samples)
+    names = heard_layers(run.task.to_module(found.local[0].vector, found.local[0].buffers), x)
+    clients = [run.federation.names[model.who] for model in found.local]
+
+    def look(model: ClientModel) -> list[Tensor]:
+        module = run.task.to_module(model.vector, model.buffers)
+        return [gram(h) for h in representations(module, x, names)]
+
+    pairs: list[str] = []
+    columns: list[list[float]] = []
+
+    def compare(title: str, one: list[Tensor], two: list[Tensor], total: int) -> None:
+        pairs.append(title)
+        columns.append([float((a * b).sum()) for a, b in zip(one, two, strict=True)])
+        progress(len(pairs), total)
+
+    if found.other is not None:
+        # A global model without buffers is the same at all clients, and looked at once.
+        same = all(model.vector is found.other[0].vector and model.buffers is None for model in found.other)
+        common = look(found.other[0]) if same else []
+        for title, model, other in zip(clients, found.local, found.other, strict=True):
+            compare(title, look(model), common or look(other), len(clients))
+    else:
+        if len(clients) < 2:
+            raise EquipoiseError("there is one client and no global model, so that there is nothing to compare it with")
+        chosen = sorted(randomness.generator(0, "cka clients").permutation(len(clients))[:_EACH])
+        seen = [look(found.local[k]) for k in chosen]
+        for i, j in combinations(range(len(chosen)), 2):
+            title = f"{clients[chosen[i]]} {clients[chosen[j]]}"
+            compare(title, seen[i], seen[j], len(chosen) * (len(chosen) - 1) // 2)
+    return Similarity(name, run.done, found.between, len(x), tuple(names), tuple(pairs), np.array(columns).T)
+
+
+def _samples(run: Simulation, count: int) -> Tensor:
+    """Test samples of all clients together, as many as there are up to `count`, the same for every model."""
+    federation = run.federation
+    every = np.concatenate([federation.test[who] for who in range(len(federation))])
+    if len(every) < 2:
+        raise EquipoiseError("CKA compares representations of test samples, and there are fewer than two")
+    chosen = randomness.generator(0, "cka samples").permutation(every)[:count]
+    return federation.gather(torch.from_numpy(np.sort(chosen)))[0]
