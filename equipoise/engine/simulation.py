@@ -110,7 +110,7 @@ class Simulation(Run):
 
     @property
     def mode(self) -> str:
-        return type(self.executor).__name__.lower()
+        return self.executor.mode
 
     def close(self) -> None:
         self.executor.close()

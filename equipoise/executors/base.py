@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -124,6 +124,11 @@ SampleScores = np.ndarray
 
 
 class Executor(ABC):
+    """Trains and scores clients."""
+
+    mode: ClassVar[str]
+    """The value of `engine.mode` that chooses it; part of summary.json."""
+
     def __init__(self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int):
         self.task, self.federation, self.algorithm = task, federation, algorithm
         self.seed, self.workers = seed, workers

@@ -7,6 +7,7 @@ autograd nor for vmap; `compiled` hands that list to torch.compile.
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -274,6 +275,10 @@ def groups(items: Sequence[int], limit: int = _GROUP) -> list[list[int]]:
 
 
 class StackedExecutor(Executor):
+    """Trains a stack of clients per call."""
+
+    mode: ClassVar[str] = "stacked"
+
     def __init__(
         self,
         task: Task,

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import repeat
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
@@ -194,6 +194,10 @@ class ThreadTrainer(LocalTrainer):
 
 
 class ThreadedExecutor(Executor):
+    """Trains one client per thread."""
+
+    mode: ClassVar[str] = "threads"
+
     def __init__(
         self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int, inner: int = 1
     ):
