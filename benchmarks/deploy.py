@@ -161,10 +161,10 @@ class Counted(LocalDeployment):
 
 
 class Words(RunCallback):
-    def round(self, line):
+    def on_round_end(self, line):
         print(f"  round {line['round']}", file=sys.stderr, flush=True)
 
-    def tell(self, text):
+    def on_message(self, text):
         print(f"  {text}", file=sys.stderr, flush=True)
 
 

@@ -21,7 +21,6 @@ import numpy as np
 
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.assembly import experiment_task
 from equipoise.engine.simulation import Simulation
 from equipoise.executors.build import execution_mode
@@ -73,7 +72,7 @@ def _timed(experiment: Experiment, federation: Federation) -> tuple[float, float
         *settings,
         None,
         None,
-        AggregationPipeline.of(alone),
+        alone.uploads,
         alone.devices,
     )
     rounds: list[float] = []

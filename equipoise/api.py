@@ -14,8 +14,8 @@ from equipoise.attacks import ATTACKS, Attack
 from equipoise.callbacks.base import RunCallback
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
+from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import SPLIT, Federation, from_clients
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.assembly import build_task, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
@@ -56,7 +56,7 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     track: Sequence[str] = (),
-    watcher: RunCallback | None = None,
+    callback: RunCallback | None = None,
 ) -> Result:
     """Train a federation of `clients` and return every client's model.
 
@@ -89,8 +89,8 @@ def train(
         attack = choose(ATTACKS, {"attack": attack}, "train", "attack")[1]
     if isinstance(reducer, str):
         reducer = choose(REDUCERS, {"reducer": reducer}, "train", "reducer")[1]
-    pipeline = AggregationPipeline(attack, reducer, privacy)
-    if privacy is not None and watcher is None:
+    uploads = UploadSettings(attack, reducer, privacy)
+    if privacy is not None and callback is None:
         warnings.warn("privacy covers what models are trained with, not the clients' scores", stacklevel=2)
     engine = read(Engine, {"mode": mode, "workers": workers, "dtype": dtype}, "")
     if algorithm.requires.head and head == "head" and not hasattr(module, "head"):
@@ -109,21 +109,21 @@ def train(
         raise EquipoiseError(f"track = {list(track)} needs a run folder; say out=...")
 
     def build(folder: RunFolder | None, callback: RunCallback | None) -> Simulation:
-        return Simulation(task, federation, algorithm, schedule, engine, folder, callback, pipeline, devices)
+        return Simulation(task, federation, algorithm, schedule, engine, folder, callback, uploads, devices)
 
     def execute(simulation: Simulation) -> None:
         with torch.random.fork_rng(devices=[]):  # a module that draws from torch's own stream leaves the caller's alone
             start_or_resume(simulation, resume and out is not None)
 
     if out is None:
-        simulation = build(None, watcher)
+        simulation = build(None, callback)
         execute(simulation)
         return Result(simulation)
     settings = {
         **schedule.table(),
         "algorithm": {"name": name_of(ALGORITHMS, algorithm), **algorithm.table()},
         **({"attack": {"name": name_of(ATTACKS, attack), **attack.table()}} if attack else {}),
-        "reducer": {"name": name_of(REDUCERS, pipeline.reducer), **pipeline.reducer.table()},
+        "reducer": {"name": name_of(REDUCERS, uploads.reducer), **uploads.reducer.table()},
         **({"privacy": privacy.table()} if privacy else {}),
         **({"devices": devices.table()} if devices else {}),
         "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
@@ -131,7 +131,7 @@ def train(
         "engine": engine.table(),
     }
     mode = execution_mode(engine, task)
-    callback = watcher or RunCallback()
+    callback = callback or RunCallback()
     return Result(
         run_in_folder(
             build, execute, Path(out), settings, resume=resume, track=schedule.track, callback=callback, mode=mode

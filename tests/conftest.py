@@ -16,8 +16,8 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
+from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation, from_clients
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.simulation import Simulation
 from equipoise.models.base import BodyAndHead
 from equipoise.storage.run_folder import RunFolder
@@ -111,7 +111,7 @@ def simulation(
     loss: Any = "cross-entropy",
     dtype: str = "float64",
     new: bool = True,
-    between: AggregationPipeline | None = None,
+    between: UploadSettings | None = None,
     devices: Devices | None = None,
     **schedule: Any,
 ) -> Simulation:
@@ -129,7 +129,7 @@ def simulation(
     schedule = {"rounds": 4, "participation": 0.5, **schedule}
     engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
     settings = (algorithm, Schedule(**schedule), engine)
-    return Simulation(task, federation, *settings, run_folder, between=between, devices=devices)
+    return Simulation(task, federation, *settings, run_folder, uploads=between, devices=devices)
 
 
 def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head", **schedule: Any) -> Simulation:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.algorithms import FedAvg, Flame, Local
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack, AttackContext, Gaussian, LabelPoison, SameValue, SignFlip, poison_labels
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
+from equipoise.config.uploads import UploadSettings
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.reducers import Median
@@ -21,7 +21,7 @@ from tests.conftest import LeastSquares, classification, linear_module, simulati
 
 
 def attacked(algorithm: Algorithm, attack: Attack | None, **options) -> Simulation:
-    run = simulation(algorithm, between=AggregationPipeline(attack), **options)
+    run = simulation(algorithm, uploads=UploadSettings(attack), **options)
     run.run()
     return run
 
@@ -93,7 +93,7 @@ def test_numbers_have_no_labels_to_poison(problem: LeastSquares) -> None:
             problem.federation(),
             linear_module(),
             loss="squared",
-            between=AggregationPipeline(LabelPoison(fraction=0.5)),
+            uploads=UploadSettings(LabelPoison(fraction=0.5)),
         )
 
 
@@ -101,8 +101,8 @@ def test_every_algorithm_can_be_attacked(algorithm: Algorithm) -> None:
     under, honest = (
         attacked(algorithm, attack, rounds=2, participation=1.0) for attack in (SignFlip(fraction=0.34), None)
     )
-    assert len(under.malicious) == 2
-    if under.announced.up:
+    assert len(under.pipeline.malicious) == 2
+    if under.schema.up:
         assert any(not torch.equal(t, honest.server[field]) for field, t in under.server.items())
 
 
@@ -117,8 +117,8 @@ def test_every_attack_works_stacked_or_not(name: str) -> None:
 
 def same_under_attack(algorithm: Algorithm, attack: Attack) -> None:
     runs = [attacked(algorithm, attack, mode=mode, rounds=2, participation=1.0) for mode in ("threads", "stacked")]
-    assert len(runs[0].malicious) == 2
-    assert runs[0].malicious == runs[1].malicious
+    assert len(runs[0].pipeline.malicious) == 2
+    assert runs[0].pipeline.malicious == runs[1].pipeline.malicious
     for field, t in runs[0].server.items():
         torch.testing.assert_close(t, runs[1].server[field], rtol=1e-7, atol=1e-9)
 
@@ -127,7 +127,7 @@ def test_the_server_hears_the_attack_and_the_client_keeps_its_own_work() -> None
     """With the mean of six clients, two of which send one number everywhere, and nothing else changed."""
     algorithm = FedAvg(lr=0.05, batch=4)
     attack = SameValue(fraction=0.34, variance=4.0)
-    run = simulation(algorithm, rounds=1, participation=1.0, between=AggregationPipeline(attack))
+    run = simulation(algorithm, rounds=1, participation=1.0, uploads=UploadSettings(attack))
     honest = simulation(algorithm, rounds=1, participation=1.0)
     seen = {}
     for each in (run, honest):
@@ -141,7 +141,7 @@ def test_the_server_hears_the_attack_and_the_client_keeps_its_own_work() -> None
         each.advance()
         each.close()
     for who, forged, own in zip(seen[run].who, seen[run].uploads, seen[honest].uploads, strict=True):
-        if run.federation.names[who] in run.malicious:
+        if run.federation.names[who] in run.pipeline.malicious:
             assert (forged.message.w == forged.message.w[0]).all()
         else:
             assert torch.equal(forged.message.w, own.message.w)
@@ -150,14 +150,14 @@ def test_the_server_hears_the_attack_and_the_client_keeps_its_own_work() -> None
 
 def test_flames_server_remembers_what_attackers_sent() -> None:
     run = simulation(
-        Flame(lr=0.05, batch=4), rounds=3, participation=1.0, between=AggregationPipeline(SameValue(fraction=0.34))
+        Flame(lr=0.05, batch=4), rounds=3, participation=1.0, uploads=UploadSettings(SameValue(fraction=0.34))
     )
     run.run()
     sent = torch.stack([run.store.get(i)["sent.u"] for i in range(6)])
     torch.testing.assert_close(run.server.w, sent.mean(0))
     for i in range(6):
         state = run.store.get(i)
-        bad = run.federation.names[i] in run.malicious
+        bad = run.federation.names[i] in run.pipeline.malicious
         assert bad == bool((sent[i] == sent[i, 0]).all())
         torch.testing.assert_close(state.pi, 1.0 / 6 * (state.theta - state.w_i))  # Lemma 3 holds for them too
 
@@ -188,19 +188,19 @@ def test_a_message_that_nobody_would_take_is_not_sent() -> None:
 
 def test_scores_are_those_of_the_benign_and_the_malicious_are_listed(tmp_path: Path) -> None:
     run = simulation(
-        Flame(lr=0.05, batch=4), folder=tmp_path / "run", rounds=2, between=AggregationPipeline(SignFlip(fraction=0.34))
+        Flame(lr=0.05, batch=4), folder=tmp_path / "run", rounds=2, uploads=UploadSettings(SignFlip(fraction=0.34))
     )
     run.run()
     summary = run.summary()
-    assert summary["malicious"] == sorted(run.malicious)
+    assert summary["malicious"] == sorted(run.pipeline.malicious)
     tables = run.scores.tables()
     names = run.federation.names
     for kind in ("personal", "global"):
-        counted = [tables[kind][i, 3] for i in range(6) if names[i] not in run.malicious]
+        counted = [tables[kind][i, 3] for i in range(6) if names[i] not in run.pipeline.malicious]
         assert summary[kind]["accuracy"] == pytest.approx(np.mean(counted))
     with (tmp_path / "run" / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["client"] for row in rows if row["malicious"] == "true"} == run.malicious
+    assert {row["client"] for row in rows if row["malicious"] == "true"} == run.pipeline.malicious
     assert len(rows) == 6
 
 
@@ -210,8 +210,8 @@ def test_without_an_attack_nothing_is_said_of_one() -> None:
 
 
 def test_an_attacked_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    between = AggregationPipeline(Gaussian(fraction=0.34), Median())
-    whole = simulation(Flame(lr=0.05, batch=4), rounds=6, folder=tmp_path / "whole", between=between)
+    between = UploadSettings(Gaussian(fraction=0.34), Median())
+    whole = simulation(Flame(lr=0.05, batch=4), rounds=6, folder=tmp_path / "whole", uploads=between)
     whole.run()
     options = {"checkpoint_every": 3, "folder": tmp_path / "cut", "between": between}
     cut = simulation(Flame(lr=0.05, batch=4), rounds=6, **options)

@@ -245,17 +245,17 @@ def test_help_teaches(tmp_path: Path) -> None:
 
 
 def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    from equipoise.cli import app
-    from equipoise.cli import demo as module
+    from equipoise.cli.demo import demo
+    from equipoise.runs import demo as module
 
     monkeypatch.setattr(module, "ROUNDS", 2)
-    app.demo(tmp_path / "demo")
+    demo(tmp_path / "demo")
     printed = capsys.readouterr().out
     for word in ("local", "fedavg-ft", "ditto", "fedrep", "personal", "sent MB", "accuracy.png", "Try next"):
         assert word in printed
     picture = (tmp_path / "demo" / "accuracy.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    app.demo(tmp_path / "demo")  # a second time shows what is there
+    demo(tmp_path / "demo")  # a second time shows what is there
 
 
 def test_one_entry_of_a_list_is_shown_with_all_its_settings(tmp_path: Path) -> None:

@@ -168,7 +168,7 @@ def test_fixed_points_are_kept_with_the_client_only_where_they_are_to_be() -> No
         assert len(known) == lengths.max()  # one length for all, so that states can lie in one table
         assert known.tolist() == [k < lengths[who] for k in range(lengths.max())]
         assert state[FIXED_POINTS + "0.z"].shape == (lengths.max(), 7)
-    before = run.announced
+    before = run.schema
     assert before.parameters_shared == run.task.space.size
     assert run.counters.bytes_up == len(run.federation) * (run.task.space.size + 1) * 8  # they never leave
 
@@ -217,7 +217,7 @@ def test_a_projected_model_that_diverges_is_told_like_any_other(name: str) -> No
     module = MODELS[name](**SMALL[name], contraction=True).build((1, 8, 8), 4)
     algorithm = ALGORITHMS["fedavg"](lr=1e30, batch=2)
     run = simulation(algorithm, images(name), module, dtype="float32", rounds=2, participation=1.0)
-    run.watcher = Heard()
+    run.callback = Heard()
     with pytest.raises(RunFailed, match="every client's update has NaN or infinite numbers"):
         run.run()
 
@@ -226,13 +226,13 @@ class Heard(RunCallback):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
-    def tell(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.texts.append(text)
 
 
 def test_a_run_whose_layer_does_not_converge_says_so_once() -> None:
     run = simulation(ALGORITHMS["fedavg"](lr=0.01, batch=4), module=small(tol=1e-9, limit=3), rounds=4)
-    run.watcher = heard = Heard()
+    run.callback = heard = Heard()
     run.run()
     (text,) = heard.texts
     assert text.startswith("round 1: the equilibrium layer 'body.1' did not converge in")
@@ -246,7 +246,7 @@ def test_a_run_that_diverges_says_which_layer_and_stops() -> None:
     """Without a projection and with huge steps, f leaves the numbers: no NaN is ever handed on."""
     module = small(None, limit=500)
     run = simulation(ALGORITHMS["fedavg"](lr=1e4, batch=4), module=module, rounds=4, participation=1.0)
-    run.watcher = heard = Heard()
+    run.callback = heard = Heard()
     with pytest.raises(RunFailed, match=r"the equilibrium layer 'body.1' (diverged|did not converge)"):
         run.run()
     assert any("was left out; the equilibrium layer 'body.1'" in text for text in heard.texts)

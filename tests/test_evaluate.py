@@ -153,7 +153,7 @@ def test_buffers_stay_on_the_client_and_survive_a_resume(tmp_path) -> None:
     run.run()
     means = [Result(run)._run.store.get(i)["buffers"][:6] for i in range(5)]
     assert (means[4] - means[0]).abs().max() > 0.1  # each client's own
-    assert run.announced.up["w"][0] == (run.task.space.size,)  # and not sent
+    assert run.schema.up["w"][0] == (run.task.space.size,)  # and not sent
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     for path in (tmp_path / "run" / "checkpoint").glob("*000006*"):
         path.unlink()

@@ -146,9 +146,9 @@ def test_without_pull_it_is_local_training_of_head_and_extractor_in_turn(mode: s
 
 def test_only_the_gradient_in_the_probe_is_sent_and_no_weight() -> None:
     run = simulation(FedReCo())
-    assert set(run.announced.up) == {"g"}
-    assert run.announced.parameters_shared == run.task.space.body_size
-    assert set(run.announced.down) == {"u_0"}
+    assert set(run.schema.up) == {"g"}
+    assert run.schema.parameters_shared == run.task.space.body_size
+    assert set(run.schema.down) == {"u_0"}
 
 
 def test_a_probe_that_never_moves_stays_as_it_began() -> None:
@@ -247,11 +247,11 @@ def test_the_variance_reduced_gradient_is_unbiased_and_exact_at_its_anchor() -> 
     at = work.open(v, "all")
     work.eval_mode()
     for batch, _ in work.batches(1, None, 0, None, term):
-        amiss = there - work._elsewhere(anchor, at, batch, "all", term)
+        amiss = there - work._term_gradient_at(anchor, at, batch, "all", term)
         assert torch.equal(at, v)
         raw.append(work.gradient(at, batch, "all", term, term_only=True).clone())
         corrected.append(raw[-1] + amiss)
-        at_anchor.append(work._elsewhere(anchor, at, batch, "all", term) + amiss)
+        at_anchor.append(work._term_gradient_at(anchor, at, batch, "all", term) + amiss)
     assert len(raw) == 3
     torch.testing.assert_close(torch.stack(corrected).mean(0), here, rtol=1e-10, atol=1e-12)
     assert not torch.allclose(raw[0], here)
@@ -272,7 +272,7 @@ def test_variance_reduction_takes_the_steps_of_svrg(mode: str) -> None:
     anchor, there = v.clone(), work.term_gradient(pull, v)
     at, body = work.open(v, "body"), run.task.space.part("body")
     for batch, _ in work.batches(1, None, 0, None, pull):
-        wrong = work._elsewhere(anchor, at, batch, "body", pull)
+        wrong = work._term_gradient_at(anchor, at, batch, "body", pull)
         g = work.gradient(at, batch, "body", pull) - wrong + there[body]
         at[body] -= 0.1 * g
     torch.testing.assert_close(run.store.get(who).w, at, rtol=1e-9, atol=1e-12)

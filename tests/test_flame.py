@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from equipoise.algorithms import FedADMM, FedAvg, Flame, FlameLpProj, LpProj, PFedMe
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
+from equipoise.config.uploads import UploadSettings
 from equipoise.engine.simulation import Simulation
 from equipoise.reducers import Mean
 from tests.conftest import LeastSquares, least_squares, linear_module, simulation
@@ -141,7 +141,7 @@ def test_fedadmm_without_duals_and_rho_is_fedavg_of_equal_clients() -> None:
     common = {"lr": 0.05, "epochs": 2, "batch": 4}
     admm = simulation(FedADMM(rho=0.0, dual=False, **common), participation=1.0)
     average = simulation(FedAvg(**common), participation=1.0)
-    average.between = AggregationPipeline(reducer=Mean())
+    average.between = UploadSettings(reducer=Mean())
     for run in (admm, average):
         run.run()
     torch.testing.assert_close(admm.server.w, average.server.w, rtol=1e-12, atol=1e-13)
@@ -185,7 +185,7 @@ def test_lemma_3_in_the_projection() -> None:
     algorithm = FlameLpProj(lam=0.7, rho=0.3, lr=0.05, batch=4, d_sub=11)
     run = simulation(algorithm, rounds=5, participation=2)
     run.run()
-    assert run.announced.parameters_shared == 11
+    assert run.schema.parameters_shared == 11
     for i in range(6):
         state = run.store.get(i)
         seen = algorithm.seen(state.theta, run.schedule.seed)

@@ -115,7 +115,7 @@ def test_an_answer_to_an_earlier_attempt_does_not_count_for_the_next(tmp_path: P
     for node in (101, 102):
         grid.nodes[node].tamper = tamper(f"c{node - 100}")
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"late": 2}
+    assert deployment.transport.refused == {"late": 2}
     agrees(app, grid, deployment)
 
 
@@ -147,7 +147,7 @@ def test_the_last_scores_are_asked_for_again(tmp_path: Path) -> None:
     for node in grid.nodes.values():
         node.tamper = tamper
     deployment = run(app, grid, tmp_path / "out")
-    assert sorted(deployment.tally.rows) == ["c0", "c1", "c2", "c3"]
+    assert sorted(deployment.scores.rows) == ["c0", "c1", "c2", "c3"]
     assert times == {100: 1, 101: 2, 102: 2, 103: 2}
 
 
@@ -159,4 +159,4 @@ def test_methods_without_a_state_do_not_mind_a_server_that_fell_back(tmp_path: P
     newest.write_text("damaged")
     deployment = run(app, grid, tmp_path / "out", resume=True)
     assert deployment.done == 5
-    assert deployment.post.refused == {}
+    assert deployment.transport.refused == {}

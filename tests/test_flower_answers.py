@@ -64,7 +64,7 @@ def test_a_wrong_answer_is_refused_counted_and_logged_and_the_round_goes_on(lie:
     grid.nodes[102].tamper = tamper
     SHAPES["now"] = answer_shapes(announced(app))
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {reason: 1}
+    assert deployment.transport.refused == {reason: 1}
     assert [line["left_out"] for line in deployment.lines] == [0, 1, 0]
     assert [line["clients"] for line in deployment.lines] == [4, 4, 4]
     events = (tmp_path / "out" / "events.jsonl").read_text()
@@ -78,7 +78,7 @@ def test_a_second_answer_is_refused(tmp_path: Path) -> None:
     app, grid = problem(tmp_path / "app")
     grid.nodes[101].tamper = lambda order, reply: [reply, reply] if order.metadata.group_id == "2" else [reply]
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"unknown": 1}
+    assert deployment.transport.refused == {"unknown": 1}
     assert [line["left_out"] for line in deployment.lines] == [0, 0, 0]
 
 
@@ -92,7 +92,7 @@ def test_an_answer_from_another_node_is_refused(tmp_path: Path) -> None:
 
     grid.nodes[101].tamper = tamper
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"unknown": 1}
+    assert deployment.transport.refused == {"unknown": 1}
     assert [line["left_out"] for line in deployment.lines] == [0, 1, 0]
 
 
@@ -111,7 +111,7 @@ def test_a_late_answer_is_refused_and_does_not_count_later(tmp_path: Path) -> No
 
     grid.nodes[103].tamper = tamper
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"late": 1}
+    assert deployment.transport.refused == {"late": 1}
     assert [line["left_out"] for line in deployment.lines] == [0, 1, 0, 0]
     assert "no answer from c3" in (tmp_path / "out" / "events.jsonl").read_text()
     agrees(app, grid, deployment)
@@ -139,8 +139,8 @@ def test_scores_that_cannot_be_do_not_spoil_those_of_others(nonsense: str, tmp_p
 
     grid.nodes[102].tamper = tamper
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"scores": 1}
-    assert sorted(deployment.tally.rows) == ["c0", "c1", "c3"]
+    assert deployment.transport.refused == {"scores": 1}
+    assert sorted(deployment.scores.rows) == ["c0", "c1", "c3"]
     assert 0 <= deployment.summary()["personal"]["accuracy"] <= 1
 
 
@@ -162,6 +162,6 @@ def test_a_fact_that_nobody_asked_for_is_refused_and_forges_no_log(key: str, tmp
 
     grid.nodes[102].tamper = tamper
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"malformed": 1}
+    assert deployment.transport.refused == {"malformed": 1}
     told = [json.loads(line).get("text", "") for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
     assert all(text.isprintable() for text in told)

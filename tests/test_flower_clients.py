@@ -66,14 +66,14 @@ def test_a_client_that_lost_its_state_is_told_apart(tmp_path: Path) -> None:
 
     grid.on_push = at_exchange
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"out-of-step": 3}  # rounds 2 and 3, and the last scoring
+    assert deployment.transport.refused == {"out-of-step": 3}  # rounds 2 and 3, and the last scoring
     assert deployment.roster.members["c2"].accepted == 1 << 32 | 1
 
 
 def test_clients_without_a_state_may_lose_it(tmp_path: Path) -> None:
     app, grid = problem(tmp_path / "app", algorithm={"name": "fedavg"})
     grid.on_push = lambda message: shutil.rmtree(tmp_path / "app" / "state-2", ignore_errors=True)
-    assert run(app, grid, tmp_path / "out").post.refused == {}
+    assert run(app, grid, tmp_path / "out").transport.refused == {}
 
 
 def test_nobody_comes(tmp_path: Path) -> None:
@@ -105,14 +105,14 @@ def test_a_client_without_usable_data_is_turned_away(tmp_path: Path) -> None:
     Path(grid.nodes[101].settings["data"]).unlink()
     deployment = run(app, grid, tmp_path / "out")
     assert "c1" not in deployment.roster.members
-    assert deployment.post.refused == {"no-data": 1}
+    assert deployment.transport.refused == {"no-data": 1}
 
 
 def test_two_clients_cannot_share_a_state_folder(tmp_path: Path) -> None:
     app, grid = problem(tmp_path / "app")
     grid.nodes[102].settings["state"] = grid.nodes[101].settings["state"]
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"failed": 4}
+    assert deployment.transport.refused == {"failed": 4}
     assert deployment.roster.members["c2"].accepted == 0
 
 
@@ -132,7 +132,7 @@ def test_wrong_settings_of_a_client_are_refused_once(wrong: dict[str, Any], tmp_
     app, grid = problem(tmp_path / "app", deploy={"clients": 4, "wait": 2.0})
     grid.nodes[101].settings |= wrong
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"failed": 1}
+    assert deployment.transport.refused == {"failed": 1}
     assert len(grid.nodes[101].received) == 1
     assert sorted(deployment.roster.members) == ["c0", "c2", "c3"]
 
@@ -149,7 +149,7 @@ def test_a_data_function_may_have_settings_of_its_own(tmp_path: Path) -> None:
     app.data = data
     for node in grid.nodes.values():
         node.settings["table"] = "records"
-    assert run(app, grid, tmp_path / "out").post.refused == {}
+    assert run(app, grid, tmp_path / "out").transport.refused == {}
 
 
 def test_two_nodes_without_registered_names_cannot_be_one_client(tmp_path: Path) -> None:

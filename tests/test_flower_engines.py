@@ -13,7 +13,7 @@ from torch import nn
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
+from equipoise.config.uploads import UploadSettings
 from equipoise.errors import RunFailed
 from equipoise.flower.protocol import Answer, open_message
 from equipoise.privacy.mechanisms import Privacy
@@ -57,7 +57,7 @@ def test_engines_agree(name: str, participation: float, tmp_path: Path) -> None:
     ours, theirs = over_flower.summary(), simulated.summary()
     same({k: ours[k] for k in theirs if k not in WALL}, {k: v for k, v in theirs.items() if k not in WALL})
     assert (tmp_path / "flower" / "clients.csv").exists()
-    assert over_flower.post.refused == {}
+    assert over_flower.transport.refused == {}
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_engines_agree(name: str, participation: float, tmp_path: Path) -> None:
 )
 def test_engines_agree_under_attack(name: str, attack: str, reducer: str, tmp_path: Path) -> None:
     federation, algorithm = classification().holding_out(0.2, 0), ALGORITHMS[name](lr=0.05, batch=4)
-    between = AggregationPipeline(ATTACKS[attack](fraction=0.4), REDUCERS[reducer]())
-    simulated = simulation(algorithm, federation, small_mlp(), rounds=3, participation=0.7, between=between)
+    between = UploadSettings(ATTACKS[attack](fraction=0.4), REDUCERS[reducer]())
+    simulated = simulation(algorithm, federation, small_mlp(), rounds=3, participation=0.7, uploads=between)
     simulated.run()
     tables = {"attack": {"name": attack, "fraction": 0.4}, "reducer": {"name": reducer}}
     options = {"rounds": 3, "participation": 0.7, **tables}
     app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **options)
     over_flower = run(app, grid, tmp_path / "flower")
-    assert len(over_flower.malicious) == 2
+    assert len(over_flower.pipeline.malicious) == 2
     ours, theirs = over_flower.summary(), simulated.summary()
     same({k: ours[k] for k in theirs if k not in WALL}, {k: v for k, v in theirs.items() if k not in WALL})
     for field, t in simulated.server.items():
@@ -97,7 +97,7 @@ def test_engines_agree_on_what_is_clipped(name: str, where: str, tmp_path: Path)
         small_mlp(),
         rounds=3,
         participation=1.0,
-        between=AggregationPipeline(privacy=Privacy(**privacy)),
+        uploads=UploadSettings(privacy=Privacy(**privacy)),
     )
     simulated.run()
     options = {"rounds": 3, "participation": 1.0, "privacy": privacy}
@@ -150,7 +150,7 @@ def test_what_was_asked_for_counts_though_the_server_failed(tmp_path: Path) -> N
     trained = [(answer.trained, tensors) for answer, tensors in answers if answer.trained]
     assert [round for round, _ in trained] == [1, 1, 1, 2]
     assert all(torch.equal(tensors["up.w"], trained[0][1]["up.w"]) for round, tensors in trained if round == 1)
-    assert done.released == dict.fromkeys(federation.names, 4)
+    assert done.pipeline.ledger.released == dict.fromkeys(federation.names, 4)
     assert done.summary()["privacy"]["epsilon_run"] > 5.0
     sent = json.loads(next((tmp_path / "app" / "state-0").glob("*/releases.json")).read_text())["sent"]
     assert len(sent) == 2  # two different messages, whatever was asked for

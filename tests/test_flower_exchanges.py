@@ -52,7 +52,7 @@ def test_killed_between_exchanges_and_resumed(at: int, tmp_path: Path) -> None:
     resumed = run(app, grid, tmp_path / "out", resume=True)
     lines = [(tmp_path / out / "metrics.jsonl").read_bytes() for out in ("whole-out", "out")]
     assert lines[0] == lines[1]
-    assert resumed.post.refused == {}
+    assert resumed.transport.refused == {}
     assert all(whole.server[k].equal(resumed.server[k]) for k in whole.server)
 
 

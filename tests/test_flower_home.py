@@ -19,7 +19,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower.client_state import ClientStateFile, StoredState
 from equipoise.flower.codec import RejectedMessage
 from equipoise.state import State
-from equipoise.storage import atomic_files
+from equipoise.storage import tensor_files
 from tests.publisher import until
 
 RUN = "0" * 32
@@ -212,7 +212,7 @@ def test_a_write_that_fails_leaves_the_former_state(
     home.write(before)
     whole = home.file.read_bytes()
     with monkeypatch.context() as patch:
-        patch.setattr(atomic_files, "save_file", halfway(error))
+        patch.setattr(tensor_files, "save_file", halfway(error))
         with pytest.raises(EquipoiseError) as caught:
             home.write(StoredState(3, state(3), 4, state(4), 5))
     assert f"cannot write {home.file}: {words}" in str(caught.value)
@@ -242,7 +242,7 @@ def test_a_write_that_is_interrupted_leaves_the_former_state(
 
 
 def test_the_first_write_that_fails_leaves_nothing(home: ClientStateFile, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(atomic_files, "save_file", halfway(OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(tensor_files, "save_file", halfway(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(EquipoiseError, match="Input/output error"):
         home.write(StoredState(1, state(1)))
     assert bits(home.read()) == bits(StoredState())

@@ -48,12 +48,12 @@ def test_killed_and_resumed(at: int, tmp_path: Path) -> None:
     assert killed.returncode == -signal.SIGKILL
     app, grid = deployed(tmp_path / "app", *PROBLEM, **OPTIONS)
     resumed = run(app, grid, tmp_path / "out", resume=True)
-    assert len(whole.malicious) == 1
+    assert len(whole.pipeline.malicious) == 1
     assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == (
         tmp_path / "whole" / "out" / "metrics.jsonl"
     ).read_bytes()
     assert (tmp_path / "out" / "clients.csv").read_bytes() == (tmp_path / "whole" / "out" / "clients.csv").read_bytes()
-    assert resumed.post.refused == {}
+    assert resumed.transport.refused == {}
     assert whole.server.keys() == resumed.server.keys()
     assert all(whole.server[k].equal(resumed.server[k]) for k in whole.server)
 

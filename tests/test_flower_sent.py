@@ -8,6 +8,7 @@ import torch
 from flwr.app import ConfigRecord
 
 from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of
 from equipoise.algorithms.schema import infer_schema
 from equipoise.flower.codec import group, unpack
 from equipoise.flower.protocol import Answer
@@ -58,11 +59,11 @@ def test_only_what_was_announced_is_sent(name: str, evaluate: bool, tmp_path: Pa
     ALLOWED.update({f"up.{k}": v for k, v in up.items()})
     if evaluate:
         ALLOWED.update({f"scores.{k}": ((len(COLUMNS),), torch.float64) for k in ("personal", "global")})
-        if algorithm.has_consensus:
+        if isinstance(algorithm, HasConsensusModel):
             ALLOWED["scores.consensus"] = ((len(COLUMNS),), torch.float64)
         ALLOWED["scores.sizes"] = ((3,), torch.int64)
     sent = captured(grid)  # unpack refuses whatever is not allowed
-    asked = 6 * algorithm.exchanges  # two of four clients in each of three rounds
+    asked = 6 * exchanges_of(algorithm)  # two of four clients in each of three rounds
     assert len([kind for kind, _, _ in sent if kind == "train"]) == asked
     for kind, facts, tensors in sent:
         assert facts.keys() <= IDENTITY | COUNTERS
@@ -73,19 +74,19 @@ def test_only_what_was_announced_is_sent(name: str, evaluate: bool, tmp_path: Pa
             assert {facts[k] for k in COUNTERS} == {0}
         if not evaluate:
             assert facts["evaluated"] == facts["adapted"] == 0
-    assert bool(deployment.tally.rows) == evaluate
-    assert ("personal" in deployment.summary()) == (evaluate and "personal" in deployment.tally.board().tables())
+    assert bool(deployment.scores.rows) == evaluate
+    assert ("personal" in deployment.summary()) == (evaluate and "personal" in deployment.scores.board().tables())
 
 
 def test_a_client_may_keep_its_scores(tmp_path: Path) -> None:
     app, grid = deployed(tmp_path / "app", classification(3), small_mlp(), {"name": "ditto"})
     grid.nodes[101].settings["evaluate"] = False
     deployment = run(app, grid, tmp_path / "out")
-    assert sorted(deployment.tally.rows) == ["client-0", "client-2"]
+    assert sorted(deployment.scores.rows) == ["client-0", "client-2"]
     for reply in grid.nodes[101].sent:
         blob = reply.content["equipoise"]["message"]
         assert b"scores" not in blob
-    assert deployment.post.refused == {}
+    assert deployment.transport.refused == {}
 
 
 def test_without_evaluation_clients_still_get_their_models(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_errors_do_not_carry_data_away(tmp_path: Path) -> None:
 
     app.data = broken
     deployment = run(app, grid, tmp_path / "out")
-    assert deployment.post.refused == {"failed": 1}
+    assert deployment.transport.refused == {"failed": 1}
     assert sorted(deployment.roster.members) == ["client-0", "client-2"]
     for reply in grid.nodes[101].sent:
         assert b"4711" not in reply.content["equipoise"]["message"]

@@ -407,7 +407,7 @@ def test_bytes_are_those_of_the_vectors_that_were_announced() -> None:
     numbers = 3 + 1 + 1  # the vector, <u, u_bar>, and the number of samples
     assert run.counters.bytes_up == 2 * 6 * 3 * numbers * 8
     assert run.counters.bytes_down == 2 * 6 * 3 * (3 + 1) * 8  # the vector, and the phase
-    assert {name: shape for name, (shape, _) in run.announced.up.items()} == {"u": (1, 3, 1), "s": (1,), "weight": (1,)}
+    assert {name: shape for name, (shape, _) in run.schema.up.items()} == {"u": (1, 3, 1), "s": (1,), "weight": (1,)}
 
 
 def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

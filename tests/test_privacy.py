@@ -15,7 +15,8 @@ from scipy.stats import norm
 
 from equipoise.algorithms import CFL, Ditto, FedAvg, Flame
 from equipoise.algorithms.base import Algorithm
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
+from equipoise.algorithms.capabilities import exchanges_of
+from equipoise.config.uploads import UploadSettings
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import SENT
@@ -201,7 +202,7 @@ def test_a_client_lets_out_so_many_messages_and_the_same_one_only_with_the_same_
 
 
 def finished(algorithm: Algorithm, privacy: Privacy | None, **options) -> Simulation:
-    run = simulation(algorithm, between=AggregationPipeline(None, Mean(), privacy), **options)
+    run = simulation(algorithm, uploads=UploadSettings(None, Mean(), privacy), **options)
     run.run()
     return run
 
@@ -215,7 +216,7 @@ def test_without_clip_and_noise_it_is_the_plain_mean(one_of_a_kind: Algorithm, w
             finished(one_of_a_kind, Privacy(clip=1e9, sigma=0.0, where="central"))
         return
     private = finished(one_of_a_kind, Privacy(clip=1e9, sigma=0.0, where=where))
-    assert "weight" not in private.announced.up
+    assert "weight" not in private.schema.up
     if looks:  # it weighs messages itself
         return
     plain = finished(one_of_a_kind, None)
@@ -227,7 +228,7 @@ def test_every_algorithm_can_be_private(algorithm: Algorithm) -> None:
     run = finished(algorithm, Privacy(clip=0.1, sigma=0.001), rounds=2, participation=1.0)
     found = run.summary()["privacy"]
     assert found["epsilon_run"] > found["epsilon_release"] > 0
-    assert found["releases"] == 2 * algorithm.exchanges
+    assert found["releases"] == 2 * exchanges_of(algorithm)
     assert found["not_covered"] == ["scores", "failures to train"]
 
 
@@ -252,7 +253,7 @@ def test_a_method_that_sends_changes_of_its_last_message_is_held_to_what_the_ser
     moved = []
 
     privacy = Privacy(clip=0.02, sigma=0.0, where=where)
-    run = simulation(Flame(lr=0.1), between=AggregationPipeline(None, Mean(), privacy), rounds=5, participation=1.0)
+    run = simulation(Flame(lr=0.1), uploads=UploadSettings(None, Mean(), privacy), rounds=5, participation=1.0)
     aggregate = run.aggregate
 
     def watched(round, uploads, names):
@@ -293,44 +294,42 @@ def test_the_target_is_met_with_full_and_partial_participation() -> None:
         )
         found = run.summary()["privacy"]
         assert found["epsilon_run"] == pytest.approx(5.0, rel=1e-3)
-        assert found["releases"] == max(run.released.values())
+        assert found["releases"] == max(run.pipeline.ledger.released.values())
     once = finished(FedAvg(lr=0.1), Privacy(clip=1.0, target_epsilon=0.2, delta=0.1, per="release", rule="classical"))
-    assert once.sigma == pytest.approx(2 * 11.238, abs=1e-3)
+    assert once.pipeline.ledger.sigma == pytest.approx(2 * 11.238, abs=1e-3)
     assert once.summary()["privacy"]["epsilon_classical"] == pytest.approx(0.2)
 
 
 def test_central_noise_on_a_sum_of_last_messages_stays_in_it() -> None:
     """A client's last message is all that it ever sent; noise on one round's sum would cover the last change alone."""
-    run = simulation(
-        Flame(lr=0.1), between=AggregationPipeline(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central"))
-    )
+    run = simulation(Flame(lr=0.1), uploads=UploadSettings(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central")))
     uploads = Uploads((0, 1), tuple(Upload(State(u=torch.zeros(50_000).double())) for _ in range(2)))
-    spreads = [float(run._sealed(uploads, last=True).mean().u.var()) for _ in range(4)]
+    spreads = [float(run.pipeline.noised(uploads, last=True).mean().u.var()) for _ in range(4)]
     assert spreads == pytest.approx([(2.0 / 2) ** 2 * k for k in (1, 2, 3, 4)], rel=0.05)
     fresh = simulation(
-        FedAvg(lr=0.1), between=AggregationPipeline(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central"))
+        FedAvg(lr=0.1), uploads=UploadSettings(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central"))
     )
-    spreads = [float(fresh._sealed(uploads, last=False).mean().u.var()) for _ in range(3)]
+    spreads = [float(fresh.pipeline.noised(uploads, last=False).mean().u.var()) for _ in range(3)]
     assert spreads == pytest.approx([1.0] * 3, rel=0.05)
-    one, two = (fresh._sealed(uploads, last=False).mean().u for _ in range(2))
+    one, two = (fresh.pipeline.noised(uploads, last=False).mean().u for _ in range(2))
     assert not torch.equal(one, two)
 
 
 def test_a_resumed_run_counts_on_and_cannot_stretch_its_target(tmp_path: Path) -> None:
     privacy = Privacy(clip=1.0, target_epsilon=5.0)
-    between = AggregationPipeline(None, Mean(), privacy)
-    whole = simulation(FedAvg(lr=0.1), between=between, folder=tmp_path / "whole", rounds=4, checkpoint_every=2)
+    between = UploadSettings(None, Mean(), privacy)
+    whole = simulation(FedAvg(lr=0.1), uploads=between, folder=tmp_path / "whole", rounds=4, checkpoint_every=2)
     whole.run()
-    part = simulation(FedAvg(lr=0.1), between=between, folder=tmp_path / "part", rounds=4, checkpoint_every=2)
+    part = simulation(FedAvg(lr=0.1), uploads=between, folder=tmp_path / "part", rounds=4, checkpoint_every=2)
     for _ in range(2):
         part.advance()
     part.close()
-    resumed = simulation(FedAvg(lr=0.1), between=between, folder=tmp_path / "part", rounds=4, new=False)
+    resumed = simulation(FedAvg(lr=0.1), uploads=between, folder=tmp_path / "part", rounds=4, new=False)
     resumed.resume()
     resumed.run()
     assert torch.equal(resumed.server.w, whole.server.w)
     assert resumed.summary()["privacy"] == whole.summary()["privacy"]
-    longer = simulation(FedAvg(lr=0.1), between=between, folder=tmp_path / "part", rounds=9, new=False)
+    longer = simulation(FedAvg(lr=0.1), uploads=between, folder=tmp_path / "part", rounds=9, new=False)
     with pytest.raises(EquipoiseError, match=r"with 9 of them privacy.target_epsilon = 5.0 needs"):
         longer.resume()
 
@@ -353,7 +352,7 @@ def test_wrong_settings_are_told_in_a_sentence(wrong: dict, sentence: str) -> No
 def test_central_noise_needs_a_mean_and_methods_that_look_at_sums() -> None:
     central = Privacy(clip=1.0, sigma=1.0, where="central")
     with pytest.raises(EquipoiseError, match=r"reducer.name must be 'mean'"):
-        AggregationPipeline(None, Median(), central)
+        UploadSettings(None, Median(), central)
     with pytest.raises(EquipoiseError, match="CFL looks at single messages"):
         finished(CFL(lr=0.1), central)
 
@@ -361,7 +360,7 @@ def test_central_noise_needs_a_mean_and_methods_that_look_at_sums() -> None:
 def test_without_the_accountant_its_extra_is_named_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(EquipoiseError, match="needs the package dp-accounting"):
-        simulation(FedAvg(), between=AggregationPipeline(privacy=Privacy(clip=1.0, sigma=1.0)))
+        simulation(FedAvg(), uploads=UploadSettings(privacy=Privacy(clip=1.0, sigma=1.0)))
     with pytest.raises(EquipoiseError, match=r"pip install 'equipoise\[privacy\]'"):
         ReleaseCount(1).epsilon(1.0, 1e-5)
 

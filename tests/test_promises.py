@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.algorithms.schema import infer_schema
 from equipoise.engine.simulation import Simulation
 from equipoise.state import State
@@ -198,7 +199,7 @@ def test_bytes_counted_are_the_sizes_of_the_messages(
     announced = infer_schema(algorithm, run.start)
     size = 8
     up = size * sum(int(np.prod(shape)) for shape, _ in announced.up.values())
-    assert run.counters.bytes_up == up * 3 * 4 * algorithm.exchanges  # three of six clients in four rounds
+    assert run.counters.bytes_up == up * 3 * 4 * exchanges_of(algorithm)  # three of six clients in four rounds
 
 
 def test_every_message_and_state_has_the_shape_that_was_announced(
@@ -217,7 +218,7 @@ def test_every_message_and_state_has_the_shape_that_was_announced(
     run = simulation(algorithm, mode=mode)
     run.run()
     announced = infer_schema(algorithm, run.start)
-    assert seen == [(announced.down, announced.up, announced.client, announced.server)] * 12 * algorithm.exchanges
+    assert seen == [(announced.down, announced.up, announced.client, announced.server)] * 12 * exchanges_of(algorithm)
 
 
 def test_the_common_start_is_left_alone(algorithm: Algorithm) -> None:
@@ -236,7 +237,7 @@ def test_a_bad_update_is_left_out_and_changes_nothing(algorithm: Algorithm, monk
 
     run = simulation(algorithm, replace(federation, x=x), participation=1.0, rounds=2)
     told: list[str] = []
-    monkeypatch.setattr(run.watcher, "tell", told.append)
+    monkeypatch.setattr(run.callback, "on_message", told.append)
     before = run.store.get(2)
     run.run()
     assert [line["left_out"] for line in run.lines] == [1, 1]

@@ -15,8 +15,8 @@ from equipoise.algorithms import Ditto, Flame, PFedMe
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import Attack, Gaussian, SameValue, SignFlip
 from equipoise.config.engine import Engine, Schedule
+from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import from_clients
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.client_store import ClientStore
 from equipoise.engine.simulation import Simulation
 from equipoise.executors.base import ClientJob
@@ -75,17 +75,17 @@ def trials(
         algorithm,
         Schedule(rounds=10**6, evaluate_every=10**6),
         Engine(workers=1, dtype="float64", mode="stacked"),
-        between=AggregationPipeline(attack) if attack else None,
+        uploads=UploadSettings(attack) if attack else None,
     )
-    benign = [i for i in range(S.m) if federation.names[i] not in run.malicious]
+    benign = [i for i in range(S.m) if federation.names[i] not in run.pipeline.malicious]
     clean = torch.from_numpy(np.concatenate([x @ t for x, t in zip(designs, theta, strict=True)]))
-    initial, server, heard = run.store.initial, run.server, run.last
+    initial, server, heard = run.store.initial, run.server, run.pipeline.last
     rng = torch.Generator().manual_seed(0)
     losses = np.empty((2, count, S.m))
     for trial in range(count):
         run.store, run.server = ClientStore(S.m, initial), server  # all states zero again
         if heard is not None:
-            run.last = type(heard)(heard.first, heard.clients)
+            run.pipeline.last = type(heard)(heard.first, heard.clients)
         run.federation.y.copy_(clean + sigma * torch.randn(clean.shape, generator=rng, dtype=torch.float64))
         run.advance()
         w = run.algorithm.global_model(run.server)

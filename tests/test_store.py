@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
         (folder / "round-000006.json").write_text('{"round": 6, "fil')
     run = simulation(Ditto(lr=0.05, batch=4), folder=tmp_path / "whole", rounds=6, checkpoint_every=2, new=False)
     told: list[str] = []
-    monkeypatch.setattr(run.watcher, "tell", told.append)
+    monkeypatch.setattr(run.callback, "on_message", told.append)
     run.resume()
     assert run.done == 4
     assert len(told) == 1

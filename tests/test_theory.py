@@ -322,7 +322,7 @@ def test_a_method_with_an_empty_head_is_fedavg(method: type) -> None:
     [body] = own.server.values()
     assert torch.equal(body, fedavg.server.w)
     assert len(own.store.get(0)) == 1
-    assert own.announced.parameters_personal == 0
+    assert own.schema.parameters_personal == 0
 
 
 def test_fedrep_moves_the_head_first_and_then_the_body() -> None:

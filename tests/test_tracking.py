@@ -73,7 +73,7 @@ class Stop(RunCallback):
     def __init__(self, after: int):
         self.after = after
 
-    def round(self, line: dict[str, Any]) -> None:
+    def on_round_end(self, line: dict[str, Any]) -> None:
         if line["round"] == self.after:
             raise Interrupted
 
@@ -109,7 +109,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
     texts: list[str] = []
 
     class Listener(RunCallback):
-        def tell(self, text: str) -> None:
+        def on_message(self, text: str) -> None:
             texts.append(text)
 
     def fail(*_: Any) -> None:

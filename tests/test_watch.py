@@ -104,12 +104,12 @@ def test_who_looks_keeps_nobody_from_working(tmp_path: Path) -> None:
             held.set()
             time.sleep(0.08)
 
-    watcher = threading.Thread(target=look)
-    watcher.start()
+    callback = threading.Thread(target=look)
+    callback.start()
     held.wait()
     with run.locked():
         assert RunView.at(run.path).working
-    watcher.join()
+    callback.join()
 
 
 def test_times_of_clients_are_written_where_each_is_worked_on_alone(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_real_run_is_followed_to_its_end_or_until_ctrl_c(interrupted: bool, tm
     worker = subprocess.Popen([*command, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
     try:
         env = {**os.environ, "COLUMNS": "120"}
-        watcher = subprocess.Popen(
+        callback = subprocess.Popen(
             [*command, "watch", "out", "--wait", "60", "--every", "0.2"],
             cwd=tmp_path,
             env=env,
@@ -164,9 +164,9 @@ def test_a_real_run_is_followed_to_its_end_or_until_ctrl_c(interrupted: bool, tm
             while not (tmp_path / "out" / "metrics.jsonl").exists() and time.monotonic() < until:
                 time.sleep(0.1)
             time.sleep(2)
-            watcher.send_signal(signal.SIGINT)
-        out, err = watcher.communicate(timeout=100)
-        assert watcher.returncode == 0, err
+            callback.send_signal(signal.SIGINT)
+        out, err = callback.communicate(timeout=100)
+        assert callback.returncode == 0, err
         if interrupted:
             assert "the run goes on" in err
             assert worker.poll() is None

@@ -36,7 +36,7 @@ def flatten_numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, floa
 class Tracker(RunCallback):
     """Somebody else who is told of a run."""
 
-    def broken_off(self, failed: bool) -> None:
+    def on_interrupted(self, failed: bool) -> None:
         """It came to nothing, or somebody stopped it."""
 
 
@@ -50,22 +50,22 @@ class TensorBoard(Tracker):
         self.settings = settings
         self.writer: SummaryWriter | None = None
 
-    def begin(self, rounds: int, done: int) -> None:
+    def on_run_begin(self, rounds: int, done: int) -> None:
         self.writer = self.make(done)
         text = "\n".join(f"    {key} = {json.dumps(value)}" for key, value in flatten(dict(self.settings)).items())
         self.writer.add_text("configuration", text, done)
 
-    def round(self, line: dict[str, Any]) -> None:
+    def on_round_end(self, line: dict[str, Any]) -> None:
         if self.writer is not None:
             for name, value in flatten_numbers({k: v for k, v in line.items() if k != "round"}).items():
                 self.writer.add_scalar(name, value, line["round"])
             self.writer.flush()
 
-    def end(self, summary: dict[str, Any]) -> None:
+    def on_run_end(self, summary: dict[str, Any]) -> None:
         if self.writer is not None:
             self.writer.close()
 
-    def broken_off(self, failed: bool) -> None:
+    def on_interrupted(self, failed: bool) -> None:
         if self.writer is not None:
             self.writer.close()
 
@@ -82,7 +82,7 @@ class MLflow(Tracker):
         self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{Path('mlflow.db').resolve()}"))
         self.run = ""
 
-    def begin(self, rounds: int, done: int) -> None:
+    def on_run_begin(self, rounds: int, done: int) -> None:
         path = self.folder.path / MLFLOW_RUN
         if done and path.exists():
             self.run = json.loads(path.read_text())["run"]
@@ -96,19 +96,19 @@ class MLflow(Tracker):
         for key, value in flatten(dict(self.settings)).items():
             self.client.log_param(self.run, key, json.dumps(value)[:500])
 
-    def round(self, line: dict[str, Any]) -> None:
+    def on_round_end(self, line: dict[str, Any]) -> None:
         from mlflow.entities import Metric
 
         found = flatten_numbers({k: v for k, v in line.items() if k != "round"})
         now = round(1000 * time.time())
         self.client.log_batch(self.run, [Metric(name, value, now, line["round"]) for name, value in found.items()])
 
-    def end(self, summary: dict[str, Any]) -> None:
+    def on_run_end(self, summary: dict[str, Any]) -> None:
         for name, value in flatten_numbers({k: v for k, v in summary.items() if k not in KINDS}).items():
             self.client.log_metric(self.run, f"summary/{name}", value)
         self.client.set_terminated(self.run)
 
-    def broken_off(self, failed: bool) -> None:
+    def on_interrupted(self, failed: bool) -> None:
         if self.run:
             self.client.set_terminated(self.run, "FAILED" if failed else "KILLED")
 
@@ -117,31 +117,31 @@ TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Tracker]] = {"tenso
 
 
 class TrackedCallback(RunCallback):
-    """Passes everything on to a watcher and to trackers."""
+    """Passes everything on to a callback and to trackers."""
 
-    def __init__(self, watcher: RunCallback, trackers: dict[str, Tracker]):
-        self.watcher, self.trackers = watcher, trackers
+    def __init__(self, callback: RunCallback, trackers: dict[str, Tracker]):
+        self.callback, self.trackers = callback, trackers
 
-    def reading(self, done: int, total: int) -> None:
-        self.watcher.reading(done, total)
+    def on_data_progress(self, done: int, total: int) -> None:
+        self.callback.on_data_progress(done, total)
 
-    def begin(self, rounds: int, done: int) -> None:
-        self.watcher.begin(rounds, done)
-        self._pass_on(lambda tracker: tracker.begin(rounds, done))
+    def on_run_begin(self, rounds: int, done: int) -> None:
+        self.callback.on_run_begin(rounds, done)
+        self._pass_on(lambda tracker: tracker.on_run_begin(rounds, done))
 
-    def round(self, line: dict[str, Any]) -> None:
-        self.watcher.round(line)
-        self._pass_on(lambda tracker: tracker.round(line))
+    def on_round_end(self, line: dict[str, Any]) -> None:
+        self.callback.on_round_end(line)
+        self._pass_on(lambda tracker: tracker.on_round_end(line))
 
-    def end(self, summary: dict[str, Any]) -> None:
-        self.watcher.end(summary)
-        self._pass_on(lambda tracker: tracker.end(summary))
+    def on_run_end(self, summary: dict[str, Any]) -> None:
+        self.callback.on_run_end(summary)
+        self._pass_on(lambda tracker: tracker.on_run_end(summary))
 
-    def tell(self, text: str) -> None:
-        self.watcher.tell(text)
+    def on_message(self, text: str) -> None:
+        self.callback.on_message(text)
 
-    def broken_off(self, failed: bool) -> None:
-        self._pass_on(lambda tracker: tracker.broken_off(failed))
+    def on_interrupted(self, failed: bool) -> None:
+        self._pass_on(lambda tracker: tracker.on_interrupted(failed))
 
     def _pass_on(self, what: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.trackers.items()):
@@ -149,16 +149,16 @@ class TrackedCallback(RunCallback):
                 what(tracker)
             except Exception as error:  # whatever a foreign library throws, the run goes on
                 del self.trackers[name]
-                self.watcher.tell(f"{name} is not told of this run any more: {type(error).__name__}: {error}")
+                self.callback.on_message(f"{name} is not told of this run any more: {type(error).__name__}: {error}")
 
 
 @contextmanager
 def with_trackers(
-    watcher: RunCallback, names: Sequence[str], folder: RunFolder, settings: Mapping[str, Any]
+    callback: RunCallback, names: Sequence[str], folder: RunFolder, settings: Mapping[str, Any]
 ) -> Iterator[RunCallback]:
-    """The watcher, and beside it the trackers that are asked for; they hear it too when a run does not end well."""
+    """The callback, and beside it the trackers that are asked for; they hear it too when a run does not end well."""
     if not names:
-        yield watcher
+        yield callback
         return
     trackers = {}
     for name in dict.fromkeys(names):
@@ -169,10 +169,10 @@ def with_trackers(
                 f"track = [{name!r}] needs {name}, which is not installed; pip install 'equipoise[{name}]'"
             ) from None
         except Exception as error:  # as later: no run is lost because of a tracker
-            watcher.tell(f"{name} is not told of this run: {type(error).__name__}: {error}")
-    both = TrackedCallback(watcher, trackers)
+            callback.on_message(f"{name} is not told of this run: {type(error).__name__}: {error}")
+    both = TrackedCallback(callback, trackers)
     try:
         yield both
     except BaseException as error:
-        both.broken_off(failed=not isinstance(error, Interrupted | KeyboardInterrupt))
+        both.on_interrupted(failed=not isinstance(error, Interrupted | KeyboardInterrupt))
         raise

@@ -44,16 +44,16 @@ class ProgressCallback(RunCallback):
         self.bar = None if progress is None else progress.add_task(name, total=None, score="")
         self.done = 0
 
-    def reading(self, done: int, total: int) -> None:
+    def on_data_progress(self, done: int, total: int) -> None:
         if self.progress is not None and self.bar is not None:
             self.progress.update(self.bar, total=total, completed=done, score="(reading the data)")
 
-    def begin(self, rounds: int, done: int) -> None:
+    def on_run_begin(self, rounds: int, done: int) -> None:
         self.done = done
         if self.progress is not None and self.bar is not None:
             self.progress.reset(self.bar, total=rounds, completed=done, score="")
 
-    def round(self, line: dict[str, Any]) -> None:
+    def on_round_end(self, line: dict[str, Any]) -> None:
         self.done = line["round"]
         if self.progress is not None and self.bar is not None:
             texts = []
@@ -65,7 +65,7 @@ class ProgressCallback(RunCallback):
             if texts:
                 self.progress.update(self.bar, score=" ".join(texts))
 
-    def tell(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         err_console.print(f"equipoise: {escape(text)}", highlight=False)
 
 

@@ -79,7 +79,7 @@ def data_get(
 
             download(name, folder, mirror, meter)
         with progress_bar("") as reading:
-            entry = verify(name, folder, ProgressCallback(reading, name).reading)
+            entry = verify(name, folder, ProgressCallback(reading, name).on_data_progress)
     except KeyboardInterrupt:
         interrupted("stopped; what has come is kept", shlex.join(["equipoise", *sys.argv[1:]]))
     out_console.print(

@@ -71,8 +71,8 @@ def init(
     if not experiment.deploy.shape and experiment.data is not None:
         with progress_bar("") as progress:
             bar = ProgressCallback(progress, experiment.data.name)
-            source = data_folder(folder_of_data(file, data, bar.tell) if file else data)
-            federation = experiment.federation(source, bar.reading)
+            source = data_folder(folder_of_data(file, data, bar.on_message) if file else data)
+            federation = experiment.federation(source, bar.on_data_progress)
         experiment = replace(experiment, deploy=app_template.describe(federation, experiment.deploy))
     whole = folder.resolve()
     target = out or whole.with_name(whole.name + "-run")
@@ -110,9 +110,9 @@ def local(
     folder = out or default_folder(file, experiment, "-deployed")
     progress = progress_bar()
     bar = ProgressCallback(None if quiet else progress, experiment.algorithm_name)
-    federation = experiment.federation(data_folder(folder_of_data(file, data, bar.tell)), bar.reading)
+    federation = experiment.federation(data_folder(folder_of_data(file, data, bar.on_message)), bar.on_data_progress)
     for note in federation.notes:
-        bar.tell(note)
+        bar.on_message(note)
     run = LocalDeployment(experiment, federation, folder, bar).run
     again = ["equipoise", "deploy", "local", str(file), "--clients", str(clients)]
     again += [x for s in sets or [] for x in ("--set", s)] + ["--out", str(folder)]
@@ -225,5 +225,5 @@ def check(
     federation = one.data()
     sizes = {name: int(getattr(federation, name).lengths[0]) for name in ("train", "validation", "test")}
     _say(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))
-    sent = sum(math.prod(shape) for shape, _ in one.announced.up.values())
-    _say(f"In a round it sends {sent:,} numbers ({', '.join(one.announced.up)}), and nothing else of its data.")
+    sent = sum(math.prod(shape) for shape, _ in one.schema.up.values())
+    _say(f"In a round it sends {sent:,} numbers ({', '.join(one.schema.up)}), and nothing else of its data.")

@@ -272,13 +272,13 @@ def _execute(exhibit: "Exhibit", pieces: "list[Piece]", data: Path | None, jobs:
         # What was there before must not count as done within the first second.
         look()
         progress.reset(bar, completed=int(overall.look()))
-        watcher = threading.Thread(target=watch, daemon=True)
-        watcher.start()
+        callback = threading.Thread(target=watch, daemon=True)
+        callback.start()
         try:
             work.execute(pieces, data, jobs, told)
         finally:
             stop.set()
-            watcher.join()
+            callback.join()
         look()
 
 

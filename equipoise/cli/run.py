@@ -43,7 +43,7 @@ def run(
     folder = out or launch.default_folder(file, experiment)
     progress = None if quiet else progress_bar()
     bar = ProgressCallback(progress, experiment.algorithm_name)
-    source = launch.folder_of_data(file, data, bar.tell)
+    source = launch.folder_of_data(file, data, bar.on_message)
     try:
         if progress is None:
             launch.run(experiment, folder, source, resume, bar)

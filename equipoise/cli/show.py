@@ -37,7 +37,9 @@ def show(
         raise EquipoiseError(f"--out {target} is not allowed; the picture is a PNG file, so name it FILE.png")
     with progress_bar("") as progress:
         bar = ProgressCallback(progress, experiment.data.name if experiment.data else "")
-        federation = experiment.federation(data_folder(folder_of_data(file, data, bar.tell)), bar.reading)
+        federation = experiment.federation(
+            data_folder(folder_of_data(file, data, bar.on_message)), bar.on_data_progress
+        )
     with err_console.status("drawing"):
         federation_plot.draw(federation, target)
         found = federation_statistics(federation)

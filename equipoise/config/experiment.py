@@ -12,6 +12,7 @@ from equipoise.attacks import ATTACKS, Attack
 from equipoise.config.deployment import Deploy
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
+from equipoise.config.uploads import UploadSettings
 from equipoise.data.config import DataSection
 from equipoise.data.federation import Federation
 from equipoise.data.source import DataProgress
@@ -94,6 +95,11 @@ class Experiment:
     @staticmethod
     def load(path: Path, sets: Sequence[str] = (), needs: Sequence[str] = _NEEDED) -> "Experiment":
         return Experiment.parse(override(read_toml(path), sets), needs)
+
+    @property
+    def uploads(self) -> UploadSettings:
+        """Return what happens to uploads."""
+        return UploadSettings(self.attack, self.reducer, self.privacy)
 
     def deployed(self) -> "Experiment":
         """As it is run over real machines."""

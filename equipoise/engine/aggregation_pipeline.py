@@ -1,53 +1,146 @@
-"""What happens between clients and the server's average: noise, an attack, and how the average is taken."""
+"""From the uploads of a round to the server's next state: attack, last uploads, central noise, reduction.
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+Both engines use it. It owns what these steps remember between rounds.
+"""
 
-from equipoise.attacks import Attack, AttackContext
-from equipoise.config.experiment import Experiment
-from equipoise.errors import EquipoiseError
-from equipoise.privacy.mechanisms import Privacy
-from equipoise.reducers import Mean, Reducer, WeightedMean
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithms.base import Algorithm, Reduce
+from equipoise.algorithms.capabilities import exchanges_of, initial_upload_of
+from equipoise.algorithms.local_data import Start
+from equipoise.attacks import AttackContext
+from equipoise.config.uploads import UploadSettings
+from equipoise.engine.last_uploads import LastUploadTracker, UploadStore
+from equipoise.engine.privacy_ledger import PrivacyLedger
+from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import State, Upload, Uploads
 
+_NOISE = "privacy.noise."
 
-@dataclass(frozen=True)
+
+class Snapshot(NamedTuple):
+    """What the pipeline remembers, to go back to if a round is broken off."""
+
+    released: Counter[str]
+    sums: int
+    noise: State
+
+
 class AggregationPipeline:
-    attack: Attack | None = None
-    reducer: Reducer = field(default_factory=WeightedMean)
-    privacy: Privacy | None = None
+    """Applies an attack, central noise and a reducer to uploads, and calls `Algorithm.aggregate`."""
 
-    def __post_init__(self) -> None:
-        if self.privacy is not None and self.privacy.central and not isinstance(self.reducer, (Mean, WeightedMean)):
-            raise EquipoiseError(
-                "privacy.where = 'central' adds noise to a sum, so that reducer.name must be 'mean'; with other rules "
-                "use privacy.where = 'local'"
-            )
+    def __init__(
+        self, settings: UploadSettings, algorithm: Algorithm, start: Start, draw_noise: Callable[[int, str], Noise]
+    ):
+        """Create the pipeline of a run.
 
-    @staticmethod
-    def of(experiment: Experiment) -> "AggregationPipeline":
-        return AggregationPipeline(experiment.attack, experiment.reducer, experiment.privacy)
+        Args:
+            settings: the attack, the reducer and privacy.
+            algorithm: the algorithm that aggregates.
+            start: what is known before the first round.
+            draw_noise: returns the source of privacy's noise for a number and a purpose.
+        """
+        self.settings, self.algorithm, self.draw_noise = settings, algorithm, draw_noise
+        self.seed = start.seed
+        self.ledger = PrivacyLedger(settings.privacy)
+        self.malicious: frozenset[str] = frozenset()
+        "names of the malicious clients"
+        self.noise = State()
+        "central noise that is in the sum of last uploads"
+        self.last: LastUploadTracker | None = None
+        self.begin(start)
 
-    def attacked(
-        self,
-        uploads: Uploads,
-        names: Sequence[str],
-        malicious: Collection[str],
-        server: State,
-        round: int,
-        seed: int,
-    ) -> Uploads:
-        """With what malicious clients send in place of their own; `names` are those of the senders."""
-        bad = [k for k, name in enumerate(names) if name in malicious]
-        if self.attack is None or not bad:
+    def begin(self, start: Start) -> None:
+        """Set what is assumed of clients that have not taken part yet."""
+        first = initial_upload_of(self.algorithm, start)
+        if first is not None and exchanges_of(self.algorithm) > 1:
+            raise TypeError(f"{type(self.algorithm).__name__}: last uploads need rounds with one exchange only")
+        self.last = None if first is None else LastUploadTracker(first, start.clients)
+
+    def aggregate(
+        self, round: int, server: State, uploads: Uploads, names: Sequence[str], store: UploadStore
+    ) -> tuple[State, dict[int, State]]:
+        """Compute the server's next state.
+
+        Args:
+            round: the number of the round.
+            server: the server's state.
+            uploads: the accepted uploads.
+            names: the names of the clients that sent them.
+            store: where the last uploads of all clients are kept.
+
+        Returns:
+            The server's next state, and what is to be kept of each upload.
+        """
+        uploads = self.attacked(round, server, uploads, names)
+        everyone = None if self.last is None else self.last.with_round(uploads, store)
+        seen: Uploads = uploads if everyone is None else everyone
+        reduce: Reduce = self.settings.reducer
+        if self.settings.privacy is not None and self.settings.privacy.central:
+            seen = self.noised(seen, everyone is not None)
+            reduce = lambda noised: noised.mean()  # noqa: E731
+        server = self.algorithm.aggregate(server, seen, reduce)
+        return server, {} if self.last is None or everyone is None else self.last.take(everyone)
+
+    def attacked(self, round: int, server: State, uploads: Uploads, names: Sequence[str]) -> Uploads:
+        """Replace what malicious clients send."""
+        attack = self.settings.attack
+        bad = [k for k, name in enumerate(names) if name in self.malicious]
+        if attack is None or not bad:
             return uploads
         own = [upload.message for upload in uploads.uploads]
         benign = tuple(message for k, message in enumerate(own) if k not in bad)
-        scene = AttackContext(round, tuple(names[k] for k in bad), tuple(own[k] for k in bad), benign, server, seed)
+        context = AttackContext(
+            round, tuple(names[k] for k in bad), tuple(own[k] for k in bad), benign, server, self.seed
+        )
         sent = list(uploads.uploads)
-        for k, forged in zip(bad, self.attack.messages(scene), strict=True):
+        for k, forged in zip(bad, attack.messages(context), strict=True):
             if forged.shapes() != own[k].shapes():
-                raise TypeError(f"{type(self.attack).__name__} sends {forged.shapes()} for {own[k].shapes()}")
-            if forged.finite():  # else it would be refused: the attacker sends the truth
+                raise TypeError(f"{type(attack).__name__} sends {forged.shapes()} for {own[k].shapes()}")
+            if forged.finite():  # else it would be rejected: the attacker sends its honest message
                 sent[k] = Upload(forged, sent[k].reference, sent[k].weight)
         return Uploads(uploads.who, tuple(sent))
+
+    def noised(self, uploads: Uploads, last: bool) -> NoisedMeanUploads:
+        """Add central noise to the sum of the uploads.
+
+        A sum of last uploads is the sum before it and what the round adds: each round's noise is on what it adds, and
+        remains in the sum.
+        """
+        noise = self.draw_noise(self.ledger.sums, "sum")
+        zeros = State({k: torch.zeros_like(t).double() for k, t in uploads.like.items()})
+        fresh = gaussian(self.ledger.sigma)(zeros, noise)
+        self.ledger.sums += 1
+        if last:
+            fresh = self.noise = State({k: t + self.noise[k] if k in self.noise else t for k, t in fresh.items()})
+        return NoisedMeanUploads.of(uploads, fresh, type(self.algorithm).__name__)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise)
+
+    def rollback(self, snapshot: Snapshot) -> None:
+        self.ledger.released, self.ledger.sums, self.noise = snapshot
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps as JSON."""
+        return {"privacy": self.ledger.facts()}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps as tensors."""
+        last = {} if self.last is None else self.last.tensors()
+        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()}
+
+    def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
+        """Take back what was saved of privacy."""
+        self.ledger.restore(facts.get("privacy", {}), rounds)
+        self.noise = State({k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)})
+
+    def restore_last(self, tensors: dict[str, Tensor]) -> None:
+        """Take back what was saved of the last uploads."""
+        if self.last is not None:
+            self.last.restore(tensors)

@@ -4,7 +4,6 @@ import copy
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from hashlib import blake2b
@@ -14,30 +13,28 @@ import numpy as np
 
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
-from equipoise.algorithms.capabilities import ShowsState, exchanges_of
+from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.attacks import poison_labels
 from equipoise.callbacks.base import RunCallback
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
+from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
-from equipoise.data.statistics import outline
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore, RenumberedStore
 from equipoise.engine.run import Run
+from equipoise.engine.run_output import write_results
 from equipoise.engine.signals import stop_on_interrupt
+from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.evaluation.run_scores import RunScores
 from equipoise.executors.base import SENT, ClientJob, ClientResult, HeldState, with_engine_state
 from equipoise.executors.build import build_executor
 from equipoise.losses import LOSSES
-from equipoise.model_kinds import KINDS
-from equipoise.parameter_space import ParameterSpace
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, public_reference, seeded_noise
-from equipoise.state import State, Upload, Uploads, stack
-from equipoise.storage import atomic_files, tensor_files
-from equipoise.storage.run_folder import FEDERATION, RunFolder
+from equipoise.state import State, Upload, Uploads
+from equipoise.storage.run_folder import RunFolder
 from equipoise.training.task import Task
 
 
@@ -52,8 +49,8 @@ class Simulation(Run):
         schedule: Schedule,
         engine: Engine,
         folder: RunFolder | None = None,
-        watcher: RunCallback | None = None,
-        between: AggregationPipeline | None = None,
+        callback: RunCallback | None = None,
+        uploads: UploadSettings | None = None,
         devices: Devices | None = None,
     ):
         self.federation = federation.prepared(task.dtype, task.channels_last)
@@ -68,27 +65,28 @@ class Simulation(Run):
         self.number = federation.numbers
         samples = int(federation.train.lengths[self.training].sum())
         start = task.start(len(self.training), samples, schedule.seed)
-        super().__init__(task, algorithm, schedule, start, folder, watcher, between, devices)
+        super().__init__(task, algorithm, schedule, start, folder, callback, uploads, devices)
         self.longest = int(federation.train.lengths[self.training].max())
         if algorithm.requires.validation:
-            self._look_for_validation()
+            self._check_validation()
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
-        if (attack := self.between.attack) is not None:
-            self.malicious = attack.malicious([federation.names[who] for who in self.training], schedule.seed)
-            self.federation = poison_labels(self.federation, attack, self.malicious, schedule.seed)
+        if (attack := self.pipeline.settings.attack) is not None:
+            names = [federation.names[who] for who in self.training]
+            self.pipeline.malicious = attack.malicious(names, schedule.seed)
+            self.federation = poison_labels(self.federation, attack, self.pipeline.malicious, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
-        self.find_noise(self._planned(), ["scores", "failures to train"])
+        self.plan_privacy(self._planned_releases(), ["scores", "failures to train"])
         initial = with_engine_state(algorithm.init_client(start), task, int(federation.train.lengths.max()))
-        if self.last is not None:
-            initial |= self.last.initial
+        if self.pipeline.last is not None:
+            initial |= self.pipeline.last.initial
         states = None if folder is None else folder.checkpoint
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
         self.interrupted = threading.Event()
         self.executor = build_executor(engine, task, self.federation, algorithm, schedule.seed)
-        self.scores = self._scores()
+        self.scores = self.new_scores()
 
-    def _look_for_validation(self) -> None:
+    def _check_validation(self) -> None:
         without = [self.federation.names[who] for who in self.training if not len(self.federation.validation[who])]
         if len(without) == len(self.training):
             raise EquipoiseError(
@@ -97,7 +95,9 @@ class Simulation(Run):
             )
         if without:
             others = f" and {len(without) - 1} others" if len(without) > 1 else ""
-            self.watcher.tell(f"{without[0]}{others} without validation samples: nothing is learned from them there")
+            self.callback.on_message(
+                f"{without[0]}{others} without validation samples: nothing is learned from them there"
+            )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -105,7 +105,7 @@ class Simulation(Run):
         return f"{self.federation.fingerprint(splits=True)} {self.task.space.fingerprint()} {start}"
 
     @property
-    def kept(self) -> RenumberedStore:
+    def upload_store(self) -> RenumberedStore:
         return RenumberedStore(self.store, list(self.number))
 
     @property
@@ -123,7 +123,7 @@ class Simulation(Run):
 
     def run(self) -> None:
         """All rounds that are left."""
-        self.watcher.begin(self.schedule.rounds, self.done)
+        self.callback.on_run_begin(self.schedule.rounds, self.done)
         try:
             with stop_on_interrupt(self.interrupted):
                 while self.done < self.schedule.rounds:
@@ -132,13 +132,13 @@ class Simulation(Run):
         finally:
             self.close()
         if self.interrupted.is_set() and self.done < self.schedule.rounds:
-            self._save()
+            self.save_checkpoint()
             raise Interrupted
-        self._finish()
+        write_results(self)
 
-    def _scores(self) -> RunScores:
-        """With nothing scored yet."""
-        settings = (self.malicious, self.schedule.select, self.budgets)
+    def new_scores(self) -> RunScores:
+        """Return scores of which nothing is known yet."""
+        settings = (self.pipeline.malicious, self.schedule.select, self.budgets)
         return RunScores(self.federation, self.algorithm, self.executor, *settings)
 
     def job(self, who: int, held: HeldState | None = None) -> ClientJob:
@@ -152,8 +152,9 @@ class Simulation(Run):
         """One more round, or False if it was broken off; then nothing has changed."""
         round = self.done + 1
         began = time.perf_counter()
-        self.took.clear()
-        before = self.server, copy.deepcopy(self.counters), self.released.copy(), self.sums, self.noise
+        self.client_seconds.clear()
+        before = self.server, copy.deepcopy(self.counters)
+        snapshot = self.pipeline.snapshot()
         jobs = [self.job(who) for who in self.sample(round)]
         asked, solves, sent = len(jobs), [], {}
         accepted: list[ClientResult] = []
@@ -163,11 +164,12 @@ class Simulation(Run):
             results = list(self.executor.train(round, jobs, self.interrupted.is_set))
             for result in results:
                 if result.seconds is not None:
-                    self.took[self.federation.names[result.who]] += result.seconds
+                    self.client_seconds[self.federation.names[result.who]] += result.seconds
             if self.interrupted.is_set():
-                self.server, self.counters, self.released, self.sums, self.noise = before
+                self.server, self.counters = before
+                self.pipeline.rollback(snapshot)
                 return False
-            if self.between.privacy is not None:
+            if self.pipeline.settings.privacy is not None:
                 results = [
                     self._released(round, exchange, job, result) for job, result in zip(jobs, results, strict=True)
                 ]
@@ -180,7 +182,7 @@ class Simulation(Run):
         self.done = round
         trained = time.perf_counter()
         line: dict[str, Any] = {"round": round, "clients": asked, "left_out": asked - len(accepted)}
-        solved = self.solved(round, *self.task.judge(solves))
+        solved = self.count_solves(round, *self.task.judge(solves))
         if self.evaluates(round):
             self.scores.training(round, self.server, self.store)
             line |= self.scores.training.board().summary()
@@ -189,13 +191,13 @@ class Simulation(Run):
         self.counters.seconds += time.perf_counter() - began
         self.log(line, self.timing(round, trained - began, time.perf_counter() - trained))
         if round % self.schedule.checkpoint_every == 0 or round == self.schedule.rounds:
-            self._save()
+            self.save_checkpoint()
         return True
 
-    def _planned(self) -> ReleaseCount:
+    def _planned_releases(self) -> ReleaseCount:
         """What one client can come to release in the whole run, as cohorts will be drawn."""
         clients, exchanges = len(self.training), exchanges_of(self.algorithm)
-        if (privacy := self.between.privacy) is None:
+        if (privacy := self.pipeline.settings.privacy) is None:
             return ReleaseCount(0)
         if privacy.central:
             return self._central(self.schedule.rounds)
@@ -209,54 +211,30 @@ class Simulation(Run):
         return ReleaseCount(rounds, exchanges_of(self.algorithm), len(self.training), self.cohort)
 
     def releases(self) -> ReleaseCount:
-        assert self.between.privacy is not None
-        if self.between.privacy.central:
+        privacy, released = self.pipeline.settings.privacy, self.pipeline.ledger.released
+        assert privacy is not None
+        if privacy.central:
             return self._central(self.done)
         exchanges = exchanges_of(self.algorithm)
-        return ReleaseCount(-(-max(self.released.values(), default=0) // exchanges), exchanges)
+        return ReleaseCount(-(-max(released.values(), default=0) // exchanges), exchanges)
 
-    def randomness(self, number: int, of: str) -> Noise:
-        return seeded_noise(self.schedule.seed, number, of)
+    def draw_noise(self, number: int, purpose: str) -> Noise:
+        return seeded_noise(self.schedule.seed, number, purpose)
 
     def _released(self, round: int, exchange: int, job: ClientJob, result: ClientResult) -> ClientResult:
         """With a message as it leaves the client."""
-        privacy, name = self.between.privacy, self.federation.names[job.who]
+        privacy, name = self.pipeline.settings.privacy, self.federation.names[job.who]
         assert privacy is not None
-        self.released[name] += 1
+        self.pipeline.ledger.released[name] += 1
         if not result.finite:
             return replace(result, upload=Upload(result.upload.message))
-        if self.last is None:
+        if self.pipeline.last is None:
             known = public_reference(result.upload, job.down)
         else:
             kept = self.store.get(job.who)
             known = State({k: kept[SENT + k] for k in result.upload.message})
-        noise = self.randomness(round, f"{exchange} {name}")
-        return replace(result, upload=privacy.release(result.upload, known, self.sigma, noise))
-
-    def rescore(self, lines: list[dict[str, Any]]) -> None:
-        """Score what another run's training came to, whose newest checkpoint is in the folder and whose log is `lines`.
-
-        What was scored on the way is the other's, but for the global model, which is the same.
-        """
-        assert self.folder is not None
-        if self.restore() is None or self.done != self.schedule.rounds:
-            raise EquipoiseError(f"{self.folder.path} has no checkpoint of round {self.schedule.rounds} to score")
-        self.scores, self.rescored = self._scores(), True
-        began = time.perf_counter()
-        try:
-            self.scores.training(self.done, self.server, self.store)
-            self.scores.adapt(self.done, self.server, self.store, last=True)
-        finally:
-            self.close()
-        self.counters.seconds += time.perf_counter() - began
-        own = [kind for kind in KINDS if kind != "global"]
-        self.watcher.begin(self.schedule.rounds, 0)
-        for line in lines:
-            kept = {k: v for k, v in line.items() if k not in own}
-            scored = self.scores.training.board().summary() if line["round"] == self.done else {}
-            self.log(kept | scored, self.timing(line["round"], 0.0, 0.0))
-        self._save()
-        self._finish()
+        noise = self.draw_noise(round, f"{exchange} {name}")
+        return replace(result, upload=privacy.release(result.upload, known, self.pipeline.ledger.sigma, noise))
 
     def _accept(self, round: int, jobs: list[ClientJob], results: list[ClientResult]) -> list[ClientResult]:
         """The results that can be used. A client whose update is left out keeps its old state."""
@@ -265,8 +243,8 @@ class Simulation(Run):
         accepted = []
         for result in results:
             wire = result.upload.wire
-            if wire.shapes() != self.announced.up:
-                raise TypeError(f"{type(self.algorithm).__name__} announced {self.announced.up}, sent {wire.shapes()}")
+            if wire.shapes() != self.schema.up:
+                raise TypeError(f"{type(self.algorithm).__name__} announced {self.schema.up}, sent {wire.shapes()}")
             self.counters.bytes_up += wire.nbytes
             self.counters.gradient_samples += result.gradient_samples
             if result.finite:
@@ -276,14 +254,17 @@ class Simulation(Run):
             name = self.federation.names[result.who]
             _, complaint = self.task.judge([result.solves])
             why = f"; {complaint}" if complaint else ""
-            self.watcher.tell(f"round {round}: the update of {name} has NaN or infinite numbers and was left out{why}")
+            self.callback.on_message(
+                f"round {round}: the update of {name} has NaN or infinite numbers and was left out{why}"
+            )
         if not accepted:
             _, complaint = self.task.judge(result.solves for result in results)
             why = f" ({complaint})" if complaint else ""
-            raise RunFailed(self.hopeless(round, f"every client's update has NaN or infinite numbers{why}"))
+            raise RunFailed(self.failure(round, f"every client's update has NaN or infinite numbers{why}"))
         return accepted
 
-    def _save(self) -> None:
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint of the run as it is."""
         self.save(self.scores.tensors())
 
     def facts(self) -> dict[str, Any]:
@@ -293,26 +274,6 @@ class Simulation(Run):
         self.scores.restore(saved.facts["scores"], saved.kept)
 
     def summary(self) -> dict[str, Any]:
+        """Return what summary.json contains."""
         adapted = self.scores.training.adaptation_samples
-        return self.described(self.federation.title, len(self.training), self.scores.summary(), adapted)
-
-    def _finish(self) -> None:
-        if self.folder is None:
-            return
-        sizes = {name: getattr(self.federation, name).lengths for name in ("train", "validation", "test")}
-        marks = {"unseen": self.federation.unseen, "malicious": self.malicious}
-        self.folder.write_clients(self.federation.names, marks, sizes, self.scores.tables())
-        atomic_files.write_json(self.folder.path / FEDERATION, outline(self.federation))
-        if isinstance(self.algorithm, ShowsState):
-            tensor_files.write_tensors(self.folder.shown, self._shown(self.algorithm.shown_state))
-        summary = self.summary()
-        atomic_files.write_json(self.folder.summary, summary)  # last: whoever sees it finds all the rest
-        self.watcher.end(summary)
-
-    def _shown(self, shown: Callable[[State, State, ParameterSpace], State]) -> State:
-        """Return what the algorithm shows of the clients that trained, as they are and as they began."""
-        space = self.task.space
-        now = stack([shown(job.client, job.down, space) for job in map(self.job, sorted(self.training))])
-        down = self.algorithm.broadcast(self.algorithm.init_server(self.start), 0)
-        begun = stack([shown(self.algorithm.init_client(self.start), down, space)] * len(self.training))
-        return State(now, **{f"begin.{name}": t for name, t in begun.items()})
+        return summarize_run(self, self.federation.title, len(self.training), self.scores.summary(), adapted)

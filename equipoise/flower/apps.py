@@ -38,20 +38,20 @@ class LogCallback(RunCallback):
     def __init__(self) -> None:
         self.rounds = 0
 
-    def begin(self, rounds: int, done: int) -> None:
+    def on_run_begin(self, rounds: int, done: int) -> None:
         self.rounds = rounds
-        self.tell(f"{rounds - done} of {rounds} rounds to go")
+        self.on_message(f"{rounds - done} of {rounds} rounds to go")
 
-    def round(self, line: dict[str, Any]) -> None:
+    def on_round_end(self, line: dict[str, Any]) -> None:
         scores = []
         for kind in ("personal", "global"):
             name, score = next(iter(line.get(kind, {}).items()), ("", None))
             if score is not None:
                 scores.append(f"{kind} {name} {score:.4f}")
         answered = f"{line['clients'] - line['left_out']} of {line['clients']} clients"
-        self.tell(", ".join([f"round {line['round']} of {self.rounds}: {answered}", *scores]))
+        self.on_message(", ".join([f"round {line['round']} of {self.rounds}: {answered}", *scores]))
 
-    def tell(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         print(f"equipoise: {text}", flush=True)
 
 
@@ -95,7 +95,7 @@ class App:
         return work(self.plan, context.node_config, self.data, message)
 
 
-def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, watcher: RunCallback | None = None) -> Deployment:
+def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callback: RunCallback | None = None) -> Deployment:
     """Run the server's side, from the start or from the last checkpoint in `out`."""
     experiment = plan.experiment.deployed()
 
@@ -113,6 +113,6 @@ def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, watcher: Ru
         experiment.tables(),
         resume=resume,
         track=experiment.schedule.track,
-        callback=watcher or LogCallback(),
+        callback=callback or LogCallback(),
         mode="flower",
     )

@@ -102,8 +102,8 @@ class Client:
         self.settings = client_settings(settings, hook is not None)
         self.task = plan.task()
         start = self.task.start(1, seed=plan.experiment.schedule.seed)
-        self.announced = infer_schema(plan.experiment.algorithm, start, plan.experiment.privacy is None)
-        self.accepts = order_shapes(self.announced, start, len(self.task.buffers))
+        self.schema = infer_schema(plan.experiment.algorithm, start, plan.experiment.privacy is None)
+        self.accepts = order_shapes(self.schema, start, len(self.task.buffers))
 
     def __call__(self, message: Message) -> Message:
         order, given = open_message(message, Order, self.accepts)
@@ -132,7 +132,7 @@ class Client:
         home = ClientStateFile(Path(self.settings.state).expanduser(), order.run, self.settings.name)
         with home.locked():
             kept = home.read()
-            if self.announced.client or self.task.keeps:  # else there is nothing to get out of step
+            if self.schema.client or self.task.keeps:  # else there is nothing to get out of step
                 if order.number <= kept.newest:
                     raise RejectedMessage("stale", f"order {order.number} comes after {kept.newest}; it is left alone")
                 kept = kept.settled(order.accepted, order.within)
@@ -152,7 +152,7 @@ class Client:
     ) -> tuple[Answer, dict[str, Tensor]]:
         experiment, task = self.plan.experiment, self.task
         down = group(tensors, "down")
-        if down.shapes() != self.announced.down or not tensors.finite():
+        if down.shapes() != self.schema.down or not tensors.finite():
             raise RejectedMessage("failed", "the server's message is not whole, or has NaN or infinite numbers")
         federation = self._own().prepared(task.dtype, task.channels_last)
         if order.malicious and experiment.attack is not None:
@@ -218,7 +218,7 @@ class Client:
 
     def _initial(self, order: Order, tensors: State, samples: int) -> State:
         """The state of a client that has not taken part yet, from the model that all began with."""
-        if not self.announced.client and not len(self.task.buffers):
+        if not self.schema.client and not len(self.task.buffers):
             return with_engine_state(State(), self.task, samples)
         start = group(tensors, "start")
         if "w0" not in start or ("buffers" in start) != bool(len(self.task.buffers)):

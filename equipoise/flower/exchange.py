@@ -10,45 +10,55 @@ _LATE = 3  # exchanges for which an answer that comes late is still looked for, 
 
 
 class Exchange:
-    def __init__(self, number: int, round: int, post: Transport, door: Enrolment, tell: Callable[[str, str], None]):
-        self.number, self.round, self.post, self.door, self._tell = number, round, post, door, tell
-        self.answers: dict[str, Reply] = {}
+    def __init__(
+        self, number: int, round: int, transport: Transport, enrolment: Enrolment, report: Callable[[str, str], None]
+    ):
+        self.number, self.round, self.transport, self.enrolment, self._report = (
+            number,
+            round,
+            transport,
+            enrolment,
+            report,
+        )
+        self.replies: dict[str, Reply] = {}
         "by the client's name, the first of each"
 
     def look(self) -> None:
         """Take in whatever has come: answers of this exchange, late ones, and newcomers."""
-        for answered in self.post.answers():
-            name, answer = answered.asked.name, answered.answer
-            if answered.asked.order.hello:
-                self.door.enrol(answered)
+        for reply in self.transport.replies():
+            name, answer = reply.order_sent.name, reply.answer
+            if reply.order_sent.order.hello:
+                self.enrolment.enrol(reply)
             elif answer.number != self.number:
-                late = answered.asked.order.exchange
-                self.post.refuse("late", name, f"an answer of round {late} that is waited for no longer")
-            elif name in self.answers:
-                self.post.refuse("duplicate", name, f"a second answer to round {self.round}")
+                late = reply.order_sent.order.exchange
+                self.transport.refuse("late", name, f"an answer of round {late} that is waited for no longer")
+            elif name in self.replies:
+                self.transport.refuse("duplicate", name, f"a second answer to round {self.round}")
             elif answer.status != "done":
-                self.post.refuse(answer.status, name, f"round {self.round}: it could not do it; its own log says why")
+                self.transport.refuse(
+                    answer.status, name, f"round {self.round}: it could not do it; its own log says why"
+                )
             else:
-                self.answers[name] = answered
+                self.replies[name] = reply
 
     def wait(self, names: Iterable[str], seconds: float, greet: Callable[[], None]) -> None:
         """Take in the answers of these clients that come in time."""
         until = time.monotonic() + seconds
         names = set(names)
-        self.post.forget(self.round - _LATE)
-        while not names <= self.answers.keys() and time.monotonic() < until:
+        self.transport.forget(self.round - _LATE)
+        while not names <= self.replies.keys() and time.monotonic() < until:
             self.look()
-            if not any(map(self._current, self.post.waiting.values())):
-                break  # whoever has not answered by now was refused
+            if not any(map(self._current, self.transport.waiting.values())):
+                break  # whoever has not reply by now was refused
             greet()
-            self.post.pause()
+            self.transport.pause()
         for name in sorted(self.silent):
-            self._tell("no answer", f"round {self.round}: no answer from {name} in {seconds:g} seconds")
+            self._report("no answer", f"round {self.round}: no answer from {name} in {seconds:g} seconds")
 
     @property
     def silent(self) -> set[str]:
         """Who was asked and has said nothing yet."""
-        return {asked.name for asked in self.post.waiting.values() if self._current(asked)}
+        return {asked.name for asked in self.transport.waiting.values() if self._current(asked)}
 
     def _current(self, asked: PendingOrder) -> bool:
         return not asked.order.hello and asked.order.number == self.number

@@ -31,9 +31,9 @@ _ASK = 60.0  # seconds between two questions to the SuperLink whether the run st
 class LocalDeployment:
     """The folder `deployment` of a run folder: app, keys, clients and logs."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, out: Path, watcher: RunCallback):
+    def __init__(self, experiment: Experiment, federation: Federation, out: Path, callback: RunCallback):
         out = out.resolve()
-        self.federation, self.out, self.watcher = federation, RunFolder(out), watcher
+        self.federation, self.out, self.callback = federation, RunFolder(out), callback
         self.folder = out / DEPLOYMENT
         self.keys, self.app = self.folder / "keys", self.folder / "app"
         deploy = app_template.describe(federation, experiment.deploy)
@@ -72,7 +72,7 @@ class LocalDeployment:
         }
         with Processes(self.folder / "logs", environment) as processes:
             self._start(processes)
-            follow = Follower(self.out, self.watcher)
+            follow = Follower(self.out, self.callback)
             command = ["flwr", "run", str(self.app), _LINK, "--format", "json"]
             command += ["--run-config", f"resume={str(resume).lower()}"]
             said = json.loads(processes.call(command, cwd=self.folder))
@@ -127,7 +127,9 @@ class LocalDeployment:
                 told.add(name)
                 if name == "superlink":
                     raise RunFailed(f"the SuperLink ended; its log ends with: {processes.tail(name)}")
-                self.watcher.tell(f"{name} ended; the rounds go on without it. Its log: {processes.logs}/{name}.log")
+                self.callback.on_message(
+                    f"{name} ended; the rounds go on without it. Its log: {processes.logs}/{name}.log"
+                )
             if time.monotonic() - asked > _ASK:
                 asked = time.monotonic()
                 state = json.loads(processes.call(["flwr", "list", _LINK, "--run-id", run, "--format", "json"]))
@@ -138,24 +140,24 @@ class LocalDeployment:
 class Follower:
     """Reads what the server writes into its run folder, as it is written."""
 
-    def __init__(self, folder: RunFolder, watcher: RunCallback):
-        self.folder, self.watcher = folder, watcher
+    def __init__(self, folder: RunFolder, callback: RunCallback):
+        self.folder, self.callback = folder, callback
         self.read = {path: folder.length(path) for path in (folder.metrics, folder.events)}
 
     def look(self) -> dict[str, Any] | None:
         """Pass on what is new; the last word, once it was said."""
         for line in self._new(self.folder.metrics):
-            self.watcher.round(line)
+            self.callback.on_round_end(line)
         for event in self._new(self.folder.events):
             if event["event"] in ("finished", "failed"):
                 for line in self._new(self.folder.metrics):
-                    self.watcher.round(line)
+                    self.callback.on_round_end(line)
                 return event
             if event["event"] == "begin":
                 self.read[self.folder.metrics] = self.folder.length(self.folder.metrics)
-                self.watcher.begin(event["rounds"], event["round"])
+                self.callback.on_run_begin(event["rounds"], event["round"])
             else:
-                self.watcher.tell(event["text"])
+                self.callback.on_message(event["text"])
         return None
 
     def _new(self, path: Path) -> Iterator[dict[str, Any]]:

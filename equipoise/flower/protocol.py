@@ -117,21 +117,21 @@ def reported_solves(answer: Answer) -> Solves:
     )
 
 
-def order_shapes(announced: MessageSchema, start: Start, buffers: int) -> Shapes:
+def order_shapes(schema: MessageSchema, start: Start, buffers: int) -> Shapes:
     """All that an order may carry."""
     vector = ((start.space.size,), start.w0.dtype)
     return {
-        **named(announced.down, "down"),
+        **named(schema.down, "down"),
         "global": vector,
         "start.w0": vector,
         **({"start.buffers": ((buffers,), start.w0.dtype)} if buffers else {}),
     }
 
 
-def answer_shapes(announced: MessageSchema, kinds: Sequence[str] = SCORED) -> Shapes:
+def answer_shapes(schema: MessageSchema, kinds: Sequence[str] = SCORED) -> Shapes:
     """All that an answer may carry: the algorithm's message, and scores of these kinds of models."""
     scores = {kind: ((len(COLUMNS),), torch.float64) for kind in kinds}
-    return {**named(announced.up, "up"), **named({"sizes": ((3,), torch.int64), **scores}, "scores")}
+    return {**named(schema.up, "up"), **named({"sizes": ((3,), torch.int64), **scores}, "scores")}
 
 
 S = TypeVar("S", bound=Settings)

@@ -34,7 +34,9 @@ class PendingOrder:
 
 @dataclass(frozen=True)
 class Reply:
-    asked: PendingOrder
+    """A client's reply to an order."""
+
+    order_sent: PendingOrder
     answer: Answer
     tensors: State
     seconds: float
@@ -44,8 +46,8 @@ class Reply:
 class Transport:
     """What goes out and comes in, with what was refused and why."""
 
-    def __init__(self, grid: Grid, accepts: Shapes, tell: Callable[[str, str], None]):
-        self.grid, self.accepts, self._tell = grid, accepts, tell
+    def __init__(self, grid: Grid, accepts: Shapes, report: Callable[[str, str], None]):
+        self.grid, self.accepts, self._report = grid, accepts, report
         self.waiting: dict[str, PendingOrder] = {}
         self.nodes: dict[int, NodeInfo] = {}
         self.looked = 0.0
@@ -70,7 +72,7 @@ class Transport:
             identities = [identity for identity in self.grid.push_messages([message]) if identity]
         except Exception as error:  # a node that has just gone must not end the run
             identities = []
-            self._tell("unsent", f"{name}: {type(error).__name__}: {error}")
+            self._report("unsent", f"{name}: {type(error).__name__}: {error}")
         if not identities:
             self.refuse("unsent", name, "Flower did not take the order")
             self._give_up(node, order)
@@ -85,9 +87,9 @@ class Transport:
 
     def refuse(self, reason: str, who: str, text: str) -> None:
         self.refused[reason] += 1
-        self._tell("refused", f"{who}: refused ({reason}): {text}")
+        self._report("refused", f"{who}: refused ({reason}): {text}")
 
-    def answers(self) -> Iterator[Reply]:
+    def replies(self) -> Iterator[Reply]:
         """What has come in since the last look, of any exchange, and is what it should be."""
         for message in self._pull():
             asked = self.waiting.pop(message.metadata.reply_to_message_id, None)

@@ -6,10 +6,10 @@ from equipoise.flower.transport import Reply
 from equipoise.state import State, Upload
 
 
-def checked_upload(answered: Reply, round: int, announced: MessageSchema) -> Upload:
+def checked_upload(reply: Reply, round: int, schema: MessageSchema) -> Upload:
     """The upload that the algorithm's `local` made over there, or Refused."""
-    wire = group(answered.tensors, "up")
-    if answered.answer.trained != round or wire.shapes() != announced.up:
+    wire = group(reply.tensors, "up")
+    if reply.answer.trained != round or wire.shapes() != schema.up:
         raise RejectedMessage("shape", f"round {round}: the update is not whole")
     if not wire.finite():
         raise RejectedMessage("not-finite", f"round {round}: NaN or infinite numbers in the update")

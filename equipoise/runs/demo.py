@@ -32,8 +32,8 @@ def experiment(name: str) -> Experiment:
     )
 
 
-def demo(out: Path, watcher_of: Callable[[str], RunCallback]) -> list[FinishedRun]:
+def demo(out: Path, callback_of: Callable[[str], RunCallback]) -> list[FinishedRun]:
     """Run every method, or resume where an earlier demonstration was stopped."""
     for name in METHODS:
-        run(experiment(name), out / name, resume=True, watcher=watcher_of(name))
+        run(experiment(name), out / name, resume=True, callback=callback_of(name))
     return find_runs([out / name for name in METHODS])

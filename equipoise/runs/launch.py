@@ -8,8 +8,8 @@ from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.data.sources import data_folder
-from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.assembly import experiment_task, run_in_folder, start_or_resume
+from equipoise.engine.rescoring import rescore
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
@@ -44,7 +44,7 @@ def run(
     out: Path,
     data: Path | None = None,
     resume: bool = False,
-    watcher: RunCallback | None = None,
+    callback: RunCallback | None = None,
     trained: Path | None = None,
 ) -> Result:
     """A run of the experiment in the folder `out`, from its start or from where it was.
@@ -52,18 +52,18 @@ def run(
     With `trained`, the folder of a finished run whose training is the same, its models are scored as this method makes
     them, and nothing is trained.
     """
-    watcher = watcher or RunCallback()
+    callback = callback or RunCallback()
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
             "engine.kind = 'flower' is a federation over real machines; start it with `equipoise deploy local` or "
             "`equipoise deploy init`, or simulate it with --set engine.kind=simulate"
         )
     if resume and data is None:
-        data = folder_of_data(RunFolder(out).config, None, watcher.tell)
+        data = folder_of_data(RunFolder(out).config, None, callback.on_message)
     source = data_folder(data).resolve()
-    federation = experiment.federation(source, watcher.reading)
+    federation = experiment.federation(source, callback.on_data_progress)
     for note in federation.notes:
-        watcher.tell(note)
+        callback.on_message(note)
     task = experiment_task(experiment, federation)
     written = {"data": str(source), "mode": execution_mode(experiment.engine, task)}
     if trained is not None:
@@ -76,7 +76,7 @@ def run(
 
     def execute(simulation: Simulation) -> None:
         if trained is not None:
-            simulation.rescore(RunFolder(trained).read_metrics())
+            rescore(simulation, RunFolder(trained).read_metrics())
         else:
             start_or_resume(simulation, resume)
 
@@ -88,7 +88,7 @@ def run(
             experiment.tables(),
             resume=resume,
             track=experiment.schedule.track,
-            callback=watcher,
+            callback=callback,
             **written,
         )
     )
@@ -128,8 +128,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
 
 
 def _simulation(
-    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, watcher: RunCallback | None = None
+    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, callback: RunCallback | None = None
 ) -> Simulation:
     settings = (experiment.algorithm, experiment.schedule, experiment.engine)
-    pipeline = AggregationPipeline.of(experiment)
-    return Simulation(task, federation, *settings, folder, watcher, pipeline, experiment.devices)
+    return Simulation(task, federation, *settings, folder, callback, experiment.uploads, experiment.devices)

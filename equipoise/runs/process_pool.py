@@ -32,7 +32,7 @@ class _Listener(RunCallback):
     def __init__(self) -> None:
         self.texts: Notes = []
 
-    def tell(self, text: str) -> None:
+    def on_message(self, text: str) -> None:
         self.texts.append(text)
 
 
@@ -45,7 +45,7 @@ def work(experiment: Experiment, folder: Path, data: Path | None, trained: Path 
         begun = (folder / "run.toml").exists()
         run(experiment, folder, data, begun, listener, None if begun else trained)
     except RunFailed as error:
-        listener.tell(f"failed: {error}")
+        listener.on_message(f"failed: {error}")
         atomic_files.write_json(folder / FAILED, {"why": str(error)})
     return [f"{folder.name}: {text}" for text in listener.texts]
 

@@ -1,0 +1,38 @@
+"""Refuse combinations of model, data, algorithm and settings that cannot work, before the first round."""
+
+from torch import nn
+
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.capabilities import PredictsFromSamples
+from equipoise.config.device_classes import Devices
+from equipoise.config.engine import Schedule
+from equipoise.equilibrium import layers
+from equipoise.errors import EquipoiseError
+from equipoise.training.task import Task
+
+
+def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, devices: Devices) -> None:
+    """Raise an error that names what does not fit and what would."""
+    name, requires = type(algorithm).__name__, algorithm.requires
+    if requires.labels and (task.sample[1].is_floating_point() or task.sample[1].ndim != 1):
+        raise EquipoiseError(f"{name} looks at samples class by class, and here they have no one label each")
+    if requires.linear_head and not _has_linear_head(task):
+        raise EquipoiseError(
+            f"{name} estimates the model's last layer by least squares, so its head must be one submodule, a linear "
+            "layer of which nothing is frozen; name it with head="
+        )
+    if devices.iterations and not any(layers(task.module)):
+        raise EquipoiseError(
+            "[devices] sets the iterations of equilibrium layers, and the model has none; leave the section out"
+        )
+    if isinstance(algorithm, PredictsFromSamples) and task.head is None:
+        raise EquipoiseError(
+            f"{name} looks samples up by what the model's head reads; name the submodule that is the head"
+        )
+    if task.metric.name == "accuracy" and any(target > 1 for target in schedule.targets or ()):
+        raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; an accuracy is at most 1")
+
+
+def _has_linear_head(task: Task) -> bool:
+    head = None if task.head is None else task.module.get_submodule(task.head)
+    return type(head) is nn.Linear and all(p.requires_grad for p in head.parameters())
