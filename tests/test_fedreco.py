@@ -17,12 +17,11 @@ from equipoise.equilibrium import layers as equilibria
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import ClientJob
 from equipoise.executors.build import build_executor
-from equipoise.executors.threaded import ThreadTrainer
+from equipoise.executors.thread_trainer import ThreadTrainer
 from equipoise.models import MODELS
 from equipoise.models.base import BodyAndHead
 from equipoise.representations.points import HEAD
 from equipoise.state import State
-from equipoise.training.task import Replica
 from tests.conftest import classification, simulation
 
 FULL = 10**6
@@ -189,7 +188,7 @@ def test_a_split_after_the_head_leaves_nothing_to_the_head(mode: str) -> None:
 
 
 def one_client(run: Simulation, who: int) -> ThreadTrainer:
-    return ThreadTrainer(run.task, Replica(run.task), run.federation, run.algorithm, 0, 1, who, "batches")
+    return ThreadTrainer(run.task, run.task.replica(), run.federation, run.algorithm, 0, 1, who, "batches")
 
 
 def test_clients_may_be_split_at_different_layers() -> None:

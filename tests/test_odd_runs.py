@@ -113,7 +113,7 @@ def test_odd_paths_and_clients_on_the_command_line(tmp_path: Path) -> None:
 def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
     import shutil
 
-    from equipoise.reporting.comparison_table import compare
+    from equipoise.reporting.comparison import compare
     from equipoise.storage.run_index import find_runs
 
     simulation_folder = tmp_path / "a"

@@ -32,7 +32,7 @@ from equipoise.privacy.mechanisms import (
     seeded_noise,
 )
 from equipoise.reducers import Mean, Median
-from equipoise.reporting.comparison_table import compare
+from equipoise.reporting.comparison import compare
 from equipoise.state import State, Upload, Uploads
 from equipoise.storage.run_index import find_runs
 from tests.conftest import simulation

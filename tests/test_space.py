@@ -13,7 +13,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.models.base import BodyAndHead
 from equipoise.parameter_space import ParameterSpace
-from equipoise.training.task import Replica, Task
+from equipoise.training.task import Task
 from tests.test_models import built, inputs
 
 
@@ -66,7 +66,7 @@ def test_the_head_is_named_by_its_module() -> None:
 def test_a_replica_is_loaded_by_one_copy() -> None:
     module = BodyAndHead(nn.Linear(2, 3), nn.Linear(3, 2))
     task = Task(module, (torch.zeros(2, 2), torch.zeros(2, dtype=torch.long)))
-    replica = Replica(task)
+    replica = task.replica()
     replica.vector.copy_(torch.arange(float(task.space.size)))
     assert replica.module.body.weight[0, 0] == 0
     assert replica.module.head.bias[-1] == task.space.size - 1

@@ -23,9 +23,9 @@ def compare(
     fairness: Annotated[bool, typer.Option("--fairness", help="How evenly each method serves the clients.")] = False,
 ) -> None:
     """A table over runs; mean ± standard deviation where runs differ only in the seed."""
-    from equipoise.reporting import comparison_table
+    from equipoise.reporting import comparison, comparison_table
 
-    rows = comparison_table.compare(finished(folders)[0])
+    rows = comparison.compare(finished(folders)[0])
     if format is Format.table:
         out_console.print(comparison_table.as_table(rows, fairness))
     else:

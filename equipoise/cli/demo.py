@@ -10,7 +10,7 @@ from equipoise.errors import Interrupted
 
 def demo(out: Out = None) -> None:
     """Compare five methods on handwritten digits of 80 writers, in under a minute, without any download."""
-    from equipoise.reporting import comparison_table, plots
+    from equipoise.reporting import comparison, comparison_table, plots
     from equipoise.runs.demo import DEFAULT_FOLDER
     from equipoise.runs.demo import demo as run_demo
 
@@ -24,7 +24,7 @@ def demo(out: Out = None) -> None:
         interrupted("stopped, all rounds so far are saved", shlex.join(again))
     picture = folder / "accuracy.png"
     plots.draw("scores", found, picture)
-    out_console.print(comparison_table.as_table(comparison_table.compare(found)))
+    out_console.print(comparison_table.as_table(comparison.compare(found)))
     say = lambda text: out_console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
     say(
         "personal: every client's own model; global: one for all; hybrid: the better of the two, by validation samples."

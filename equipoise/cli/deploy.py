@@ -101,7 +101,7 @@ def local(
     from equipoise.config.experiment import Experiment
     from equipoise.data.sources import data_folder
     from equipoise.flower.local_deployment import LocalDeployment
-    from equipoise.reporting import comparison_table
+    from equipoise.reporting import comparison, comparison_table
     from equipoise.runs.launch import default_folder, folder_of_data
     from equipoise.storage import run_index
 
@@ -123,7 +123,7 @@ def local(
     except KeyboardInterrupt:
         interrupted(f"stopped after round {bar.done}, everything is taken down", shlex.join([*again, "--resume"]))
     if not quiet:
-        out_console.print(comparison_table.as_table(comparison_table.compare(run_index.find_runs([folder]))))
+        out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs([folder]))))
         _say(f"Run folder: {folder}")
 
 

@@ -203,9 +203,9 @@ def _need(exhibit: "Exhibit", parts: "list[ExhibitPart]", data: Path | None) -> 
 
 
 def _print_json(tables: "list[PaperComparison]", runs: "dict[str, list[FinishedRun]]", pictures: list[Path]) -> None:
-    from equipoise.reporting import comparison_table
+    from equipoise.reporting import comparison
 
-    rows = {part: comparison_table.compare(some) for part, some in runs.items() if some}
+    rows = {part: comparison.compare(some) for part, some in runs.items() if some}
     shown = {"tables": [table.as_json() for table in tables], "runs": rows, "pictures": list(map(str, pictures))}
     print(json.dumps(shown, indent=2))
 
@@ -283,7 +283,7 @@ def _execute(exhibit: "Exhibit", pieces: "list[Piece]", data: Path | None, jobs:
 
 
 def _show(exhibit: "Exhibit", tables: "list[PaperComparison]", runs: "list[FinishedRun]") -> None:
-    from equipoise.reporting import comparison_table
+    from equipoise.reporting import comparison, comparison_table
 
     for compare_with_paper in tables:
         unit = {"%": ", accuracy in %", "×": ""}.get(compare_with_paper.unit, f", {compare_with_paper.unit}")
@@ -312,7 +312,7 @@ def _show(exhibit: "Exhibit", tables: "list[PaperComparison]", runs: "list[Finis
             False,
         )
     elif runs:
-        out_console.print(comparison_table.as_table(comparison_table.compare(runs)))
+        out_console.print(comparison_table.as_table(comparison.compare(runs)))
         if exhibit.shown:
             out_console.print(_figures(exhibit, runs))
 
@@ -329,7 +329,7 @@ def _tell_differences(exhibit: "Exhibit", pieces: "list[Piece]", scale: str) -> 
 
 def _figures(exhibit: "Exhibit", runs: "list[FinishedRun]") -> Table:
     """What summaries say beside scores, where that is the point."""
-    from equipoise.reporting import comparison_table
+    from equipoise.reporting import comparison
     from equipoise.storage import run_index
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -337,7 +337,7 @@ def _figures(exhibit: "Exhibit", runs: "list[FinishedRun]") -> Table:
     table.add_column("settings", overflow="fold")
     for column in exhibit.shown:
         table.add_column(column, justify="right")
-    for row, group in zip(comparison_table.compare(runs), run_index.grouped(runs), strict=True):
+    for row, group in zip(comparison.compare(runs), run_index.grouped(runs), strict=True):
         values = [group[0].summary.get(field) for field in exhibit.shown.values()]
         table.add_row(row["algorithm"], escape(row["settings"]), *("–" if v is None else f"{v:,}" for v in values))
     return table

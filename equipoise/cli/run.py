@@ -35,7 +35,7 @@ def run(
     setting), metrics.jsonl (a line a round), timings.jsonl, clients.csv, summary.json and checkpoint/.
     """
     from equipoise.config.experiment import Experiment
-    from equipoise.reporting import comparison_table
+    from equipoise.reporting import comparison, comparison_table
     from equipoise.runs import launch
     from equipoise.storage import run_index
 
@@ -55,5 +55,5 @@ def run(
         again += ["--data", str(data)] if data else []
         interrupted(f"stopped after round {bar.done}, all of it saved", shlex.join([*again, "--resume"]))
     if not quiet:
-        out_console.print(comparison_table.as_table(comparison_table.compare(run_index.find_runs([folder]))))
+        out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs([folder]))))
         out_console.print(f"Run folder: {escape(str(folder))}", highlight=False)

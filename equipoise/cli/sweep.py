@@ -54,7 +54,7 @@ def sweep(
     With `sweep.tune`, the best value is chosen on validation samples with the first seed, and the other seeds run with
     it alone: 10 runs fewer here. What is done stays done: the same command goes on where it was stopped.
     """
-    from equipoise.reporting import comparison_table
+    from equipoise.reporting import comparison, comparison_table
     from equipoise.runs import process_pool as processes
     from equipoise.runs import sweep as sweeps
     from equipoise.storage import run_index
@@ -88,7 +88,7 @@ def sweep(
         interrupted("stopped, all whole rounds are saved", shlex.join(again))
     done = [cell.folder(folder) for cell in chosen if cell.done(folder)]
     if done and not quiet:
-        out_console.print(comparison_table.as_table(comparison_table.compare(run_index.find_runs(done))))
+        out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs(done))))
         out_console.print(f"Run folders: {escape(str(folder))}", highlight=False)
     if failed := [cell.folder(folder) for cell in chosen if cell.failed(folder)]:
         raise RunFailed(

@@ -3,7 +3,6 @@
 import time
 from typing import Any
 
-from equipoise.engine.run_output import write_results
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.model_kinds import KINDS
@@ -36,4 +35,4 @@ def rescore(run: Simulation, lines: list[dict[str, Any]]) -> None:
         scored = run.scores.training.board().summary() if line["round"] == run.done else {}
         run.log(kept | scored, run.timing(line["round"], 0.0, 0.0))
     run.save_checkpoint()
-    write_results(run)
+    run.finish()

@@ -1,38 +1,53 @@
 """Write what a finished simulation leaves in its run folder."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
+import numpy as np
+
+from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import ShowsState
+from equipoise.algorithms.local_data import Start
+from equipoise.data.federation import Federation
 from equipoise.data.statistics import outline
+from equipoise.executors.base import ClientJob
 from equipoise.state import State, stack
 from equipoise.storage import atomic_files, tensor_files
-from equipoise.storage.run_folder import FEDERATION
-
-if TYPE_CHECKING:
-    from equipoise.engine.simulation import Simulation
+from equipoise.storage.run_folder import FEDERATION, RunFolder
 
 
-def write_results(run: "Simulation") -> None:
-    """Write clients.csv, federation.json, shown.safetensors and summary.json."""
-    if run.folder is None:
-        return
-    federation = run.federation
+def write_results(
+    folder: RunFolder,
+    federation: Federation,
+    malicious: Collection[str],
+    scores: Mapping[str, np.ndarray],
+    shown: State | None,
+    summary: dict[str, Any],
+) -> None:
+    """Write clients.csv, federation.json, shown.safetensors and summary.json.
+
+    Args:
+        folder: the run folder.
+        federation: the clients and their data.
+        malicious: names of the malicious clients.
+        scores: for each kind of model, one row per client.
+        shown: what the algorithm shows of the clients' states, if anything.
+        summary: the content of summary.json.
+    """
     sizes = {name: getattr(federation, name).lengths for name in ("train", "validation", "test")}
-    marks = {"unseen": federation.unseen, "malicious": run.pipeline.malicious}
-    run.folder.write_clients(federation.names, marks, sizes, run.scores.tables())
-    atomic_files.write_json(run.folder.path / FEDERATION, outline(federation))
-    if isinstance(run.algorithm, ShowsState):
-        tensor_files.write_tensors(run.folder.shown, _shown_states(run, run.algorithm))
-    summary = run.summary()
-    atomic_files.write_json(run.folder.summary, summary)  # last: whoever sees it finds everything else
-    run.callback.on_run_end(summary)
+    marks = {"unseen": federation.unseen, "malicious": frozenset(malicious)}
+    folder.write_clients(federation.names, marks, sizes, dict(scores))
+    atomic_files.write_json(folder.path / FEDERATION, outline(federation))
+    if shown is not None:
+        tensor_files.write_tensors(folder.shown, shown)
+    atomic_files.write_json(folder.summary, summary)  # last: whoever sees it finds everything else
 
 
-def _shown_states(run: "Simulation", shows: ShowsState) -> State:
-    """Return what the algorithm shows of the clients that trained, as they are and as they began."""
-    algorithm, space = run.algorithm, run.task.space
-    jobs = map(run.job, sorted(run.training))
-    now = stack([shows.shown_state(job.client, job.down, space) for job in jobs])
-    down = algorithm.broadcast(algorithm.init_server(run.start), 0)
-    begun = stack([shows.shown_state(algorithm.init_client(run.start), down, space)] * len(run.training))
-    return State(now, **{f"begin.{name}": t for name, t in begun.items()})
+def shown_states(algorithm: Algorithm, start: Start, jobs: Iterable[ClientJob]) -> State | None:
+    """Return what the algorithm shows of these clients, as they are and as they began; None if it shows nothing."""
+    if not isinstance(algorithm, ShowsState):
+        return None
+    now = [algorithm.shown_state(job.client, job.down, start.space) for job in jobs]
+    down = algorithm.broadcast(algorithm.init_server(start), 0)
+    begun = algorithm.shown_state(algorithm.init_client(start), down, start.space)
+    return State(stack(now), **{f"begin.{name}": t for name, t in stack([begun] * len(now)).items()})

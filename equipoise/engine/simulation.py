@@ -23,7 +23,7 @@ from equipoise.data.federation import Federation
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore, RenumberedStore
 from equipoise.engine.run import Run
-from equipoise.engine.run_output import write_results
+from equipoise.engine.run_output import shown_states, write_results
 from equipoise.engine.signals import stop_on_interrupt
 from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
@@ -134,7 +134,7 @@ class Simulation(Run):
         if self.interrupted.is_set() and self.done < self.schedule.rounds:
             self.save_checkpoint()
             raise Interrupted
-        write_results(self)
+        self.finish()
 
     def new_scores(self) -> RunScores:
         """Return scores of which nothing is known yet."""
@@ -272,6 +272,14 @@ class Simulation(Run):
 
     def restored(self, saved: Checkpoint) -> None:
         self.scores.restore(saved.facts["scores"], saved.kept)
+
+    def finish(self) -> None:
+        """Write the results into the run folder, and report the end of the run."""
+        if self.folder is not None:
+            shown = shown_states(self.algorithm, self.start, map(self.job, sorted(self.training)))
+            tables, summary = self.scores.tables(), self.summary()
+            write_results(self.folder, self.federation, self.pipeline.malicious, tables, shown, summary)
+            self.callback.on_run_end(summary)
 
     def summary(self) -> dict[str, Any]:
         """Return what summary.json contains."""

@@ -1,18 +1,16 @@
 """The summary of a run: what summary.json contains in both engines."""
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from equipoise.engine.counters import solver_figures
+from equipoise.engine.run import Run
 from equipoise.model_kinds import KINDS
 from equipoise.training.memory_usage import peak_memory_mb
 
-if TYPE_CHECKING:
-    from equipoise.engine.run import Run
-
 
 def summarize_run(
-    run: "Run", title: str, clients: int, scores: dict[str, Any], adaptation_samples: int
+    run: Run, title: str, clients: int, scores: dict[str, Any], adaptation_samples: int
 ) -> dict[str, Any]:
     """Summarize a run.
 
@@ -52,7 +50,7 @@ def summarize_run(
     }
 
 
-def _efficiency(run: "Run") -> dict[str, Any]:
+def _efficiency(run: Run) -> dict[str, Any]:
     """Return what the method costs: parameters, traffic, and the memory of a client's step."""
     sent = run.counters.bytes_up + run.counters.bytes_down
     return {
@@ -69,7 +67,7 @@ def _device_counts(budgets: dict[str, int]) -> dict[str, int]:
     return {str(k): n for k, n in sorted(Counter(budgets.values()).items(), reverse=True)}
 
 
-def _rounds_to_targets(run: "Run") -> dict[str, dict[str, int | None]]:
+def _rounds_to_targets(run: Run) -> dict[str, dict[str, int | None]]:
     """Return, for each kind of model and each target score, the first evaluated round that reached it."""
     name, better = run.task.metric.name, run.task.metric.better
     found: dict[str, dict[str, int | None]] = {}

@@ -4,23 +4,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import repeat
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
-from equipoise.algorithms.local_data import DataSplit
 from equipoise.data.federation import Federation
-from equipoise.equilibrium import WarmStart
-from equipoise.errors import EquipoiseError
 from equipoise.executors.base import (
     BUFFERS,
-    FIXED_POINTS,
     ClientJob,
     ClientModel,
     ClientResult,
@@ -29,168 +22,14 @@ from equipoise.executors.base import (
     SampleScores,
     algorithm_state,
 )
-from equipoise.parameter_space import Part
-from equipoise.representations.head_moments import Moments
-from equipoise.representations.points import HEAD
-from equipoise.representations.terms import LossTerm
+from equipoise.executors.thread_trainer import ThreadTrainer
 from equipoise.state import State
-from equipoise.training.batches import Batch, batch_indices, batch_order
-from equipoise.training.head_statistics import client_class_sums, client_moments
-from equipoise.training.local_trainer import LocalTrainer
-from equipoise.training.task import Replica, Task
+from equipoise.training.replica import Replica
+from equipoise.training.task import Task
 
-_CHUNK_BYTES = 4 << 20  # samples are fetched some batches at a time, few enough to stay in the cache
 _SCORE_BATCH = 512
 
 T = TypeVar("T")
-
-
-class ThreadTrainer(LocalTrainer):
-    """One client's data, worked on with a thread's replica of the module."""
-
-    def __init__(
-        self,
-        task: Task,
-        replica: Replica,
-        federation: Federation,
-        algorithm: Algorithm,
-        seed: int,
-        round: int,
-        who: int,
-        purpose: str,
-    ):
-        self.task, self.replica, self.federation, self.algorithm = task, replica, federation, algorithm
-        self.space, self.seed = task.space, seed
-        self.key = (seed, round, federation.names[who], purpose)
-        self.who, self.indices = who, federation.train[who]
-        self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
-        self.iterations = torch.full((1,), replica.iterations, dtype=task.dtype)
-        self.samples = np.zeros(1, dtype=np.int64)
-        bytes_a_sample = max(1, federation.x[0].numel() * federation.x.element_size())
-        self.chunk = max(1, _CHUNK_BYTES // (bytes_a_sample * algorithm.batch))
-        # Fixed points are remembered for as long as this work lasts, over all that it trains.
-        self.warm = WarmStart(replica.module, len(self.indices)) if replica.equilibria else None
-
-    def open(self, start: Tensor, part: Part, mask: Tensor | None = None) -> Tensor:
-        """Load the replica; the gradients of the part that moves will gather in one buffer, of which each is a view."""
-        low, high, _ = self.space.part(part).indices(self.space.size)
-        buffer = torch.zeros_like(self.replica.vector)
-        self.moving, self.slopes = self.replica.vector[low:high], buffer[low:high]
-        for entry, parameter in zip(self.space.entries, self.replica.parameters, strict=True):
-            moves = low <= entry.offset < high and (mask is None or bool(mask[entry.offset : entry.end].any()))
-            parameter.requires_grad_(moves)
-            parameter.grad = entry.view(buffer) if moves else None
-        self.constrained = [
-            layer for layer in self.replica.projected if any(p.requires_grad for p in layer.parameters())
-        ]
-        self.replica.vector.copy_(start)
-        self.replica.module.train()
-        return self.replica.vector
-
-    def close(self, v: Tensor) -> Tensor:
-        return v.clone()
-
-    def batches(
-        self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
-    ) -> Iterator[tuple[Batch, Tensor | None]]:
-        if active is not None and not bool(active):
-            return
-        seed, round, name, purpose = self.key
-        self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, -1 if stream is None else stream))
-        rng = batch_order(seed, round, name, purpose, stream)
-        order = batch_indices(len(self.indices), min(self.algorithm.batch, len(self.indices)), epochs, steps, rng)
-        for first in range(0, len(order), self.chunk):
-            rows = order[first : first + self.chunk]
-            there = rows >= 0
-            x, y = self.federation.gather(torch.from_numpy(self.indices[rows[there]]), self.replica.memory)
-            sizes = there.sum(1).tolist()
-            self.samples += len(y)
-            which = repeat(None) if self.warm is None else torch.from_numpy(rows[there]).split(sizes)
-            # A probe stands still, so that its representations are made for many batches in one pass.
-            probed = [h.split(sizes) for h in self._probed(term, x)]
-            beside = zip(*probed, strict=True) if probed else repeat(())
-            for xb, yb, rb, hb in zip(x.split(sizes), y.split(sizes), which, beside, strict=False):
-                yield Batch(xb, yb, rows=rb, probed=hb), None
-
-    @torch.no_grad()
-    def _probed(self, term: LossTerm | None, x: Tensor) -> tuple[Tensor, ...]:
-        """What a term's probe makes of samples: without dropout, and with the client's own buffers."""
-        if term is None or term.probe is None:
-            return ()
-        module, listener = self.replica.module, self.replica.listener(term.at)
-        training = module.training
-        module.eval()
-        functional_call(module, self.space.views(term.probe), (x,))
-        module.train(training)
-        return listener.take()
-
-    def eval_mode(self) -> None:
-        self.replica.module.eval()
-
-    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
-        self.replica.vector.copy_(v)
-        self.eval_mode()
-        x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[self.who]))
-        return client_moments(self.task, self.replica.module, self.replica.module, x, y, groups)
-
-    def shares(self, batch: Batch) -> Tensor:
-        return len(batch.y) / self.size
-
-    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
-        self.replica.vector.copy_(v)
-        self.eval_mode()
-        x, y = self.federation.gather(torch.from_numpy(self.indices))
-        return client_class_sums(self.task, self.replica.module, self.replica.module, x, y, of, at)
-
-    def gradient(
-        self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None = None, term_only: bool = False
-    ) -> Tensor:
-        self.slopes.zero_()
-        try:
-            self._loss(batch, term, term_only).backward()
-        except (RuntimeError, ValueError, IndexError) as error:
-            raise EquipoiseError(
-                f"the model or its loss fails on a batch of {len(batch.x)} samples: {error}"
-            ) from error
-        return self.slopes
-
-    def _loss(self, batch: Batch, term: LossTerm | None, term_only: bool) -> Tensor:
-        if self.warm is None:
-            return self._value(batch, term, term_only)
-        assert batch.rows is not None
-        with self.warm.at(batch.rows):
-            return self._value(batch, term, term_only)
-
-    def _value(self, batch: Batch, term: LossTerm | None, term_only: bool) -> Tensor:
-        listener = None if term is None else self.replica.listener(term.at)
-        output = self.replica.module(batch.x)
-        if term is None or listener is None:
-            return self.task.loss.mean(output, batch.y)
-        value = term.each(listener.take(), batch.probed, batch.y, term.given).mean()
-        return value if term_only else value + self.task.loss.mean(output, batch.y)
-
-    def constrain(self) -> None:
-        if self.constrained:
-            with torch.no_grad():
-                for layer in self.constrained:
-                    layer.project_()
-
-    def recall(self, client: State) -> None:
-        """Begin with the fixed points that were kept with the client's state, if any were."""
-        if self.warm is not None:
-            kept = [name for name in client if name.startswith(FIXED_POINTS)]
-            self.warm.load({name.removeprefix(FIXED_POINTS): client[name] for name in kept})
-
-    def kept(self, client: State) -> State:
-        """The fixed points to keep with the client's state, in tables as long as those that are there."""
-        kept = State()
-        for name, found in self.warm.tensors("client").items() if self.warm is not None else ():
-            table = client.get(FIXED_POINTS + name, found)
-            kept[FIXED_POINTS + name] = torch.cat([found, table[len(found) :]])
-        return kept
-
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None = None) -> None:
-        self.moving.add_(self.gradient(v, batch, part, term), alpha=-lr)
 
 
 class ThreadedExecutor(Executor):
@@ -212,7 +51,7 @@ class ThreadedExecutor(Executor):
 
     def _begin(self) -> None:
         torch.set_num_threads(self.inner)
-        self.local.replica = Replica(self.task)
+        self.local.replica = self.task.replica()
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
@@ -296,7 +135,7 @@ class ThreadedExecutor(Executor):
         scores = np.empty((2, len(indices)))
         for first in range(0, len(indices), _SCORE_BATCH):
             rows = slice(first, first + _SCORE_BATCH)
-            x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.memory)
+            x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.batch_buffer)
             output = module(x)
             losses, metric = self.task.loss.of_each(output, y), self.task.metric.each(output, y)
             scores[0, rows], scores[1, rows] = losses.numpy(), metric.numpy()

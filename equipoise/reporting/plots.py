@@ -10,7 +10,7 @@ import numpy as np
 
 from equipoise.errors import EquipoiseError
 from equipoise.model_kinds import HYBRIDS, SCORED
-from equipoise.reporting.comparison_table import compare
+from equipoise.reporting.comparison import compare
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import SHOWN
 from equipoise.storage.run_index import FinishedRun, grouped

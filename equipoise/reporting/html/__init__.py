@@ -12,7 +12,7 @@ import jinja2
 import tomli_w
 
 from equipoise.model_kinds import KINDS
-from equipoise.reporting import comparison_table
+from equipoise.reporting import comparison
 from equipoise.reporting.html import curves, maps
 from equipoise.reporting.html.chart import DASHES, Chart, Method
 from equipoise.reporting.html.clients import Clients, by_client, distribution, fairness
@@ -49,7 +49,7 @@ def scenes(runs: list[FinishedRun]) -> list[Problem]:
     for problem, method in zip(problems, methods, strict=True):
         places.setdefault(problem, []).append(method)
     firsts = [some[0].runs[0] for some in places.values()]
-    names = comparison_table.told_apart(firsts, _SCENE)
+    names = comparison.told_apart(firsts, _SCENE)
     return [
         Problem(f"{first.summary['dataset']} {settings}".strip(), some)
         for first, settings, some in zip(firsts, names, places.values(), strict=True)
@@ -73,7 +73,7 @@ def _methods(groups: Sequence[list[FinishedRun]], kinds: Sequence[str], apart: S
     for (first, *_), kind in zip(groups, kinds, strict=True):
         config = {k: v for k, v in first.config.items() if not k.startswith(_SCENE) and k not in apart}
         firsts.setdefault(kind, replace(first, config=config, summary={**first.summary, "dataset": ""}))
-    rows = comparison_table.compare(list(firsts.values()))
+    rows = comparison.compare(list(firsts.values()))
     told = [f"{row['algorithm']} {row['settings']}".replace(_USUAL, "").strip() for row in rows]
     names = dict(zip(firsts, told, strict=True))
     numbers = {kind: number for number, kind in enumerate(firsts)}
@@ -114,7 +114,7 @@ def table(found: Sequence[Problem]) -> tuple[list[str], list[dict[str, Any]]]:
     kinds = [k for k in KINDS if any(k in method.kinds for scene in found for method in scene.methods)]
     for scene in found:
         for method in scene.methods:
-            row = comparison_table.compare(method.runs)[0]
+            row = comparison.compare(method.runs)[0]
             cells: dict[str, Any] = {"seeds": row["seeds"]}
             for kind in kinds:
                 cells[kind] = row[kind]

@@ -1,0 +1,125 @@
+"""Local training of a stack of clients: their vectors stacked, every operator batched over them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.local_data import DataSplit
+from equipoise.data.federation import Federation
+from equipoise.executors.traced_gradient import StackedModule
+from equipoise.parameter_space import Part
+from equipoise.representations.head_moments import Moments
+from equipoise.representations.points import HEAD
+from equipoise.representations.terms import LossTerm
+from equipoise.training.batches import Batch, batch_indices, batch_order
+from equipoise.training.head_statistics import client_class_sums, client_moments
+from equipoise.training.local_trainer import LocalTrainer
+
+
+class StackedTrainer(LocalTrainer):
+    """A stack of clients' data. Clients with fewer samples or steps are padded and stand still when done."""
+
+    def __init__(
+        self,
+        module: StackedModule,
+        federation: Federation,
+        algorithm: Algorithm,
+        seed: int,
+        round: int,
+        who: Sequence[int],
+        purpose: str,
+    ):
+        self.module, self.federation, self.algorithm = module, federation, algorithm
+        self.task, self.space, self.dtype = module.task, module.task.space, module.task.dtype
+        self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
+        self.samples = np.zeros(len(who), dtype=np.int64)
+        self.size = torch.tensor([[len(federation.train[i])] for i in who], dtype=self.dtype)
+        self.iterations = torch.ones_like(self.size)
+
+    def open(self, start: Tensor, part: Part, mask: Tensor | None = None) -> Tensor:
+        return start.clone(memory_format=torch.contiguous_format)
+
+    # A batch may hold the first clients of the stack only: the others are done.
+
+    def gradient(
+        self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None = None, term_only: bool = False
+    ) -> Tensor:
+        first = len(batch.x)
+        found = self.module.gradient(v[:first], batch, part, term, term_only)
+        return found if first == len(v) else nn.functional.pad(found, (0, 0, 0, len(v) - first))
+
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None = None) -> None:
+        self.module.step(v[: len(batch.x)], batch, part, lr, term)
+
+    def shares(self, batch: Batch) -> Tensor:
+        assert batch.weights is not None  # 1 / (samples in the batch), or 0
+        counts = (batch.weights > 0).sum(1, keepdim=True)
+        return nn.functional.pad(counts, (0, 0, 0, len(self.size) - len(counts))) / self.size
+
+    def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        scoring, found = self.module.scoring, []
+        for who, row in zip(self.who, v, strict=True):
+            x, y = self.federation.gather(torch.from_numpy(self.federation.train[who]))
+            call = partial(functional_call, scoring, self.space.views(row))
+            found.append(client_class_sums(self.task, call, scoring, x, y, of, at))
+        return torch.stack(found)
+
+    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
+        scoring, found = self.module.scoring, []
+        for who, row in zip(self.who, v, strict=True):
+            x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[who]))
+            views = self.space.views(row)
+            call = partial(functional_call, scoring, views)
+            found.append(client_moments(self.module.task, call, scoring, x, y, groups))
+        return Moments.stack(found)
+
+    def batches(
+        self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
+    ) -> Iterator[tuple[Batch, Tensor | None]]:
+        owned = [self.federation.train[i] for i in self.who]
+        batch = min(self.algorithm.batch, max(len(indices) for indices in owned))
+        plans = []
+        works = [True] * len(owned) if active is None else active.flatten().tolist()
+        for i, indices, at_work in zip(self.who, owned, works, strict=True):
+            rng = batch_order(self.seed, self.round, self.federation.names[i], self.purpose, stream)
+            plans.append(batch_indices(len(indices) if at_work else 0, batch, epochs, steps, rng))
+        length = max(len(p) for p in plans)
+        # Where a batch is not full, a sample of the client's own stands in, with weight zero.
+        own = np.array([indices[0] for indices in owned])
+        order = np.broadcast_to(own[:, None], (length, len(plans), batch)).copy()
+        there = np.zeros(order.shape, dtype=bool)
+        for k, (p, indices) in enumerate(zip(plans, owned, strict=True)):
+            there[: len(p), k] = p >= 0
+            order[: len(p), k] = np.where(p >= 0, indices[p], indices[0])
+        counts = there.sum(-1, keepdims=True)
+        self.samples += counts.sum((0, 2))
+        weights = torch.from_numpy(there / np.maximum(counts, 1)).to(self.dtype)
+        done = torch.from_numpy(counts[..., 0] == 0)
+        someone = done.any(1).tolist()
+        firsts = active_prefix_sizes(counts[..., 0] > 0)
+        flat = torch.from_numpy(order).flatten(1)
+        for t, first in zip(range(length), firsts, strict=True):
+            x, y = self.federation.gather(flat[t, : first * batch], self.module.memory)
+            lead = (first, batch)
+            batch_t = Batch(x.unflatten(0, lead), y.unflatten(0, lead), weights[t, :first])
+            yield batch_t, done[t] if someone[t] else None
+
+
+def active_prefix_sizes(at_work: np.ndarray) -> list[int]:
+    """For each step, how many of the first clients to compute: up to the last one at work, in few different numbers.
+
+    Clients are stacked with the longest plans first, so that those who are done lie at the end. Every number of
+    clients is a trace of its own; with steps of a quarter there are few.
+    """
+    clients = at_work.shape[1]
+    sizes = [clients]
+    while sizes[-1] > 1:
+        sizes.append(max(1, sizes[-1] * 3 // 4))
+    levels = np.array(sizes[::-1])
+    last = clients - np.argmax(at_work[:, ::-1], axis=1)
+    return levels[np.searchsorted(levels, last)].tolist()  # type: ignore[no-any-return]

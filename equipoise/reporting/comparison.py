@@ -1,0 +1,117 @@
+"""Compare runs: one row for all runs that differ only in the seed, with mean and spread of each figure."""
+
+import json
+from statistics import mean, stdev
+from typing import Any
+
+from equipoise.model_kinds import KINDS
+from equipoise.storage.run_index import FinishedRun, grouped
+
+FAIRNESS = {
+    "spread": "{metric}_std",
+    "worst": "worst_decile",
+    "best": "best_decile",
+    "gini": "gini",
+    "variance": "{metric}_variance",
+    "loss_variance": "loss_variance",
+}
+"""What tells how evenly a method serves its clients, under the names of the columns."""
+
+
+PRIVACY = {"epsilon_release": "ε msg", "epsilon_run": "ε run", "delta": "δ"}
+"""What a run guarantees its clients, under the names of the columns."""
+
+
+def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
+    """A row for all runs that differ only in the seed, each figure with its mean and spread over them."""
+    groups = grouped(runs)
+    shown = _differences([group[0] for group in groups])
+    rows = []
+    for group in groups:
+        first = group[0]
+        name = first.config.get("algorithm.name", first.summary["algorithm"])
+        row: dict[str, Any] = {"algorithm": name, "data": first.summary["dataset"]}
+        settings = {
+            k: first.config[k] for k in shown if k in first.config and k.startswith(_common(name, first, groups))
+        }
+        row["settings"] = " ".join(f"{_short(k)}={v}" for k, v in settings.items())
+        row["seeds"] = len(group)
+        metric = first.summary["metric"]
+        row["metric"] = metric
+        for kind in KINDS:
+            fields = {kind: metric} | {f"{kind}_{short}": field for short, field in FAIRNESS.items()}
+            for short, field in ((short, field.format(metric=metric)) for short, field in fields.items()):
+                found = [run.summary.get(kind, {}).get(field) for run in group]
+                values = [value for value in found if value is not None]
+                row[short] = mean(values) if values else None
+                row[f"{short}_std"] = stdev(values) if len(values) > 1 else None
+        found = [_unseen(run.summary, metric) for run in group]
+        values = [value for value in found if value is not None]
+        row["unseen"] = mean(values) if values else None
+        row["unseen_std"] = stdev(values) if len(values) > 1 else None
+        privacy = first.summary.get("privacy", {})
+        row |= {"private": bool(privacy)} | {k: privacy.get(k) for k in PRIVACY}
+        for field in ("bytes_up", "bytes_down", "gradient_samples", "seconds"):
+            row[field] = mean(run.summary[field] for run in group)
+        rows.append(row)
+    _tell_twins_apart(rows, [group[0] for group in groups])
+    return rows
+
+
+def _tell_twins_apart(rows: list[dict[str, Any]], firsts: list[FinishedRun]) -> None:
+    """Rows that would read alike show every setting in which they differ."""
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for i, row in enumerate(rows):
+        alike.setdefault((row["algorithm"], row["data"], row["settings"]), []).append(i)
+    for twins in alike.values():
+        if len(twins) > 1:
+            keys = _differences([firsts[i] for i in twins])
+            for i in twins:
+                more = " ".join(f"{_short(k)}={firsts[i].config.get(k, 'none')}" for k in keys)
+                rows[i]["settings"] = f"{rows[i]['settings']} {more}".strip()
+
+
+def told_apart(runs: list[FinishedRun], prefixes: tuple[str, ...]) -> list[str]:
+    """Of each run, the settings under these prefixes that are not the same in all of them."""
+    shown = [k for k in _differences(runs) if k.startswith(prefixes)]
+    return [" ".join(f"{_short(k)}={run.config[k]}" for k in shown if k in run.config) for run in runs]
+
+
+def _short(key: str) -> str:
+    """A setting's name in tables: `lam`, `partition`, `partition.beta`, `attack`, `attack.fraction`."""
+    return key.removeprefix("algorithm.").removeprefix("data.").removesuffix(".name").removesuffix(".kind")
+
+
+def _unseen(summary: dict[str, Any], metric: str) -> float | None:
+    """The score of clients that took no part: of the adapted model, else of the global one."""
+    scores = summary.get("unseen", {})
+    value: float | None = scores.get("personal", scores.get("global", {})).get(metric)
+    return value
+
+
+def _differences(runs: list[FinishedRun]) -> list[str]:
+    """Settings that are not the same in all runs, apart from the names, which have columns."""
+    keys = sorted({key for run in runs for key in run.config})
+    skip = ("seed", "algorithm.name", "data.name")
+    return [k for k in keys if k not in skip and _differs(k, runs)]
+
+
+def _differs(key: str, runs: list[FinishedRun]) -> bool:
+    """Does it tell runs apart? A setting that only one reducer has, say, does not: the reducer's name does."""
+    section = key.rpartition(".")[0]
+    named = "data.partition.kind" if section.startswith("data.partition") else f"{section}.name"
+    values: dict[str, set[str]] = {}
+    for run in runs:
+        own = "" if key == named else json.dumps(run.config.get(named))
+        values.setdefault(own, set()).add(json.dumps(run.config.get(key)))
+    return any(len(found) > 1 for found in values.values())
+
+
+_ALWAYS = ("data.", "model.", "attack.", "reducer.", "privacy.", "select", "rounds", "participation")
+
+
+def _common(name: str, first: FinishedRun, groups: list[list[FinishedRun]]) -> tuple[str, ...]:
+    """Prefixes of settings worth showing: an algorithm's own only where it stands with several values of its own."""
+    own = [{k: v for k, v in g[0].config.items() if k.startswith("algorithm.")} for g in groups]
+    same = {json.dumps(o, sort_keys=True) for o in own if o.get("algorithm.name") == name}
+    return ("",) if len(same) > 1 else _ALWAYS

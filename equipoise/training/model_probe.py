@@ -1,0 +1,107 @@
+"""Find out what a model does in training by running it on a few samples."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from equipoise.equilibrium import WarmStart, layers
+from equipoise.errors import EquipoiseError
+from equipoise.parameter_space import ParameterSpace
+from equipoise.representations.points import HEAD, ForwardHook, RepresentationPoint
+from equipoise.settings import nearest
+from equipoise.training.replica import Replica
+
+
+@dataclass(frozen=True)
+class ModelProbe:
+    """What was found out about a model."""
+
+    output: Tensor
+    "its outputs for the samples"
+    rows: int
+    "rows per sample in the linear layers: one, or one per position"
+    unseeded: bool
+    "whether it draws from torch's global random stream"
+    buffer_names: tuple[str, ...]
+    "buffers that training changes (BatchNorm statistics), which belong to a client; constants belong to all"
+    fixed_point_shapes: dict[str, tuple[torch.Size, torch.dtype]]
+    "what is kept with a client's state for each of its samples, if the warm start of a layer asks for it"
+
+
+def probe_model(replica: Replica, constants: nn.Module, x: Tensor) -> ModelProbe:
+    """Run a replica once in training mode and once in eval mode.
+
+    Args:
+        replica: a fresh copy of the model.
+        constants: the model itself, whose buffers have not changed.
+        x: a few inputs.
+    """
+    replica.seed(0)
+    rows = 1
+
+    def count_rows(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        nonlocal rows
+        rows = max(rows, output.shape[:-1].numel() // len(x))
+
+    for layer in replica.module.modules():
+        if type(layer) is nn.Linear:
+            layer.register_forward_hook(count_rows)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        before = torch.random.get_rng_state()
+        try:
+            warm = WarmStart(replica.module, len(x))
+            with warm.at(torch.arange(len(x))):
+                replica.module.train()(x)
+            shapes = {k: (t.shape[1:], t.dtype) for k, t in warm.tensors("client").items()}
+            moved = dict(replica.module.named_buffers())
+            output: Tensor = replica.module.eval()(x)
+        except EquipoiseError:
+            raise
+        except Exception as error:
+            raise EquipoiseError(f"the model does not take inputs of shape {tuple(x.shape[1:])}: {error}") from None
+        # Random numbers from an unknown source can be seeded only if clients are trained one at a time.
+        unseeded = not torch.equal(before, torch.random.get_rng_state())
+    still = dict(constants.named_buffers())
+    buffer_names = tuple(n for n, b in moved.items() if not torch.equal(b, still[n]))
+    return ModelProbe(output, rows, unseeded, buffer_names, shapes)
+
+
+def find_point(
+    module: nn.Module, space: ParameterSpace, w0: Tensor, x: Tensor, head: str | None, name: str
+) -> RepresentationPoint:
+    """Find the representation point after the submodule `name`, or before the head.
+
+    Which parameters lead there is found by autograd.
+
+    Args:
+        module: the model.
+        space: the layout of its parameters.
+        w0: their values.
+        x: a few inputs.
+        head: name of the submodule that is the head.
+        name: name of a submodule, or HEAD.
+    """
+    module = copy.deepcopy(module).eval()
+    if name == HEAD and head is None:
+        raise EquipoiseError("representations are what the model's head reads; name the submodule that is the head")
+    if name != HEAD and name not in (names := dict(module.named_modules())):
+        raise EquipoiseError(f"the model has no submodule {name!r}{nearest(name, filter(None, names))}")
+    if any(name.startswith(f"{place}.") for place, _ in layers(module)):
+        raise EquipoiseError(f"{name!r} lies within an equilibrium layer, which is one place as a whole")
+    parameters = {k: t.detach().clone().requires_grad_() for k, t in space.views(w0).items()}
+    hook = ForwardHook(module, (name,), head)
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        functional_call(module, parameters, (x,))
+        if hook.silent():
+            raise EquipoiseError(f"the model never calls its submodule {name!r}, so it has no output")
+        (h,) = hook.take()
+        given = list(parameters.values())
+        found = torch.autograd.grad(h.sum(), given, allow_unused=True) if h.requires_grad else (None,) * len(given)
+    reach = torch.zeros(space.size, dtype=torch.bool)
+    for entry, gradient in zip(space.entries, found, strict=True):
+        reach[entry.offset : entry.end] = gradient is not None
+    return RepresentationPoint(name, h.shape[1], reach)
