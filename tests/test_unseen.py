@@ -12,6 +12,7 @@ from torch import nn
 import equipoise
 from equipoise.algorithms import FedBABU, FedReCo
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.data.federation import RaggedIndices
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import BodyAndHead
@@ -54,12 +55,12 @@ def test_they_adapt_the_head_or_all_as_the_method_says(in_mode: tuple[Algorithm,
     model = result.personal_vector("client-3")
     space = run.task.space
     start = run.algorithm.global_model(run.server)
-    if algorithm.looks_up:  # its own samples are all that is personal
+    if isinstance(algorithm, PredictsFromSamples):  # its own samples are all that is personal
         assert torch.equal(model.vector, start)
         assert run.summary()["unseen"]["adaptation_samples"] == 0
         return
     all_of_it = isinstance(algorithm, (FedBABU, FedReCo)) or "network" in algorithm.init_client(run.start)
-    if algorithm.keeps_head and not all_of_it:
+    if algorithm.requires.head and not all_of_it:
         body = next(iter(run.server.values()))
         assert torch.equal(space.body(model.vector), body)
         assert not torch.equal(space.head(model.vector), space.head(run.task.w0))

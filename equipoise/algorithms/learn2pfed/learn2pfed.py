@@ -6,20 +6,12 @@ from typing import Annotated, ClassVar, Literal, Self
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
-from torch.nn.functional import pad
 
-from equipoise import randomness
 from equipoise.algorithms.base import Algorithm, Reduce, Requirements
 from equipoise.algorithms.capabilities import HasConsensusModel, SeveralExchanges, ShowsState
-from equipoise.algorithms.learn2pfed.unrolled_admm import (
-    SCALARS,
-    Descent,
-    Fit,
-    Layout,
-    Values,
-    closed_cell_adjoints,
-    layout,
-)
+from equipoise.algorithms.learn2pfed.cells import Cells, Fit
+from equipoise.algorithms.learn2pfed.head import measure, network_with_head
+from equipoise.algorithms.learn2pfed.learnables import SCALARS, Descent, Layout, initial_learnables, layout
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.parameter_space import ParameterSpace
 from equipoise.settings import Count, NonNegative, Positive
@@ -114,11 +106,13 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
     def _sets(self) -> int:
         return 1 if self.sets == "shared" else self.cells
 
-    def _set(self, cell: int) -> int:
-        return cell if self.sets == "each" else 0
-
     def _layout(self, space: ParameterSpace) -> Layout:
         return layout(space, self._sets)
+
+    def _cells(self, space: ParameterSpace) -> Cells:
+        shared = self.sets == "shared"
+        steps = (self.solve_rate, self.solve_steps)
+        return Cells(self._layout(space), self.solve, *steps, self.positive, self.follow, shared)
 
     @property
     def _descent(self) -> Descent:
@@ -127,15 +121,11 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
     # What there is before the first round.
 
     def _raw(self, start: Start) -> Tensor:
-        """What the learnables of a client are made of."""
-        found = self._layout(start.space)
-        size = found.inputs * found.outputs
-        generator = randomness.torch_generator(start.seed, "learn2pfed")
-        drawn = torch.rand(size, generator=generator, dtype=torch.float64) if self.draw else torch.ones(size).double()
-        lam = (self.lam * drawn).clamp(min=1e-6 * self.lam).repeat(self._sets)
-        scalars = torch.tensor([self.rho, self.eta, self.theta], dtype=torch.float64).log()
-        raw = [lam.log() if self.positive == "log" else lam, scalars.repeat_interleave(self._sets)]
-        return torch.cat(raw).to(start.w0.dtype)
+        """Return what the learnables of a client begin as."""
+        scalars = (self.rho, self.eta, self.theta)
+        log = self.positive == "log"
+        found = initial_learnables(self._layout(start.space), start.seed, self.lam, scalars, self.draw, log)
+        return found.to(start.w0.dtype)
 
     def init_server(self, start: Start) -> State:
         v = self._layout(start.space).matrix(start.space.head(start.w0))
@@ -203,45 +193,13 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
             v = torch.where((client.age == 0)[..., None, None], w, v)
         tape = client.tape.clone()
         tape[..., t, :, :, :, :] = torch.stack([alpha, v, z, w.expand_as(v)], dim=-4)
-        alpha, v, z = self._cell(t, client, raw, data.space, alpha, v, z, w)
+        alpha, v, z = self._cells(data.space).forward(t, _fit(client), raw, alpha, v, z, w)
         client = State(client, x=torch.stack([alpha, v, z], dim=-4), tape=tape)
         sent = self._message(v - z - alpha, torch.zeros_like(data.size), torch.zeros_like(raw), data.space)  # line 8
         if self.backward == "local" and t == self.cells - 1:
             for cell in reversed(range(self.cells)):
                 client, _ = self._backward(cell, client, raw, torch.zeros_like(v), data)
         return client, sent
-
-    def _cell(
-        self,
-        cell: int,
-        client: State,
-        raw: Tensor,
-        space: ParameterSpace,
-        alpha: Tensor,
-        v: Tensor,
-        z: Tensor,
-        w: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        lam, rho, eta, theta = self._values(raw, cell, space)
-        fit = self._fit(client)
-        alpha = alpha + theta * (z - v + w)  # Eq. 9
-        q = w + z + alpha
-        closed = self.solve == "closed"  # Eq. 10, else Eq. 14
-        v = fit.solved(rho, q) if closed else fit.stepped(rho, q, v, self.solve_rate, self.solve_steps)
-        z = eta / (lam + eta) * (v - w - alpha)  # Eq. 11
-        return alpha, v, z
-
-    def _values(self, raw: Tensor, cell: int, space: ParameterSpace) -> Values:
-        found, k = self._layout(space), self._set(cell)
-        lam = found.lam(raw, k)
-        return Values(lam.exp() if self.positive == "log" else lam.relu(), *self._followed(*found.scalars(raw, k)))
-
-    @staticmethod
-    def _fit(client: State) -> Fit:
-        return Fit(client.U, client.d, client.UXY)
-
-    def _followed(self, rho: Tensor, eta: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return rho, rho if "eta" in self.follow else eta, rho if "theta" in self.follow else theta
 
     def _backward(self, cell: int, client: State, raw: Tensor, u_bar: Tensor, data: LocalData) -> tuple[State, State]:
         """Adjoints of a cell's inputs from those of its outputs; it is computed again from inputs that were kept.
@@ -254,40 +212,12 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
             outer = 2 * (client.outer_xx @ v - client.outer_xy)  # of F_i, a mean of squared errors
             x_bar = torch.stack([torch.zeros_like(v), outer, torch.zeros_like(v)], dim=-4)
             u_bar, slope = torch.zeros_like(v), torch.zeros_like(slope)
-        way = self._by_hand if self.solve == "closed" else self._by_autograd
-        u, found, w_bar, more = way(cell, client, raw, data.space, x_bar, u_bar)
+        tape = client.tape[..., cell, :, :, :, :]
+        u, found, w_bar, more = self._cells(data.space).backward(cell, _fit(client), raw, tape, x_bar, u_bar)
         client = State(client, x_bar=torch.stack(found, dim=-4), slope=slope + more)
         s = (u * u_bar).flatten(-3).sum(-1, keepdim=True)
         sent = self._message(w_bar, s, client.slope, data.space)
         return (self._stepped(client, data.space) if cell == 0 else client), sent
-
-    def _by_autograd(
-        self, cell: int, client: State, raw: Tensor, space: ParameterSpace, x_bar: Tensor, u_bar: Tensor
-    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-        """u; adjoints of alpha, v and z as they came in, of w, and of the learnables."""
-        with torch.enable_grad():
-            inputs = [t.detach().requires_grad_() for t in client.tape[..., cell, :, :, :, :].unbind(-4)]
-            learnables = raw.detach().requires_grad_()
-            alpha, v, z = self._cell(cell, client, learnables, space, *inputs)
-            u = v - z - alpha
-            outputs, adjoints = [alpha, v, z, u], [*x_bar.unbind(-4), u_bar]
-            *found, w_bar, more = torch.autograd.grad(outputs, [*inputs, learnables], adjoints)
-        return u.detach(), found, w_bar, more
-
-    def _by_hand(
-        self, cell: int, client: State, raw: Tensor, space: ParameterSpace, x_bar: Tensor, u_bar: Tensor
-    ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-        """The same for closed solves, quicker."""
-        values, found, k = self._values(raw, cell, space), self._layout(space), self._set(cell)
-        inputs = client.tape[..., cell, :, :, :, :].unbind(-4)
-        u, bars = closed_cell_adjoints(self._fit(client), values, inputs, x_bar.unbind(-4), u_bar)
-        scalars = bars.scalars.clone()
-        for name in self.follow:
-            at = SCALARS.index(name)
-            scalars[..., 0] += scalars[..., at]
-            scalars[..., at] = 0
-        lam = bars.lam * (values.lam if self.positive == "log" else found.lam(raw, k) > 0)
-        return u, bars.inputs, bars.w, found.slope(k, lam, scalars)
 
     def _message(self, vector: Tensor, s: Tensor, slope: Tensor, space: ParameterSpace) -> State:
         places = self._layout(space).places(self.tied)
@@ -311,14 +241,17 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         slope = torch.zeros_like(server.slope) if t == self.cells else server.slope.clone()
         s = torch.cat([u.message.s for u in uploads.uploads])
         # Of log p and log gamma alike: <u_i, u_bar_i>, less the client's part of that sum, as weights are relative.
-        slope[:, self._set(cell)] -= server.share[cell] * s.sum()
-        slope[:, self._set(cell), who] += s[known]
+        slope[:, self._set_of(cell)] -= server.share[cell] * s.sum()
+        slope[:, self._set_of(cell), who] += s[known]
         after |= State(w_bar=len(uploads) * reduce(Uploads(uploads.who, tuple(vectors))).u, slope=slope)
         return after if cell else self._server_stepped(after, uploads, reduce)
 
+    def _set_of(self, cell: int) -> int:
+        return cell if self.sets == "each" else 0
+
     def _weights(self, server: State, uploads: Uploads, cell: int) -> Tensor:
         """p gamma of those who sent, p beginning as the client's part of the samples."""
-        raw = server.raw[:, self._set(cell)].sum(0).double()
+        raw = server.raw[:, self._set_of(cell)].sum(0).double()
         raw = torch.cat([raw, raw.mean(0, keepdim=True)])  # the last is for newcomers
         logs = raw[[min(who, len(raw) - 1) for who in uploads.who]]
         return uploads.weights() * (logs - logs.max()).exp()
@@ -372,27 +305,17 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
 
     def _measured(self, client: State, data: LocalData) -> State:
         model = self._model(client, client.x[..., 1, :, :, :], data.space)
-        seen = data.moments(model, groups=self.folds if self.outer == "folds" else 1)
-        judged = data.moments(model, of="validation") if self.outer == "validation" else seen
-        xx, xy, n = seen.xx, seen.xy, judged.n.sum(-3, keepdim=True).clamp(min=1)
-        outer_xx, outer_xy = judged.xx / n, judged.xy / n
-        if self.outer == "folds":
-            xx, xy = (torch.cat([m.sum(-3, keepdim=True) - m, m.sum(-3, keepdim=True)], dim=-3) for m in (xx, xy))
-            # The network that knows all samples is judged by none.
-            outer_xx, outer_xy = (pad(m, (0, 0, 0, 0, 0, 1)) for m in (outer_xx, outer_xy))
-        return State(client, **Fit.of(xx, xy)._asdict(), outer_xx=outer_xx, outer_xy=outer_xy)
+        return measure(model, client, data, self.outer, self.folds)
 
     def _model(self, client: State, matrices: Tensor, space: ParameterSpace) -> Tensor:
-        """The client's network with a head: the last of these."""
-        head = self._layout(space).head(matrices[..., -1, :, :])
-        return space.join(space.body(client.network), head) if space.body_size else head
+        return network_with_head(self._layout(space), space, client, matrices)
 
     def shown_state(self, client: State, down: State, space: ParameterSpace) -> State:
         """Its learnables."""
         raw, found = self._with_tied(client.raw, down, space), self._layout(space)
         rows = [raw[..., found.places((name,))] for name in ("lam", *SCALARS)]
         lam = rows[0].unflatten(-1, (self._sets, -1)).mean(-2)  # of several sets, the mean
-        rho, eta, theta = self._followed(*(row.exp() for row in rows[1:]))
+        rho, eta, theta = self._cells(space).followed(*(row.exp() for row in rows[1:]))
         return State(lam=lam.exp() if self.positive == "log" else lam.relu(), rho=rho, eta=eta, theta=theta)
 
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
@@ -410,5 +333,9 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         v = down.w.expand_as(client.UXY)
         alpha = z = torch.zeros_like(v)
         for cell in range(self.cells):
-            alpha, v, z = self._cell(cell, client, raw, data.space, alpha, v, z, down.w)
+            alpha, v, z = self._cells(data.space).forward(cell, _fit(client), raw, alpha, v, z, down.w)
         return self._model(client, v, data.space)
+
+
+def _fit(client: State) -> Fit:
+    return Fit(client.U, client.d, client.UXY)

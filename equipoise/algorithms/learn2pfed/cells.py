@@ -1,0 +1,187 @@
+"""One unrolled iteration of ADMM (a cell), forward and backward, with the letters of Eqs. 9 to 11."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithms.learn2pfed.learnables import SCALARS, Layout
+
+
+class Fit(NamedTuple):
+    """What a cell knows of a client's data: X'X = U diag(d) U', factorised once for all cells, and U'X'Y."""
+
+    U: Tensor
+    d: Tensor
+    UXY: Tensor
+
+    @classmethod
+    def of(cls, xx: Tensor, xy: Tensor) -> "Fit":
+        """Factorise X'X; a client with numbers that are not finite gets NaN, so that it shows."""
+        bad = ~xx.isfinite().all(-1).all(-1)
+        d, U = torch.linalg.eigh(xx.double().masked_fill(bad[..., None, None], 0))
+        d = d.clamp(min=0).masked_fill(bad[..., None], torch.nan)
+        found = (U, d.unsqueeze(-1), U.mT @ xy.double())
+        return cls(*(t.to(xx.dtype) for t in found))
+
+    def solved(self, rho: Tensor, q: Tensor) -> Tensor:
+        """Minimise ½|Xv - Y|² + rho/2 |v - q|²: (X'X + rho I)⁻¹ (rho q + X'Y)."""
+        return self.U @ ((rho * (self.U.mT @ q) + self.UXY) / (self.d + rho))
+
+    def stepped(self, rho: Tensor, q: Tensor, v: Tensor, rate: float, steps: int) -> Tensor:
+        """Take gradient steps on the same from v, at a rate in units of one over its smoothness."""
+        y, q = self.U.mT @ v, self.U.mT @ q
+        step = rate / (self.d.amax(-2, keepdim=True) + rho)
+        for _ in range(steps):
+            y = y - step * (self.d * y - self.UXY + rho * (y - q))
+        return self.U @ y
+
+
+class Values(NamedTuple):
+    """Λ and the scalars of a cell."""
+
+    lam: Tensor
+    rho: Tensor
+    eta: Tensor
+    theta: Tensor
+
+
+class Adjoints(NamedTuple):
+    """The derivatives of a loss by everything that goes into a cell; of the scalars by their logarithms."""
+
+    inputs: list[Tensor]
+    "of alpha, v and z as they came in"
+    w: Tensor
+    lam: Tensor
+    scalars: Tensor
+    "(..., 3): of rho, eta and theta"
+
+
+class CellGradients(NamedTuple):
+    """What a cell gives on the way back."""
+
+    u: Tensor
+    "what the cell sent on the way forward"
+    inputs: list[Tensor]
+    "adjoints of alpha, v and z as they came in"
+    w: Tensor
+    "adjoint of w"
+    raw: Tensor
+    "adjoint of the learnables"
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells of a network, which differ only in the learnables that they use."""
+
+    layout: Layout
+    solve: Literal["closed", "gradient"]
+    solve_rate: float
+    solve_steps: int
+    positive: Literal["relu", "log"]
+    follow: tuple[str, ...]
+    one_set: bool
+    "whether all cells share one set of learnables"
+
+    def set_of(self, cell: int) -> int:
+        """Return the number of the set of learnables that a cell uses."""
+        return 0 if self.one_set else cell
+
+    def values(self, raw: Tensor, cell: int) -> Values:
+        """Return Λ and the scalars of a cell."""
+        k = self.set_of(cell)
+        lam = self.layout.lam(raw, k)
+        scalars = self.followed(*self.layout.scalars(raw, k))
+        return Values(lam.exp() if self.positive == "log" else lam.relu(), *scalars)
+
+    def followed(self, rho: Tensor, eta: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Put rho in the place of the scalars that follow it."""
+        return rho, rho if "eta" in self.follow else eta, rho if "theta" in self.follow else theta
+
+    def forward(
+        self, cell: int, fit: Fit, raw: Tensor, alpha: Tensor, v: Tensor, z: Tensor, w: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Do one iteration of ADMM: from alpha, v, z and w to the next alpha, v and z."""
+        lam, rho, eta, theta = self.values(raw, cell)
+        alpha = alpha + theta * (z - v + w)  # Eq. 9
+        q = w + z + alpha
+        closed = self.solve == "closed"  # Eq. 10, else Eq. 14
+        v = fit.solved(rho, q) if closed else fit.stepped(rho, q, v, self.solve_rate, self.solve_steps)
+        z = eta / (lam + eta) * (v - w - alpha)  # Eq. 11
+        return alpha, v, z
+
+    def backward(self, cell: int, fit: Fit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor) -> CellGradients:
+        """Compute the adjoints of a cell's inputs from those of its outputs.
+
+        Args:
+            cell: the number of the cell.
+            fit: the client's data.
+            raw: the client's learnables.
+            tape: alpha, v, z and w as they came in.
+            x_bar: adjoints of alpha, v and z as they went out.
+            u_bar: adjoint of what the cell sent.
+        """
+        way = self._by_hand if self.solve == "closed" else self._by_autograd
+        return way(cell, fit, raw, tape, x_bar, u_bar)
+
+    def _by_autograd(
+        self, cell: int, fit: Fit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor
+    ) -> CellGradients:
+        with torch.enable_grad():
+            inputs = [t.detach().requires_grad_() for t in tape.unbind(-4)]
+            learnables = raw.detach().requires_grad_()
+            alpha, v, z = self.forward(cell, fit, learnables, *inputs)
+            u = v - z - alpha
+            outputs, adjoints = [alpha, v, z, u], [*x_bar.unbind(-4), u_bar]
+            *found, w_bar, more = torch.autograd.grad(outputs, [*inputs, learnables], adjoints)
+        return CellGradients(u.detach(), found, w_bar, more)
+
+    def _by_hand(self, cell: int, fit: Fit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor) -> CellGradients:
+        """Do the same for closed solves, faster."""
+        values, k = self.values(raw, cell), self.set_of(cell)
+        u, bars = closed_cell_adjoints(fit, values, tape.unbind(-4), x_bar.unbind(-4), u_bar)
+        scalars = bars.scalars.clone()
+        for name in self.follow:
+            at = SCALARS.index(name)
+            scalars[..., 0] += scalars[..., at]
+            scalars[..., at] = 0
+        lam = bars.lam * (values.lam if self.positive == "log" else self.layout.lam(raw, k) > 0)
+        return CellGradients(u, bars.inputs, bars.w, self.layout.slope(k, lam, scalars))
+
+
+def closed_cell_adjoints(
+    fit: Fit, values: Values, inputs: Sequence[Tensor], x_bar: Sequence[Tensor], u_bar: Tensor
+) -> tuple[Tensor, Adjoints]:
+    """Return what a cell with a closed solve sends, u, and its adjoints.
+
+    They are written out by hand, because matrices are small and autograd's overhead is not.
+
+    Args:
+        fit: the client's data.
+        values: the learnables.
+        inputs: alpha, v, z and w as they came in.
+        x_bar: adjoints of alpha, v and z as they go out.
+        u_bar: adjoint of u.
+    """
+    (lam, rho, eta, theta), (alpha, v, z, w) = values, inputs
+    gap = z - v + w
+    alpha = alpha + theta * gap
+    Uq = fit.U.mT @ (w + z + alpha)
+    Uv = (rho * Uq + fit.UXY) / (fit.d + rho)
+    v = fit.U @ Uv
+    kappa, r = eta / (lam + eta), v - w - alpha  # z = kappa r
+    u = v - kappa * r - alpha
+
+    alpha_bar, v_bar, z_bar = x_bar
+    z_bar = z_bar - u_bar
+    r_bar, kappa_bar = kappa * z_bar, z_bar * r / (lam + eta)
+    g = (fit.U.mT @ (v_bar + u_bar + r_bar)) / (fit.d + rho)
+    q_bar = fit.U @ (rho * g)
+    alpha_bar = alpha_bar - u_bar - r_bar + q_bar
+    gap_bar = theta * alpha_bar
+    by_scalar = [g * (Uq - Uv) * rho, kappa_bar * (1 - kappa) * eta, alpha_bar * gap * theta]
+    scalars = torch.stack([t.flatten(-3).sum(-1) for t in by_scalar], dim=-1)
+    lam_bar = -(kappa_bar * kappa).sum(-3, keepdim=True)
+    return u, Adjoints([alpha_bar, -gap_bar, q_bar + gap_bar], q_bar - r_bar + gap_bar, lam_bar, scalars)
