@@ -2,26 +2,14 @@
 
 import os
 import tempfile
-from collections import OrderedDict
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
-from equipoise.config.device_classes import Devices
-from equipoise.config.engine import Engine, Schedule
-from equipoise.config.uploads import UploadSettings
-from equipoise.data.federation import Federation, from_clients
-from equipoise.engine.simulation import Simulation
-from equipoise.models.base import BodyAndHead
-from equipoise.storage.run_folder import RunFolder
-from equipoise.training.task import Task
+from tests.support.problems import IN_MODES, KINDS, LeastSquares, registered
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -32,142 +20,15 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["EQUIPOISE_CACHE"] = cache.name
 
 
-def classification(clients: int = 6, seed: int = 0, names: list[str] | None = None) -> Federation:
-    """Ragged clients with labels of their own: from 3 samples (less than a batch) upwards, one without validation."""
-    rng = np.random.default_rng(seed)
-    parts = []
-    for i in range(clients):
-        n = 3 + 5 * i
-        x = rng.normal(size=(n + 6, 5))
-        y = (x @ rng.normal(size=(5, 3))).argmax(1)
-        part = {"train": (x[:n], y[:n]), "test": (x[n + 3 :], y[n + 3 :])}
-        if i != 1:
-            part["validation"] = (x[n : n + 3], y[n : n + 3])
-        parts.append(part)
-    return from_clients(parts, names=names)
-
-
-@dataclass
-class LeastSquares:
-    """Clients with ½-mean-squared losses whose optima are known: gradient S_i v - c_i with the loss (v·x - y)²."""
-
-    clients: int = 4
-    samples: int = 12
-    features: int = 3
-    x: list[np.ndarray] = field(default_factory=list)
-    y: list[np.ndarray] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        rng = np.random.default_rng(3)
-        for i in range(self.clients):
-            n = self.samples + 4 * i
-            self.x.append(rng.normal(size=(n, self.features)))
-            self.y.append(self.x[-1] @ rng.normal(size=self.features) + 0.1 * rng.normal(size=n))
-
-    def federation(self) -> Federation:
-        return from_clients([{"train": (x, y), "test": (x, y)} for x, y in zip(self.x, self.y, strict=True)])
-
-    def hessian(self, i: int) -> np.ndarray:
-        """Of the mean squared error, whose gradient is H v - g."""
-        return 2 * self.x[i].T @ self.x[i] / len(self.x[i])
-
-    def right(self, i: int) -> np.ndarray:
-        return 2 * self.x[i].T @ self.y[i] / len(self.x[i])
-
-    def local(self, i: int) -> np.ndarray:
-        return np.linalg.solve(self.hessian(i), self.right(i))
-
-    def pooled(self) -> np.ndarray:
-        return np.linalg.lstsq(np.concatenate(self.x), np.concatenate(self.y), rcond=None)[0]
-
-    def smoothness(self) -> float:
-        return max(np.linalg.eigvalsh(self.hessian(i)).max() for i in range(self.clients))
-
-
-def linear_module(features: int = 3) -> nn.Module:
-    """y = v·x, the weights all head."""
-    module = BodyAndHead(nn.Identity(), nn.Linear(features, 1, bias=False))
-    nn.init.zeros_(module.head.weight)
-    return module
-
-
-def small_mlp(seed: int = 0, features: int = 5, outputs: int = 3) -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        # The name is that under which FedCR looks for means and spreads.
-        body = nn.Sequential(OrderedDict(encoder=nn.Linear(features, 8), tanh=nn.Tanh()))
-        return BodyAndHead(body, nn.Linear(8, outputs))
-
-
-def simulation(
-    algorithm: Algorithm,
-    federation: Federation | None = None,
-    module: nn.Module | None = None,
-    *,
-    folder: Path | None = None,
-    mode: str = "threads",
-    workers: int = 1,
-    head: Any = "head",
-    loss: Any = "cross-entropy",
-    dtype: str = "float64",
-    new: bool = True,
-    between: UploadSettings | None = None,
-    devices: Devices | None = None,
-    **schedule: Any,
-) -> Simulation:
-    """A run of a small problem, ready to go."""
-    federation = federation or classification()
-    number = {"float32": torch.float32, "float64": torch.float64}[dtype]
-    sample = federation.prepared(number, False).sample()
-    task = Task(module or small_mlp(), sample, head=head, loss=loss, dtype=number)
-    run_folder = None
-    if folder is not None:
-        run_folder = RunFolder(folder)
-        if new:
-            folder.mkdir(parents=True)
-            run_folder.write_config()
-    schedule = {"rounds": 4, "participation": 0.5, **schedule}
-    engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
-    settings = (algorithm, Schedule(**schedule), engine)
-    return Simulation(task, federation, *settings, run_folder, uploads=between, devices=devices)
-
-
-def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head", **schedule: Any) -> Simulation:
-    # Stacked, as the many small steps that a limit takes go quickest so.
-    schedule = {"participation": 1.0, "evaluate_every": 10**6, "mode": "stacked", **schedule}
-    run = simulation(
-        algorithm, problem.federation(), linear_module(problem.features), head=head, loss="squared", **schedule
-    )
-    run.run()
-    return run
-
-
-def registered(name: str) -> Algorithm:
-    """An algorithm as the registry-wide tests use it."""
-    cls = ALGORITHMS[name]
-    # Methods with a loop of their own inside a round need not show all of it everywhere.
-    quick = {"local_rounds": 2, "inner_steps": 2, "cells": 2}
-    quick = {key: value for key, value in quick.items() if key in cls.model_fields}
-    return cls(lr=0.05, epochs=2, batch=4, **quick)
-
-
 @pytest.fixture(params=list(ALGORITHMS))
 def algorithm(request: pytest.FixtureRequest) -> Algorithm:
     """Every registered algorithm; one that joins the registry joins the tests."""
     return registered(request.param)
 
 
-KINDS = ["fedavg", "ditto", "fedrep", "flame", "learn2pfed"]
-"""One of each kind, for what is the engine's doing and takes long: nothing kept by clients, models of their own, heads,
-last messages of all, and several exchanges in a round."""
-
-
 @pytest.fixture(params=KINDS)
 def one_of_a_kind(request: pytest.FixtureRequest) -> Algorithm:
     return registered(request.param)
-
-
-IN_MODES = [*((name, "threads") for name in ALGORITHMS), *((name, "stacked") for name in KINDS)]
 
 
 @pytest.fixture(params=IN_MODES, ids="-".join)
@@ -195,6 +56,6 @@ def real_data() -> Path:
 @pytest.fixture
 def remember(monkeypatch: pytest.MonkeyPatch) -> None:
     """The method of tests/tampering.py, in the registry for as long as a test."""
-    from tests.tampering import Remember
+    from tests.support.tampering import Remember
 
     monkeypatch.setitem(ALGORITHMS, "remember", Remember)

@@ -29,8 +29,8 @@ from equipoise.reproduction.exhibits import Exhibit, exhibits, find, own
 from equipoise.runs.sweep import expand_sweep
 from equipoise.settings import read
 from equipoise.storage.run_folder import read_toml
-from tests.conftest import simulation
-from tests.test_cli import equipoise_command
+from tests.support.commands import equipoise_command
+from tests.support.problems import simulation
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,0 +1,245 @@
+"""What every registered algorithm promises, whatever it does."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.capabilities import exchanges_of
+from equipoise.algorithms.schema import infer_schema
+from equipoise.engine.simulation import Simulation
+from equipoise.state import State
+from tests.support.problems import KINDS, classification, metrics, registered, simulation
+
+
+def same_state(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_same_seed_gives_the_same_bytes_with_one_or_two_workers(algorithm: Algorithm, tmp_path: Path) -> None:
+    for name, workers in (("a", 1), ("b", 1), ("c", 2)):
+        simulation(algorithm, folder=tmp_path / name, workers=workers, dtype="float32").run()
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b") == metrics(tmp_path / "c")
+    assert metrics(tmp_path / "a").count(b"\n") == 4
+
+
+def test_same_seed_gives_the_same_bytes_stacked(one_of_a_kind: Algorithm, tmp_path: Path) -> None:
+    for name in "ab":
+        simulation(one_of_a_kind, folder=tmp_path / name, mode="stacked", dtype="float32").run()
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+
+
+def test_another_seed_gives_something_else(algorithm: Algorithm) -> None:
+    one, two = simulation(algorithm, seed=1), simulation(algorithm, seed=2)
+    one.run()
+    two.run()
+    assert one.lines != two.lines
+
+
+def comparable(state: State) -> State:
+    """An eigenbasis may turn; what is made of it may not."""
+    if "UXY" not in state:
+        return state
+    rest = State({k: t for k, t in state.items() if k not in ("U", "d", "UXY")})
+    return State(rest, xx=state.U @ (state.d * state.U.mT), xy=state.U @ state.UXY)
+
+
+def test_stacked_equals_threaded(algorithm: Algorithm) -> None:
+    same_stacked(algorithm)
+
+
+@pytest.mark.parametrize("how", [{"momentum": 0.5}, {"optimizer": "adam"}, {"clip": 0.1}, {"steps": 3}])
+def test_stacked_equals_threaded_by_every_rule_of_steps(one_of_a_kind: Algorithm, how: dict[str, object]) -> None:
+    same_stacked(one_of_a_kind.model_copy(update=how))
+
+
+def same_stacked(algorithm: Algorithm) -> None:
+    threaded, stacked = simulation(algorithm, mode="threads"), simulation(algorithm, mode="stacked")
+    threaded.run()
+    stacked.run()
+    assert threaded.mode == "threads"
+    assert stacked.mode == "stacked"
+    for name, value in threaded.server.items():
+        torch.testing.assert_close(stacked.server[name], value, rtol=1e-9, atol=1e-11)
+    for who in range(len(threaded.federation)):
+        for name, value in comparable(threaded.store.get(who)).items():
+            torch.testing.assert_close(comparable(stacked.store.get(who))[name], value, rtol=1e-9, atol=1e-11)
+    assert stacked.counters.gradient_samples == threaded.counters.gradient_samples
+    for kind, table in threaded.scores.training.board().tables().items():
+        np.testing.assert_allclose(stacked.scores.training.board().tables()[kind], table, rtol=1e-9, atol=1e-11)
+
+
+KILLS = [(name, *(("threads", 3, 0.0), ("stacked", 4, 0.012))[k % 2]) for k, name in enumerate(KINDS)]
+_KILLED = """
+    import os, signal, sys, time
+    from pathlib import Path
+    from tests.conftest import registered, simulation
+
+    name, folder, mode, after = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+    run = simulation(registered(name), folder=folder, mode=mode, rounds=9, checkpoint_every=2)
+    log = run.log
+    def slow(line, timing):
+        log(line, timing)
+        print(line["round"], flush=True)
+        time.sleep(0.002 * after)  # so that the blow falls here, or within the round or the checkpoint that follows
+    run.log = slow
+    run.run()
+"""
+
+
+@pytest.mark.parametrize(("name", "mode", "after", "delay"), KILLS)
+def test_killed_and_resumed_ends_with_the_same_bytes(
+    name: str, mode: str, after: int, delay: float, tmp_path: Path
+) -> None:
+    """What a kill can break is the engine's, not the method's: one of each kind, in one of the two modes by turns."""
+    algorithm = registered(name)
+    whole = simulation(algorithm, folder=tmp_path / "whole", mode=mode, rounds=9, checkpoint_every=2)
+    whole.run()
+    root = Path(__file__).parents[2]
+    child = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(_KILLED), name, str(tmp_path / "killed"), mode, str(after)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    for line in child.stdout:
+        if int(line) == after:
+            break
+    time.sleep(delay)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    resumed = simulation(algorithm, folder=tmp_path / "killed", mode=mode, rounds=9, checkpoint_every=2, new=False)
+    resumed.resume()
+    assert 0 <= resumed.done < 9
+    resumed.run()
+    assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
+    assert (tmp_path / "killed" / "clients.csv").read_bytes() == (tmp_path / "whole" / "clients.csv").read_bytes()
+    summaries = [json.loads((tmp_path / n / "summary.json").read_text()) for n in ("killed", "whole")]
+    for summary in summaries:
+        for clock in ("seconds", "samples_per_second", "peak_memory_mb"):
+            del summary[clock]
+    assert summaries[0] == summaries[1]
+
+
+def test_the_order_of_clients_does_not_matter(in_mode: tuple[Algorithm, str]) -> None:
+    algorithm, mode = in_mode
+    ordered = classification()
+    order = [4, 0, 5, 2, 1, 3]
+
+    def permuted(lists: object) -> object:
+        from equipoise.data.federation import RaggedIndices
+
+        return RaggedIndices([lists[i] for i in order])  # type: ignore[index]
+
+    from dataclasses import replace
+
+    mixed = replace(
+        ordered,
+        names=tuple(ordered.names[i] for i in order),
+        **{split: permuted(getattr(ordered, split)) for split in ("train", "validation", "test")},
+    )
+    one, two = (simulation(algorithm, federation, mode=mode, dtype="float32") for federation in (ordered, mixed))
+    one.run()
+    two.run()
+    assert same_state(one.server, two.server)
+    for position, who in enumerate(order):
+        assert same_state(one.store.get(who), two.store.get(position))
+    for kind, table in one.scores.training.board().tables().items():
+        np.testing.assert_array_equal(two.scores.training.board().tables()[kind], table[order])
+
+
+def test_a_client_that_takes_no_part_keeps_its_state(in_mode: tuple[Algorithm, str]) -> None:
+    algorithm, mode = in_mode
+    run = simulation(algorithm, mode=mode, participation=2)
+    for _ in range(3):
+        before = {who: State({k: t.clone() for k, t in run.store.get(who).items()}) for who in range(6)}
+        took_part = run.sample(run.done + 1)
+        assert len(took_part) == 2
+        run.advance()
+        for who in set(range(6)) - set(took_part):
+            assert same_state(run.store.get(who), before[who])
+    run.close()
+
+
+def test_bytes_counted_are_the_sizes_of_the_messages(
+    in_mode: tuple[Algorithm, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm, mode = in_mode
+    sent = {"up": 0, "down": 0}
+    accept = Simulation._accept
+
+    def seen(self: Simulation, round: int, jobs: list, results: list) -> list:
+        for job in jobs:
+            sent["down"] += sum(t.numpy().nbytes for t in job.down.values())
+        for result in results:
+            upload = result.upload
+            sent["up"] += sum(t.contiguous().numpy().nbytes for t in upload.message.values())
+            sent["up"] += 0 if upload.weight is None else upload.weight.numpy().nbytes
+        return accept(self, round, jobs, results)
+
+    monkeypatch.setattr(Simulation, "_accept", seen)
+    run = simulation(algorithm, mode=mode)
+    run.run()
+    assert (run.counters.bytes_up, run.counters.bytes_down) == (sent["up"], sent["down"])
+    announced = infer_schema(algorithm, run.start)
+    size = 8
+    up = size * sum(int(np.prod(shape)) for shape, _ in announced.up.values())
+    assert run.counters.bytes_up == up * 3 * 4 * exchanges_of(algorithm)  # three of six clients in four rounds
+
+
+def test_every_message_and_state_has_the_shape_that_was_announced(
+    in_mode: tuple[Algorithm, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    algorithm, mode = in_mode
+    seen = []
+    accept = Simulation._accept
+
+    def look(self: Simulation, round: int, jobs: list, results: list) -> list:
+        for job, result in zip(jobs, results, strict=True):
+            seen.append((job.down.shapes(), result.upload.wire.shapes(), result.client.shapes(), self.server.shapes()))
+        return accept(self, round, jobs, results)
+
+    monkeypatch.setattr(Simulation, "_accept", look)
+    run = simulation(algorithm, mode=mode)
+    run.run()
+    announced = infer_schema(algorithm, run.start)
+    assert seen == [(announced.down, announced.up, announced.client, announced.server)] * 12 * exchanges_of(algorithm)
+
+
+def test_the_common_start_is_left_alone(algorithm: Algorithm) -> None:
+    for mode in ("threads", "stacked"):
+        run = simulation(algorithm, mode=mode)
+        before = run.task.w0.clone()
+        run.run()
+        assert torch.equal(run.task.w0, before)
+
+
+def test_a_bad_update_is_left_out_and_changes_nothing(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
+    federation = classification()
+    x = federation.x.clone()
+    x[federation.train[2]] = float("nan")
+    from dataclasses import replace
+
+    run = simulation(algorithm, replace(federation, x=x), participation=1.0, rounds=2)
+    told: list[str] = []
+    monkeypatch.setattr(run.callback, "on_message", told.append)
+    before = run.store.get(2)
+    run.run()
+    assert [line["left_out"] for line in run.lines] == [1, 1]
+    assert run.counters.left_out == 2
+    assert len(told) == 2
+    assert "client-2" in told[0]
+    assert same_state(run.store.get(2), before)
+    assert run.server.finite()
+    assert all(run.store.get(who).finite() for who in range(6))

@@ -1,0 +1,143 @@
+"""TensorBoard and MLflow hear what the run folder says, and no run depends on them."""
+
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.trackers import TRACKERS, flatten_numbers
+from equipoise.config.experiment import Experiment
+from equipoise.errors import EquipoiseError, Interrupted
+from equipoise.runs.launch import run
+from equipoise.storage.run_folder import RunFolder
+from tests.support.commands import small
+
+Curves = dict[str, dict[int, float]]
+
+
+@pytest.fixture(autouse=True)
+def own_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+
+def experiment(**more: Any) -> Experiment:
+    return Experiment.parse(small(rounds=4, checkpoint_every=1, **more))
+
+
+def tensorboard(out: Path) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(out / "tensorboard"))
+    events.Reload()
+    return {name: {e.step: e.value for e in events.Scalars(name)} for name in events.Tags()["scalars"]}
+
+
+def mlflow_client(out: Path) -> Any:
+    from mlflow.tracking import MlflowClient
+
+    return MlflowClient(f"sqlite:///{out.parent / 'mlflow.db'}")
+
+
+def mlflow_run(out: Path) -> Any:
+    client = mlflow_client(out)
+    [found] = client.search_runs([client.get_experiment_by_name("equipoise").experiment_id])
+    return found
+
+
+def mlflow(out: Path) -> Curves:
+    client, found = mlflow_client(out), mlflow_run(out)
+    assert found.info.status == "FINISHED"
+    assert found.data.params["algorithm.name"] == '"ditto"'
+    names = [name for name in found.data.metrics if not name.startswith("summary/")]
+    return {name: {m.step: m.value for m in client.get_metric_history(found.info.run_id, name)} for name in names}
+
+
+READERS: dict[str, Callable[[Path], Curves]] = {"tensorboard": tensorboard, "mlflow": mlflow}
+
+
+def written(out: Path) -> Curves:
+    curves: Curves = {}
+    for line in RunFolder(out).read_metrics():
+        for name, value in flatten_numbers({k: v for k, v in line.items() if k != "round"}).items():
+            curves.setdefault(name, {})[line["round"]] = value
+    return curves
+
+
+class Stop(RunCallback):
+    """Breaks a run off as Ctrl-C would."""
+
+    def __init__(self, after: int):
+        self.after = after
+
+    def on_round_end(self, line: dict[str, Any]) -> None:
+        if line["round"] == self.after:
+            raise Interrupted
+
+
+@pytest.mark.parametrize("name", list(TRACKERS))
+def test_a_tracker_hears_every_round_once_also_of_a_run_that_was_broken_off(name: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(experiment(track=[name]), out, None, False, Stop(after=3))
+    if name == "mlflow":
+        assert mlflow_run(out).info.status == "KILLED"
+    run(experiment(track=[name]), out, None, True, RunCallback())
+    expected, found = written(out), READERS[name](out)
+    assert found.keys() == expected.keys()
+    for key, curve in expected.items():
+        assert found[key] == pytest.approx(curve, rel=1e-6), key  # event files have single precision
+        assert sorted(found[key]) == sorted(curve)
+
+
+def test_what_is_tracked_changes_no_result(tmp_path: Path) -> None:
+    run(experiment(), tmp_path / "without", None, False, RunCallback())
+    run(experiment(track=["tensorboard", "mlflow"]), tmp_path / "with", None, False, RunCallback())
+    logs = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("without", "with")]
+    assert logs[0] == logs[1]
+    # It may be switched on and off between a run and its continuation, and is no other run in tables.
+    run(experiment(), tmp_path / "with", None, True, RunCallback())
+
+
+@pytest.mark.parametrize("moment", ["__init__", "begin", "round", "end"])
+def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
+    moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts: list[str] = []
+
+    class Listener(RunCallback):
+        def on_message(self, text: str) -> None:
+            texts.append(text)
+
+    def fail(*_: Any) -> None:
+        raise ConnectionError("nobody at home")
+
+    monkeypatch.setattr(TRACKERS["tensorboard"], moment, fail)
+    run(experiment(track=["tensorboard"]), tmp_path / "run", None, False, Listener())
+    assert len([t for t in texts if "nobody at home" in t]) == 1
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 4
+
+
+@pytest.mark.parametrize(("name", "package"), [("tensorboard", "torch.utils.tensorboard"), ("mlflow", "mlflow")])
+def test_what_is_not_installed_is_said_before_the_run(
+    name: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without(wanted: str, *rest: Any) -> Any:
+        if wanted.startswith(package):
+            raise ImportError(wanted)
+        return real(wanted, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(EquipoiseError, match=rf"needs {name}, which is not installed; pip install 'equipoise\[{name}"):
+        run(experiment(track=[name]), tmp_path / "run", None, False, RunCallback())
+    assert not (tmp_path / "run" / "run.toml").exists()
+
+
+def test_an_unknown_tracker_is_refused() -> None:
+    with pytest.raises(EquipoiseError, match="track"):
+        experiment(track=["wandb"])

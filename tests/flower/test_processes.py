@@ -1,0 +1,314 @@
+"""Programs that run beside this one: started, watched, and gone when they should be."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import equipoise
+from equipoise.errors import EquipoiseError
+from equipoise.flower import processes as module
+from equipoise.flower.processes import Processes, free_ports
+from tests.support.publisher import until
+
+# Whatever goes wrong here, nothing lives longer than a minute.
+# A program that starts two others, one of them, like Flower's, in a session of its own.
+FAMILY = ["sh", "-c", "sleep 60 & one=$!; setsid sleep 60 & echo $$ $one $!; wait"]
+# Nobody here heeds a request to end.
+STUBBORN = ["sh", "-c", "trap '' TERM; sleep 60 & one=$!; setsid sleep 60 & echo $$ $one $!; wait"]
+
+
+@pytest.fixture
+def found() -> Iterator[list[int]]:
+    """Processes that a test has seen; those that it should have ended and did not are ended here."""
+    seen: list[int] = []
+    yield seen
+    for pid in seen:
+        if lives(pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def lives(pid: int) -> bool:
+    """It is there, and not only waiting for somebody to hear of its end."""
+    try:
+        after = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return after.split()[0] not in ("Z", "X")
+
+
+def gone(pids: list[int]) -> None:
+    """All of them, long before they would have ended by themselves."""
+    assert pids
+    deadline = time.monotonic() + 20
+    while any(map(lives, pids)):
+        assert time.monotonic() < deadline, "somebody outlived the block"
+        time.sleep(0.01)
+
+
+def numbers(log: Path, count: int = 3) -> list[int]:
+    """The process numbers that a program tells in its log, once it has told all."""
+    until(lambda: log.exists() and log.read_text().endswith("\n") and len(log.read_text().split()) >= count)
+    return [int(word) for word in log.read_text().split()]
+
+
+def family(started: Processes, found: list[int], *names: str, command: list[str] = FAMILY) -> None:
+    """Start a program that starts two others, under each of these names."""
+    for name in names:
+        started.start(name, command)
+    for name in names:
+        found += numbers(started.logs / f"{name}.log")
+    assert len(found) == 3 * len(names)
+    assert all(map(lives, found))
+
+
+def test_all_are_gone_after_the_block(tmp_path: Path, found: list[int]) -> None:
+    with Processes(tmp_path / "deep" / "logs", {}) as started:
+        family(started, found, "one", "two")
+        assert started.dead() == []
+    gone(found)
+    assert started.running == {}
+    started.end()  # a second time does nothing
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_all_are_gone_when_the_block_raises(error: type[BaseException], tmp_path: Path, found: list[int]) -> None:
+    def work() -> None:
+        with Processes(tmp_path, {}) as started:
+            family(started, found, "one")
+            raise error
+
+    with pytest.raises(error):
+        work()
+    gone(found)
+
+
+def test_those_that_will_not_end_are_killed(tmp_path: Path, found: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.2)
+    with Processes(tmp_path, {}) as started:
+        family(started, found, "one", "two", command=STUBBORN)
+        begin = time.monotonic()
+    assert 0.2 <= time.monotonic() - begin < 20, "they were asked first, and then not asked any more"
+    gone(found)
+
+
+@pytest.fixture
+def heard() -> Iterator[list[int]]:
+    """The requests to end that have reached this process."""
+    numbers: list[int] = []
+    before = {n: signal.signal(n, lambda number, _: numbers.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield numbers
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_a_second_ctrl_c_does_not_break_off_the_end(
+    heard: list[int], tmp_path: Path, found: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.raise_signal(number)
+
+    def impatient(*arguments: Any, **options: Any) -> Any:
+        ask()
+        return wait(*arguments, **options)
+
+    wait = psutil.wait_procs
+    with Processes(tmp_path, {}) as started:
+        family(started, found, "one")
+        monkeypatch.setattr(psutil, "wait_procs", impatient)
+    gone(found)
+    assert heard == []
+    ask()
+    assert heard == [signal.SIGINT, signal.SIGTERM], "afterwards all is as before"
+
+
+ORDERLY = """
+import signal, time
+
+def end(*_):
+    time.sleep(0.3)
+    print("in order", flush=True)
+    raise SystemExit
+
+signal.signal(signal.SIGTERM, end)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_those_that_end_in_order_have_the_time_to(tmp_path: Path) -> None:
+    with Processes(tmp_path, {}) as started:
+        started.start("one", [sys.executable, "-I", "-c", ORDERLY])
+        until(lambda: (tmp_path / "one.log").read_text() == "ready\n")
+    assert (tmp_path / "one.log").read_text() == "ready\nin order\n"
+
+
+# The packages without what their __init__ brings along: PyTorch takes seconds.
+PARENT = """
+import sys, time, types
+from pathlib import Path
+for name in ("equipoise", "equipoise.flower"):
+    package = types.ModuleType(name)
+    package.__path__ = [str(Path(sys.argv[1]).joinpath(*name.split(".")))]
+    sys.modules[name] = package
+from equipoise.flower.processes import Processes
+with Processes(Path(sys.argv[2]), {}) as started:
+    for name in ("one", "two"):
+        started.start(name, ["sh", "-c", "echo $$; exec sleep 60"])
+    time.sleep(60)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
+def test_children_end_when_their_parent_is_killed(tmp_path: Path, found: list[int]) -> None:
+    package = Path(equipoise.__file__).parent.parent
+    with subprocess.Popen([sys.executable, "-c", PARENT, str(package), str(tmp_path)]) as parent:
+        try:
+            for name in ("one", "two"):
+                found += numbers(tmp_path / f"{name}.log", 1)
+            assert len(found) == 2
+            assert all(map(lives, found))
+        finally:
+            parent.kill()
+    assert parent.returncode == -signal.SIGKILL
+    gone(found)
+
+
+def test_ctrl_c_is_for_us_alone(tmp_path: Path) -> None:
+    """Each has a session of its own, so that the terminal's signals do not reach it."""
+    with Processes(tmp_path, {}) as started:
+        started.start("one", ["sleep", "60"])
+        [process] = started.running.values()
+        assert os.getsid(process.pid) == process.pid != os.getsid(0)
+        assert os.getpgid(process.pid) == process.pid != os.getpgid(0)
+
+
+@pytest.fixture
+def keyboard() -> Iterator[None]:
+    """Standard input of this process at which nobody types."""
+    before, (end, other) = os.dup(0), os.pipe()
+    os.dup2(end, 0)
+    yield
+    os.dup2(before, 0)
+    for descriptor in (before, end, other):
+        os.close(descriptor)
+
+
+@pytest.mark.usefixtures("keyboard")
+def test_nobody_reads_our_input(tmp_path: Path) -> None:
+    with Processes(tmp_path, {}) as started:
+        started.start("one", ["sh", "-c", "cat; echo nothing to read"])
+        assert started.call(["sh", "-c", "timeout 20 cat; echo nothing to read"]) == "nothing to read\n"
+        until(lambda: started.dead() == ["one"])
+    assert (tmp_path / "one.log").read_text() == "nothing to read\n"
+
+
+def test_children_whose_parent_has_gone_are_ended_too(tmp_path: Path, found: list[int]) -> None:
+    with Processes(tmp_path / "logs", {}) as started:
+        started.start("parent", ["sh", "-c", "sleep 47 & echo $!"])
+        found += numbers(tmp_path / "logs" / "parent.log", 1)
+        until(lambda: started.dead() == ["parent"])
+        assert all(map(lives, found))
+    gone(found)
+
+
+def test_who_has_ended_is_told(tmp_path: Path) -> None:
+    with Processes(tmp_path, {}) as started:
+        started.start("long", ["sleep", "60"])
+        started.start("short", ["sh", "-c", "echo out; echo err >&2; exit 1"])
+        until(lambda: started.dead() == ["short"])
+        assert started.tail("short") == "out err"
+        assert started.tail("short", 1) == "err"
+        assert started.tail("long") == ""
+
+
+def test_logs_of_an_earlier_start_stay(tmp_path: Path) -> None:
+    for word in ("first", "second"):
+        with Processes(tmp_path, {}) as started:
+            started.start("one", ["echo", word])
+            until(lambda: started.dead() == ["one"])
+    assert (tmp_path / "one.log").read_text() == "first\nsecond\n"
+
+
+# Ports
+
+
+def test_free_ports_are_free_and_different() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    for port in ports:
+        with socket.create_server(("127.0.0.1", port)):
+            pass
+
+
+def test_a_program_that_listens_is_awaited(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    script = (
+        f"import socket, time; time.sleep(0.2); server = socket.create_server(('127.0.0.1', {port})); time.sleep(60)"
+    )
+    with Processes(tmp_path, {}) as started:
+        started.start("server", [sys.executable, "-I", "-c", script])
+        started.await_port("server", port)
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            pass
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), timeout=1)
+
+
+def test_a_program_that_dies_is_told_with_the_end_of_its_log(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    script = "for i in 1 2 3 4 5; do echo line $i; done; printf '  the port\\n is taken \\377\\n' >&2; exit 1"
+    with Processes(tmp_path, {}) as started:
+        started.start("server", ["sh", "-c", script])
+        begin = time.monotonic()
+        with pytest.raises(EquipoiseError) as caught:
+            started.await_port("server", port)
+        assert time.monotonic() - begin < 30, "nobody waits for the dead"
+    assert str(caught.value) == (
+        f"server did not start; its log in {tmp_path} ends with: line 3 line 4 line 5 the port is taken \ufffd"
+    )
+
+
+def test_a_program_that_never_listens_is_not_awaited_for_ever(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    with Processes(tmp_path, {}) as started:
+        started.start("server", ["sh", "-c", "echo still thinking; exec sleep 60"])
+        until(lambda: started.tail("server") != "")
+        with pytest.raises(EquipoiseError, match=r"^server did not start; .* ends with: still thinking$"):
+            started.await_port("server", port, seconds=0.3)
+        assert started.dead() == []
+
+
+# Programs that are run to their end
+
+
+def test_what_a_program_prints_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEPT", "kept")
+    monkeypatch.setenv("CHANGED", "before")
+    (tmp_path / "there").mkdir()
+    with Processes(tmp_path / "logs", {"CHANGED": "after", "NEW": "new"}) as started:
+        script = "echo $KEPT $CHANGED $NEW; pwd; echo a warning >&2; cat"
+        printed = started.call(["sh", "-c", script], cwd=tmp_path / "there")
+        assert printed == f"kept after new\n{tmp_path / 'there'}\n"
+        assert started.running == {}
+        # Programs that were installed with this Python are found first.
+        assert started.call(["sh", "-c", "echo $PATH"]).split(":")[0] == str(Path(sys.executable).parent)
+
+
+def test_a_program_that_fails_is_told_in_a_sentence(tmp_path: Path) -> None:
+    script = "for i in 1 2 3 4 5 6; do echo line $i; done; echo; echo no such node >&2; exit 4"
+    with Processes(tmp_path, {}) as started, pytest.raises(EquipoiseError) as caught:
+        started.call(["/bin/sh", "-c", script])
+    sentence = str(caught.value)
+    assert sentence == "sh -c failed: line 4 line 5 line 6  no such node"

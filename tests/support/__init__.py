@@ -1,0 +1,1 @@
+"""Helpers of the tests: small problems, servers and files."""

@@ -1,0 +1,115 @@
+"""The inner loop against torch's own optimisers, and the plan of its batches."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.algorithms import Local
+from equipoise.executors.base import ClientJob
+from equipoise.randomness import torch_generator
+from equipoise.state import State
+from equipoise.training.batches import batch_indices, batch_order
+from tests.support.problems import classification, simulation, small_mlp
+
+
+@given(st.integers(0, 40), st.integers(1, 12), st.integers(1, 4), st.one_of(st.none(), st.integers(1, 30)))
+def test_every_sample_comes_once_an_epoch(n: int, batch: int, epochs: int, steps: int | None) -> None:
+    order = batch_indices(n, batch, epochs, steps, torch_generator(0, "test"))
+    in_epoch = -(-n // batch)
+    assert len(order) == (0 if n == 0 else epochs * in_epoch if steps is None else steps)
+    for first in range(0, len(order), max(in_epoch, 1)):
+        seen = order[first : first + in_epoch]
+        seen = seen[seen >= 0]
+        assert len(set(seen.tolist())) == len(seen)
+        if first + in_epoch <= len(order):
+            assert sorted(seen.tolist()) == list(range(n))
+    assert all((row >= 0).any() for row in order)
+
+
+def test_orders_differ_by_all_that_names_them() -> None:
+    orders = {
+        tuple(batch_indices(20, 20, 1, None, batch_order(*key))[0].tolist())
+        for key in [
+            (0, 1, "a", "batches", 0),
+            (1, 1, "a", "batches", 0),
+            (0, 2, "a", "batches", 0),
+            (0, 1, "b", "batches", 0),
+            (0, 1, "a", "adapt", 0),
+            (0, 1, "a", "batches", 1),
+        ]
+    }
+    assert len(orders) == 6
+
+
+RULES = {
+    "sgd": ({}, lambda p: torch.optim.SGD(p, lr=0.1)),
+    "momentum": ({"momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
+    "adam": ({"optimizer": "adam"}, lambda p: torch.optim.Adam(p, lr=0.1)),
+    "clip": ({"clip": 0.05}, lambda p: torch.optim.SGD(p, lr=0.1)),
+}
+
+
+@pytest.mark.parametrize("mode", ["threads", "stacked"])
+@pytest.mark.parametrize("rule", list(RULES))
+@pytest.mark.parametrize("part", ["all", "body", "head"])
+@pytest.mark.parametrize("pulled", [False, True])
+def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: str) -> None:
+    settings, optimiser = RULES[rule]
+    algorithm = Local(lr=0.1, epochs=3, batch=4, **settings)
+    federation = classification()
+    run = simulation(algorithm, federation, mode=mode)
+    anchor = torch.ones(run.task.space.size, dtype=torch.float64)
+    pull = (lambda v: 0.3 * (v - anchor)) if pulled else None
+
+    found = {}
+    for who in (0, 5):  # fewer samples than a batch, and several ragged batches
+        if mode == "threads":
+            jobs = [ClientJob(who, State(), State())]
+            descend = lambda job: run.executor._work(1, job, "batches").descend(run.task.w0, part=part, pull=pull)  # noqa: E731
+            [found[who]] = list(run.executor._each(descend, jobs))
+    if mode == "stacked":
+        with torch.no_grad():
+            work = run.executor._cohort(1, [ClientJob(who, State(), State()) for who in (0, 5)], "batches")
+            both = work.descend(run.task.w0.expand(2, -1), part=part, pull=pull)
+        found = {0: both[0], 5: both[1]}
+    run.close()
+
+    for who, vector in found.items():
+        module = small_mlp().double()
+        moving = {"all": module, "body": module.body, "head": module.head}[part]
+        parameters = list(moving.parameters())
+        optimizer = optimiser(parameters)
+        indices = federation.train[who]
+        order = batch_indices(
+            len(indices), min(4, len(indices)), 3, None, batch_order(0, 1, federation.names[who], "batches", 0)
+        )
+        for row in order:
+            batch = torch.from_numpy(indices[row[row >= 0]])
+            optimizer.zero_grad()
+            loss = F.cross_entropy(module(federation.x[batch]), federation.y[batch])
+            if pulled:
+                loss = loss + 0.15 * sum((p - 1).square().sum() for p in parameters)
+            loss.backward()
+            if rule == "clip":
+                torch.nn.utils.clip_grad_norm_(parameters, 0.05)
+            optimizer.step()
+        expected = run.task.space.vector(module, torch.float64)
+        torch.testing.assert_close(vector, expected, rtol=1e-8, atol=1e-9 if rule != "clip" else 1e-6)
+
+
+def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
+    run = simulation(Local(lr=0.1, epochs=2, batch=4), mode="stacked")
+    work = run.executor._cohort(1, [ClientJob(i, State(), State()) for i in range(6)], "batches")
+    steps = list(work.batches(2, None, 0, None))
+    run.close()
+    lengths = run.federation.train.lengths
+    assert work.samples.tolist() == (2 * lengths).tolist()
+    for (_, _, weights, *_), done in steps:
+        totals = weights.sum(1)
+        expected = torch.ones(6, dtype=torch.float64) if done is None else (~done).double()
+        torch.testing.assert_close(totals, expected)  # each client at work takes a mean, the others nothing
+    at_work = np.sum([np.ones(6) if done is None else ~done.numpy() for _, done in steps], axis=0)
+    assert at_work.tolist() == (2 * -(-lengths // 4)).tolist()
