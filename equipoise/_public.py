@@ -49,7 +49,7 @@ from equipoise.reducers import (
     WeightedMean,
 )
 from equipoise.runs.result import Result
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload, Uploads
 
 __all__ = [
     "ALGORITHMS",
@@ -97,6 +97,7 @@ __all__ = [
     "Privacy",
     "Reducer",
     "Result",
+    "RoundUploads",
     "RunFailed",
     "SameValue",
     "SignFlip",

@@ -1,5 +1,6 @@
-"""The four dictionaries of tensors: server state, client state, message down, message up."""
+"""States and messages: dictionaries of tensors, and the uploads of a round."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
@@ -8,14 +9,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-_BLOCK_BYTES = 64 << 20  # of all messages' same coordinates, when they are looked at side by side
+_BLOCK_BYTES = 64 << 20  # memory for the same coordinates of all messages
 
 
 class State(dict[str, Tensor]):
     """Named tensors, read as attributes. Treated as immutable: an algorithm returns a new one.
 
-    Every tensor has at least one axis (a scalar is a vector of length one), so that a stack of clients
-    is the same thing with one more axis in front, and arithmetic broadcasts.
+    Every tensor has at least one axis (a scalar is a vector of length one), so that a stack of clients has the same
+    fields with one more axis in front, and arithmetic broadcasts.
     """
 
     def __getattr__(self, name: str) -> Tensor:
@@ -26,29 +27,32 @@ class State(dict[str, Tensor]):
 
     @property
     def nbytes(self) -> int:
+        """Return the size of all tensors in bytes."""
         return sum([t.nbytes for t in self.values()])
 
     @property
     def numel(self) -> int:
+        """Return the number of numbers."""
         return sum(t.numel() for t in self.values())
 
     def row(self, i: int) -> "State":
-        """Client i's part of a stack."""
+        """Return client i's part of a stack."""
         return State({name: t[i] for name, t in self.items()})
 
     def finite(self) -> bool:
-        """No NaN and no infinity anywhere; one pass, no copy (NaN spreads through minimum and maximum)."""
+        """Tell whether there is no NaN and no infinity; one pass, no copy (NaN spreads through minimum and maximum)."""
         ends = [m for t in self.values() if t.numel() and t.is_floating_point() for m in torch.aminmax(t)]
         if len({m.dtype for m in ends}) > 1:
             ends = [m.double() for m in ends]
         return all(map(isfinite, torch.stack(ends).tolist())) if ends else True
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+        """Return the shape and number format of each tensor."""
         return {name: (tuple(t.shape), t.dtype) for name, t in self.items()}
 
 
 def stack(states: Sequence[State]) -> State:
-    """Many clients' states as one with a leading axis; what all of them share is expanded, not copied."""
+    """Stack many clients' states into one with a leading axis; what all of them share is expanded, not copied."""
     first = states[0]
     return State(
         {
@@ -63,23 +67,24 @@ def stack(states: Sequence[State]) -> State:
 class ClientStates(Protocol):
     """The states of clients, by their numbers."""
 
-    def get(self, client: int) -> State: ...
+    def get(self, client: int) -> State:
+        """Return the state of a client."""
+        ...
 
 
 @dataclass(frozen=True)
 class Upload:
-    """What a client sends.
-
-    `message` is the quantity the paper sends; `reference` what both sides already hold of it (attacks act
-    on the quantity, clipping and noise on its difference from the reference; it does not travel); `weight`
-    the client's weight in the average, which travels if it is there.
-    """
+    """What a client sends."""
 
     message: State = field(default_factory=State)
+    "the quantity that the paper sends; attacks change it"
     reference: State | None = None
+    "what both sides already know of it; clipping and noise act on the difference, and it is not sent"
     weight: Tensor | None = None
+    "the client's weight in the average; it is sent too, if there is one"
 
     def row(self, i: int) -> "Upload":
+        """Return the upload of client i of a stack."""
         return Upload(
             self.message.row(i),
             None if self.reference is None else self.reference.row(i),
@@ -88,44 +93,58 @@ class Upload:
 
     @property
     def wire(self) -> State:
-        """Exactly what travels."""
+        """Return exactly what is sent."""
         return self.message if self.weight is None else State(self.message, weight=self.weight)
 
 
-@dataclass(frozen=True)
-class Uploads:
-    """The accepted uploads of a round, in the order of the clients' names, with who sent each."""
+class Uploads(ABC):
+    """Uploads that are combined into one message.
+
+    Which uploads these are depends on the algorithm and on privacy: those of the round (`RoundUploads`), the last ones
+    of all clients (`LastUploads`), or those of which only a noised mean may be seen (`NoisedMeanUploads`).
+    """
 
     who: tuple[int, ...]
-    uploads: tuple[Upload, ...]
+    "numbers of the clients that took part in the round, in the order of their names"
 
+    @abstractmethod
     def __len__(self) -> int:
-        return len(self.uploads)
+        """Return the number of messages that are combined."""
 
     @property
-    def like(self) -> State:
-        """A message, for its fields and shapes."""
-        return self.uploads[0].message
+    @abstractmethod
+    def uploads(self) -> tuple[Upload, ...]:
+        """Return the uploads of the round one by one, in the order of `who`; refused where they are private."""
 
+    @property
+    @abstractmethod
+    def like(self) -> State:
+        """Return a message with the fields and shapes of all of them."""
+
+    @abstractmethod
+    def mean(self) -> State:
+        """Return the mean of all messages, each counting once."""
+
+    @abstractmethod
+    def weights(self) -> Tensor:
+        """Return weights of the messages that sum to one; equal where the algorithm sends none."""
+
+    @abstractmethod
     def columns(self, name: str, low: int, high: int) -> Tensor:
-        """Coordinates low to high of a field, a row a message."""
-        return torch.stack([u.message[name].flatten()[low:high] for u in self.uploads])
+        """Return coordinates low to high of a field, one row per message."""
+
+    @abstractmethod
+    def only(self, *names: str) -> "Uploads":
+        """Return the same uploads with these fields only, every client counting once."""
 
     def blocks(self, name: str) -> Iterator[Tensor]:
-        """A field of all messages, a row each, some coordinates at a time so that memory stays small."""
+        """Yield a field of all messages, one row each, some coordinates at a time so that memory stays small."""
         size, width = self.like[name].numel(), max(1, _BLOCK_BYTES // (8 * len(self)))
         for low in range(0, max(size, 1), width):
             yield self.columns(name, low, min(low + width, size))
 
-    def combined(self, weights: Tensor) -> State:
-        """The sum of all messages, each times its weight."""
-        return self.each(lambda rows: torch.tensordot(weights.to(rows.dtype), rows, dims=1))
-
-    def mean(self) -> State:
-        return self.combined(torch.full((len(self),), 1 / len(self), dtype=torch.float64))
-
     def each(self, function: Callable[[Tensor], Tensor]) -> State:
-        """A message made by a function that takes rows of coordinates to one row."""
+        """Return the message that a function from rows of coordinates to one row makes."""
         return State(
             {
                 name: torch.cat([function(rows) for rows in self.blocks(name)]).reshape(t.shape)
@@ -133,13 +152,33 @@ class Uploads:
             }
         )
 
-    def only(self, *names: str) -> "Uploads":
-        """Some fields of all messages, in which every client counts once."""
-        chosen = (Upload(State({k: u.message[k] for k in names})) for u in self.uploads)
-        return Uploads(self.who, tuple(chosen))
+    def combined(self, weights: Tensor) -> State:
+        """Return the sum of all messages, each times its weight."""
+        return self.each(lambda rows: torch.tensordot(weights.to(rows.dtype), rows, dims=1))
+
+
+@dataclass(frozen=True)
+class RoundUploads(Uploads):
+    """The accepted uploads of a round."""
+
+    who: tuple[int, ...]
+    items: tuple[Upload, ...]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    @property
+    def uploads(self) -> tuple[Upload, ...]:
+        return self.items
+
+    @property
+    def like(self) -> State:
+        return self.uploads[0].message
+
+    def mean(self) -> State:
+        return self.combined(torch.full((len(self),), 1 / len(self), dtype=torch.float64))
 
     def weights(self) -> Tensor:
-        """Weights that sum to one; equal where the algorithm sends none."""
         given = [u.weight for u in self.uploads if u.weight is not None]
         if len(given) < len(self.uploads):
             return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
@@ -147,3 +186,10 @@ class Uploads:
         if not torch.isfinite(weights.sum()):  # each is finite, their sum is not
             weights = weights / weights.max()
         return weights / weights.sum()
+
+    def columns(self, name: str, low: int, high: int) -> Tensor:
+        return torch.stack([u.message[name].flatten()[low:high] for u in self.uploads])
+
+    def only(self, *names: str) -> "RoundUploads":
+        chosen = (Upload(State({k: u.message[k] for k in names})) for u in self.uploads)
+        return RoundUploads(self.who, tuple(chosen))

@@ -9,7 +9,7 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm, Reduce
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, Fraction, Positive
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload, Uploads
 
 
 class CFL(Algorithm):
@@ -62,7 +62,7 @@ class CFL(Algorithm):
             here = (sent_by == c).nonzero().flatten().tolist()
             if c < 0:
                 continue
-            part = Uploads(tuple(uploads.who[k] for k in here), tuple(uploads.uploads[k] for k in here))
+            part = RoundUploads(tuple(uploads.who[k] for k in here), tuple(uploads.uploads[k] for k in here))
             mean, longest = reduce(part).delta, max(float(u.message.delta.norm()) for u in part.uploads)
             w[c] += mean
             free = int(group.max()) + 1

@@ -1,4 +1,4 @@
-"""Reading packed files. Nothing is unpacked onto the disk: members are read into memory, by name, up to a limit."""
+"""Readers of packed files: members are read into memory by name, up to a limit, and never unpacked onto the disk."""
 
 import gzip
 import lzma
@@ -19,32 +19,40 @@ _OPENERS: dict[str, Callable[[Path], object]] = {".gz": gzip.open, ".xz": lzma.o
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """Whatever is wrong with a packed file, as one sentence."""
+    """Turn every error of reading a packed file into one sentence."""
     try:
         yield
     except PermissionError:
         raise EquipoiseError(f"{path} cannot be read: you have no permission to read it") from None
-    except (*_BROKEN, ValueError) as error:  # ValueError: what zipfile makes of a broken directory
+    except (*_BROKEN, ValueError) as error:  # zipfile raises ValueError for a broken directory
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise EquipoiseError(f"{path} is damaged or cut off ({reason}); remove it and fetch it again") from None
-    except (RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, or packed in a way it does not know
+    except (RuntimeError, NotImplementedError) as error:  # zipfile: encrypted, or an unknown compression
         raise EquipoiseError(f"{path} cannot be read: {error}") from None
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
-    """The content of a file that may be packed with gzip or xz."""
+    """Open a file for reading; if its name ends with .gz or .xz, it is unpacked on the way."""
     with told(path), cast(BinaryIO, _OPENERS.get(path.suffix, lambda p: p.open("rb"))(path)) as file:
         yield file
 
 
 def content(path: Path, limit: int) -> bytes:
-    """All of it, if that is no more than `limit` bytes: what claims to be more is a bomb or a mistake."""
+    """Return the content of a file; more than `limit` bytes are an error, because a small file can unpack to gigabytes."""
     with opened(path) as file:
         return within(path, path.name, file, limit)
 
 
 def within(path: Path, name: str, file: BinaryIO, limit: int) -> bytes:
+    """Read a file to its end; more than `limit` bytes are an error.
+
+    Args:
+        path: the archive, for the error message.
+        name: the name of the file in the archive, for the error message.
+        file: the open file.
+        limit: the largest number of bytes.
+    """
     data = file.read(limit + 1)
     if len(data) > limit:
         raise EquipoiseError(f"{path}: {name} is larger than {limit >> 20} MB unpacked, which cannot be right")
@@ -52,7 +60,7 @@ def within(path: Path, name: str, file: BinaryIO, limit: int) -> bytes:
 
 
 def tar_members(path: Path, names: tuple[str, ...], limit: int) -> dict[str, bytes]:
-    """The plain files with these last names in a .tar.gz; everything else in it is passed over."""
+    """Return the regular files with these base names in a .tar.gz; everything else in it is ignored."""
     found = {}
     with told(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:
@@ -64,12 +72,13 @@ def tar_members(path: Path, names: tuple[str, ...], limit: int) -> dict[str, byt
 
 
 def tar_sizes(path: Path, names: tuple[str, ...]) -> dict[str, int]:
+    """Return the sizes in bytes of the regular files with these base names in a .tar.gz."""
     with told(path), tarfile.open(path, "r:gz") as archive:
         return {Path(m.name).name: m.size for m in archive if m.isreg() and Path(m.name).name in names}
 
 
 def first_existing(folders: list[Path], names: list[str]) -> Path | None:
-    """The first of these names in the first folder that has one."""
+    """Return the first of these names that exists in the first folder that has any of them, or None."""
     for folder in folders:
         with told(folder):
             for name in names:

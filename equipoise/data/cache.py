@@ -1,4 +1,4 @@
-"""Decoded data are kept, so that the second start is quick: safetensors files, checked before they are believed."""
+"""The cache of decoded data, which makes the second start quick: safetensors files, verified before they are used."""
 
 import json
 import os
@@ -17,14 +17,14 @@ from equipoise.errors import EquipoiseError
 from equipoise.storage import atomic_files, tensor_files
 
 _FORMAT = "equipoise-decoded-2"
-"""To be raised when a reader decodes differently or checks more: what an older one let pass must not be believed."""
-_ABANDONED = 3600  # seconds after which nobody is writing a file any more
+"""Raise this number when a reader decodes differently or checks more, so that older entries are no longer used."""
+_ABANDONED = 3600  # seconds after which no process can still be writing a file
 
 Arrays = dict[str, np.ndarray]
 
 
 def cache_folder() -> Path | None:
-    """$EQUIPOISE_CACHE, else the user's own cache folder; None where the variable says "off"."""
+    """Return $EQUIPOISE_CACHE or, if it is not set, the user's cache folder; None if the variable is "off"."""
     given = os.environ.get("EQUIPOISE_CACHE")
     if given == "off":
         return None
@@ -33,12 +33,18 @@ def cache_folder() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME")
     try:
         return (Path(base) if base else Path.home() / ".cache") / "equipoise"
-    except RuntimeError:  # a user without a home, as in some containers
+    except RuntimeError:  # a user without a home directory, as in some containers
         return None
 
 
 def cached(name: str, paths: Sequence[Path], decode: Callable[[], Arrays]) -> Arrays:
-    """What `decode` makes of these files, from the cache where they have not changed since."""
+    """Return what `decode` makes of these files, from the cache if they have not changed since.
+
+    Args:
+        name: the beginning of the cache entry's name.
+        paths: the files that are decoded.
+        decode: reads the files.
+    """
     folder = cache_folder()
     if folder is None:
         return decode()
@@ -63,20 +69,23 @@ def _digest(arrays: Arrays) -> str:
 
 
 def _read(entry: Path, stamp: str) -> Arrays | None:
-    """None for whatever is not exactly what was written for exactly these files."""
+    """Return the arrays of an entry; None unless it is exactly what was written for exactly these files."""
     try:
         with safe_open(entry, framework="numpy") as file:
             metadata = file.metadata() or {}
             if metadata.get("format") != _FORMAT or metadata.get("files") != stamp:
                 return None
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except Exception:  # whatever it is, it is not what was written here
+    except Exception:  # whatever is wrong with the entry, it is decoded again
         return None
     return arrays if metadata.get("digest") == _digest(arrays) else None
 
 
 def _write(entry: Path, stamp: str, arrays: Arrays) -> None:
-    """A cache that cannot be written is no reason to stop; the name is this process's own until it is whole."""
+    """Write an entry under a temporary name of this process, then rename it.
+
+    A cache that cannot be written is no reason to stop.
+    """
     mine = entry.with_name(f"{entry.name}.{os.getpid()}")
     try:
         atomic_files.make_folder(entry.parent)
@@ -88,6 +97,6 @@ def _write(entry: Path, stamp: str, arrays: Arrays) -> None:
     finally:
         with suppress(OSError):
             mine.unlink(missing_ok=True)
-            for left in entry.parent.glob(f"{entry.name}.*"):  # by processes that were killed while they wrote
+            for left in entry.parent.glob(f"{entry.name}.*"):  # left by processes that were killed while writing
                 if time.time() - left.stat().st_mtime > _ABANDONED:
                     left.unlink(missing_ok=True)

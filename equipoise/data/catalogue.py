@@ -1,4 +1,4 @@
-"""What data there are on this machine, and fetching those that are not."""
+"""The state of all data sets on this machine, and downloads of those that are missing."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,57 +12,67 @@ from equipoise.errors import EquipoiseError
 from equipoise.settings import nearest
 
 Meter = Callable[[str, int, int | None], None]
-"""Told of a file how many bytes of how many have come."""
+"""Called with a file's name, the number of bytes received so far, and the total, or None if it is unknown."""
 
 
 @dataclass(frozen=True)
 class CatalogueEntry:
+    """A data set and its state on this machine."""
+
     name: str
     state: str
-    "complete, subset, present (nobody knows how much there should be), damaged, missing, bundled or generated"
+    "complete, subset, present (the full size is unknown), damaged, missing, bundled or generated"
     detail: str
     where: str = ""
 
 
 def entry(name: str, folder: Path) -> CatalogueEntry:
-    """The state of one data set, from the headers of its files."""
+    """Return the state of one data set, judged by the headers of its files."""
     source = SOURCES[name]()
     if source.draws:
-        return CatalogueEntry(name, "generated", "drawn from the seed, nothing to download")
+        return CatalogueEntry(name, "generated", "drawn from the seed; nothing to download")
     try:
         found = source.look(folder)
     except EquipoiseError as error:
         return CatalogueEntry(name, "damaged", str(error))
     if found is not None:
         return CatalogueEntry(name, found.state, str(found), str(found.where))
-    get = f"equipoise data get {name}" + ("" if source.remotes else " says how to make it")
+    get = f"equipoise data get {name}" + ("" if source.remotes else " explains how to make it")
     if source.bundled:
-        return CatalogueEntry(name, "bundled", f"an excerpt comes with the package; for all of it: {get}")
+        return CatalogueEntry(name, "bundled", f"an excerpt comes with the package; for the full data: {get}")
     return CatalogueEntry(name, "missing", get)
 
 
 def entries(folder: Path) -> list[CatalogueEntry]:
+    """Return the state of every data set."""
     return [entry(name, folder) for name in SOURCES]
 
 
 def download(name: str, folder: Path, mirror: str | None, meter: Meter) -> None:
-    """Fetch the publisher's files."""
+    """Download the publisher's files of a data set.
+
+    Args:
+        name: the name of the data set.
+        folder: the data folder.
+        mirror: address of a folder that is used in place of the publisher's; None for the publisher itself.
+        meter: is called while bytes arrive.
+    """
     if name not in SOURCES:
         raise EquipoiseError(f"there is no data set {name!r}{nearest(name, SOURCES)}")
     source = SOURCES[name]
     if source.draws:
-        raise EquipoiseError(f"{name} is drawn from the seed; there is nothing to fetch")
+        raise EquipoiseError(f"{name} is drawn from the seed; there is nothing to download")
     if not source.remotes:
-        raise EquipoiseError(f"{name} cannot simply be downloaded: {source.how_to_get}")
+        raise EquipoiseError(f"{name} cannot be downloaded directly: {source.how_to_get}")
 
     def check(path: Path) -> None:
-        """Where no checksum is published the counts must tell; what is short of them must not get the file's name."""
+        """Count what a file without a published checksum holds; an incomplete one must not get its final name."""
         try:
             found = source().look_at(path)
         except EquipoiseError as error:
-            raise EquipoiseError(f"what came for {name} is something else and was not kept: {error}") from None
+            raise EquipoiseError(f"the download of {name} is not the expected data and was deleted: {error}") from None
         if found.state != "complete":
-            raise EquipoiseError(f"what came for {name} is not all of it ({found}) and was not kept")
+            raise EquipoiseError(f"the download of {name} is incomplete ({found}) and was deleted")
 
     for remote in source.remotes:
         counted = check if remote.md5 is None else None
@@ -70,14 +80,19 @@ def download(name: str, folder: Path, mirror: str | None, meter: Meter) -> None:
 
 
 def verify(name: str, folder: Path, progress: DataProgress) -> CatalogueEntry:
-    """Read all of it: what was there before may be damaged, and the first run will be quick."""
+    """Read and check all files of a data set, and return its state.
+
+    This finds damage in files that were there before, and fills the cache, so that the first run starts quickly.
+    """
     source = SOURCES[name]
     try:
         source().verify(LoadRequest(folder, progress=progress))
     except EquipoiseError as error:
-        raise EquipoiseError(f"{name} is here, but cannot be used: {error}") from None
+        raise EquipoiseError(f"the files of {name} are there, but cannot be used: {error}") from None
     state = entry(name, folder)
     targets = [folder / remote.name for remote in source.remotes]
     if Path(state.where) not in (*targets, *(target.parent for target in targets)):
-        return replace(state, detail=f"{state.detail} (this is read before {targets[0].name}; remove it to use that)")
+        return replace(
+            state, detail=f"{state.detail} (it is used in place of {targets[0].name}; remove it to use that)"
+        )
     return state

@@ -1,4 +1,4 @@
-"""The section [data] of an experiment: which data, how they are dealt, and the federation that comes of it."""
+"""The section [data] of an experiment: the data set, how it is divided over clients, and the resulting federation."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,24 +18,26 @@ from equipoise.settings import Count, Fraction, Positive, Settings, choose, near
 
 
 class DataSettings(Settings):
-    """What every data set may be told."""
+    """Settings that all data sets have in common."""
 
     clients: Count | None = None
-    "how many clients; may be left out where the data name their owners"
+    "number of clients; may be left out where the data name their owners"
     only: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    "the names of the clients to take, where not all that the data and their partition give are wanted"
+    "names of the clients to keep, where not all clients of the partition are wanted"
     split: tuple[float, float, float] | None = None
-    "train, validation and test part of every client's share: 0.7, 0.1, 0.2 where it is not given"
+    "fractions of every client's samples for training, validation and test; by default 0.7, 0.1, 0.2"
     normalize: tuple[float, Positive] | None = None
-    "a mean that is taken off the inputs and a deviation that they are divided by, before any noise is added"
+    "mean to subtract from the inputs and standard deviation to divide them by, before any noise is added"
     most: Count | None = None
-    "no client trains on more samples than this, drawn from the seed; those for validation and test stay all"
+    "largest number of training samples per client, drawn from the seed; all validation and test samples are kept"
     unseen: Fraction = 0.0
-    "which part of the clients takes no part in training; they adapt the result to their data and are scored apart"
+    "fraction of the clients that take no part in training; they adapt the result to their data, with scores of their own"
 
 
 @dataclass(frozen=True)
 class DataSection:
+    """The section [data], checked."""
+
     name: str
     dealing: DataSettings
     source: Source
@@ -43,6 +45,7 @@ class DataSection:
 
     @staticmethod
     def parse(table: dict[str, Any]) -> "DataSection":
+        """Check the section as read from TOML."""
         given = dict(table)
         divided = given.pop("partition", {"kind": "natural"})
         if not isinstance(divided, dict):
@@ -54,8 +57,8 @@ class DataSection:
         dealing = read(DataSettings, general, "data")
         if source.draws and dealing.split is not None:
             raise EquipoiseError(
-                f"data.split is not for data.name = {name!r}, which draws samples for validation and test itself; "
-                f"leave it out (`equipoise list data` shows what {name} can be told)"
+                f"data.split cannot be set for data.name = {name!r}, which draws its own validation and test samples; "
+                f"leave it out (`equipoise list data {name}` shows its settings)"
             )
         if not source.draws:
             dealing = dealing.model_copy(update={"split": dealing.split or SPLIT})
@@ -63,6 +66,7 @@ class DataSection:
         return DataSection(name, dealing, source, choose(PARTITIONS, divided, "data.partition", "kind")[1])
 
     def table(self) -> dict[str, Any]:
+        """Return the section as it is written to TOML, with every default."""
         return {
             "name": self.name,
             **self.dealing.table(),
@@ -71,18 +75,25 @@ class DataSection:
         }
 
     def federation(self, folder: Path, seed: int, progress: DataProgress = lambda done, total: None) -> Federation:
+        """Load the data, divide them over the clients, and return the federation.
+
+        Args:
+            folder: the data folder.
+            seed: the seed of the run.
+            progress: is called while the data are read.
+        """
         clients, split = self.dealing.clients, self.dealing.split or SPLIT
         pool = self.source.load(LoadRequest(folder, clients, split, seed, progress))
         shares = self.partition(pool, clients, randomness.generator(seed, "partition"))
         x = pool.x
         if self.dealing.normalize is not None:
             if not x.is_floating_point():
-                raise EquipoiseError(f"data.normalize is for inputs that are numbers; those of {self.name} are symbols")
+                raise EquipoiseError(f"data.normalize needs inputs that are numbers; those of {self.name} are symbols")
             mean, deviation = self.dealing.normalize
             x = (x - mean) / deviation
         x = with_noise(x, shares, self.partition.variances(len(shares)), seed)
         federation = from_shares(x, pool.y, shares, split, seed, pool.classes, pool.part)
-        # What stands in tables: a portion of the data never goes under the name of the whole.
+        # The title that tables show: it always tells when only a portion of the data is used.
         portions = [pool.portion, f"at most {self.dealing.most} a client to train with" if self.dealing.most else ""]
         portions += [f"{len(set(self.dealing.only))} of {len(federation)} clients"] if self.dealing.only else []
         portion = "; ".join(text for text in portions if text)
@@ -92,7 +103,7 @@ class DataSection:
 
 
 def _source(given: dict[str, Any]) -> tuple[str, Source]:
-    """The data set; a misspelt key is looked up among all that [data] may hold."""
+    """Return the data set's name and settings; suggestions for misspelt keys come from all keys of [data]."""
     name = given.get("name")
     if isinstance(name, str) and name in SOURCES:
         known = [*DataSettings.model_fields, "partition", *SOURCES[name].model_fields]
@@ -103,10 +114,17 @@ def _source(given: dict[str, Any]) -> tuple[str, Source]:
 
 
 def load_data(name: str, *, seed: int = 0, data: str | Path | None = None, **settings: Any) -> Federation:
-    """A federation of a data set by name, for `train`.
+    """Load a data set by name as a federation, for `train`.
 
-    `settings` are those of the section [data]: clients, partition (a dictionary with "kind"), split, unseen, and what
-    the data set itself may be told. `data` is the folder of its files; else $EQUIPOISE_DATA, else ./data.
+    Args:
+        name: the name of the data set, as in `equipoise list data`.
+        seed: the seed of the partition, of the split, and of data that are drawn.
+        data: the folder of the data set's files; by default $EQUIPOISE_DATA, else ./data.
+        settings: the settings of the section [data]: clients, partition (a dictionary with "kind"), split, unseen and
+            others, and those of the data set itself.
+
+    Returns:
+        The federation.
     """
     section = DataSection.parse({"name": name, **settings})
     return section.federation(data_folder(None if data is None else Path(data)), seed)

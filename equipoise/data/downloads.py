@@ -1,4 +1,4 @@
-"""Files fetched from their publishers: whole and checked, or not there; what a break leaves is gone on from."""
+"""Downloads from publishers: a file is complete and checked or does not exist, and broken downloads are resumed."""
 
 import fcntl
 import http.client
@@ -29,18 +29,19 @@ RETRIES = 3  # after a broken connection
 PAUSE = 1.0  # seconds before the first retry, doubled before each further one
 
 Progress = Callable[[int, int | None], None]
+"""Called with the number of bytes received so far, and the total, or None if it is unknown."""
 
 
 @dataclass(frozen=True)
 class Remote:
-    """A file that its publisher offers."""
+    """A file that a publisher offers for download."""
 
     name: str
-    "path below the data folder, such as mnist/train-images-idx3-ubyte.gz"
+    "path in the data folder, such as mnist/train-images-idx3-ubyte.gz"
     urls: tuple[str, ...]
-    "tried in this order"
+    "addresses, tried in this order"
     md5: str | None = None
-    "what the publisher says; None: none is published, and the reader checks the counts"
+    "checksum that the publisher gives; None: none is published, and the number of samples is checked instead"
 
 
 def _silent(done: int, total: int | None) -> None:
@@ -55,27 +56,32 @@ def fetch(
     progress: Progress = _silent,
     check: Callable[[Path], None] | None = None,
 ) -> Path:
-    """The file below `folder`, fetched if it is not there yet.
+    """Download a file unless it exists already, and return its path.
 
-    A file that is there is returned as it is, without a look at its checksum or at the network: it may be a copy packed
-    anew, or a part that somebody put there on purpose. Remove it to fetch it again.
+    An existing file is used as it is, without checking its checksum or using the network: it may have been packed
+    again, or be a part that somebody put there on purpose. Remove it to download it again.
 
-    mirror: a folder on the web that holds files of the same names, asked instead of the publisher.
-    progress: called with the bytes that are here and the bytes in all, None if the server does not say; the former only
-    falls when the file must be fetched afresh.
-    check: looks at what came before it gets its name, and raises an EquipoiseError if it will not do.
+    Args:
+        remote: the file.
+        folder: the data folder.
+        mirror: address of a folder with files of the same names, used in place of the publisher.
+        progress: is called while bytes arrive; the number of bytes decreases only if the download has to start over.
+        check: inspects the file before it gets its final name, and raises an EquipoiseError if it is not acceptable.
+
+    Returns:
+        The path of the file.
     """
     target = folder / remote.name
     with _writing(target):
         if target.is_dir():
-            raise EquipoiseError(f"cannot fetch {target}: it is a folder, and a file is wanted; move it away")
+            raise EquipoiseError(f"cannot fetch {target}: a folder of that name exists; move it away")
         if target.exists():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
     with _claimed(target) as part:
-        if target.exists():  # another process has just finished it
+        if target.exists():  # another process has just finished the download
             return target
-        failure = EquipoiseError(f"no address is known for {remote.name}; put the file by hand at {target}")
+        failure = EquipoiseError(f"no address is known for {remote.name}; put the file at {target} by hand")
         for url in _addresses(remote, mirror):
             try:
                 _fetch_checked(url, part, remote.md5, progress)
@@ -111,19 +117,19 @@ def _writing(target: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise EquipoiseError(
-            f"cannot write {target}: {error.strerror or error}; make room or name another folder with --data"
+            f"cannot write {target}: {error.strerror or error}; free some space or choose another folder with --data"
         ) from None
 
 
 class _Part:
-    """What has come so far, and beside it what tells whether the server still has the same file."""
+    """A partial download, and a file next to it with what tells whether the server still has the same content."""
 
     def __init__(self, target: Path) -> None:
         self.target = target
         self.path = target.with_name(target.name + ".part")
         self.sidecar = target.with_name(target.name + ".part.json")
         self.resumed = False
-        # unbuffered: what has come is in the file at once, however this process ends, and closing cannot fail
+        # unbuffered: received bytes are in the file at once, however this process ends, and closing cannot fail
         self.file: FileIO = self.path.open("ab+", buffering=0)
 
     @property
@@ -131,14 +137,14 @@ class _Part:
         return os.fstat(self.file.fileno()).st_size
 
     def is_in_place(self) -> bool:
-        """Not so if another process has renamed or removed the file between our opening and our locking it."""
+        """Tell whether the file is still in place: another process may have moved it before this one locked it."""
         try:
             return os.path.samestat(os.fstat(self.file.fileno()), self.path.stat())
         except FileNotFoundError:
             return False
 
     def validator(self, url: str) -> str | None:
-        """What to ask for the rest with; None: only the whole file will do."""
+        """Return the validator to request the rest with, or None if the whole file must be downloaded."""
         if not self.size:
             return None
         try:
@@ -154,7 +160,7 @@ class _Part:
         self.resumed = False
 
     def restart(self, url: str, validator: str | None) -> None:
-        self.clear()  # first, so that old bytes never stand beside a new validator
+        self.clear()  # first, so that a new validator never belongs to old bytes
         if validator is not None:
             write_json(self.sidecar, {"url": url, "validator": validator})
 
@@ -178,7 +184,7 @@ class _Part:
 
 @contextmanager
 def _claimed(target: Path) -> Iterator[_Part]:
-    """The part, for this process alone; the lock goes with the process, however it ends."""
+    """Open the partial download and lock it for this process; the lock ends with the process."""
     while True:
         with _writing(target):
             part = _Part(target)
@@ -187,13 +193,15 @@ def _claimed(target: Path) -> Iterator[_Part]:
                 try:
                     fcntl.flock(part.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    raise EquipoiseError(f"another process is fetching {target}; wait until it has finished") from None
+                    raise EquipoiseError(
+                        f"another process is downloading {target}; wait until it has finished"
+                    ) from None
             if not part.is_in_place():
                 continue
             try:
                 yield part
             finally:
-                if not part.size:  # nothing to go on from
+                if not part.size:  # nothing to resume from
                     with suppress(OSError):
                         part.sidecar.unlink(missing_ok=True)
                         part.path.unlink(missing_ok=True)
@@ -201,15 +209,15 @@ def _claimed(target: Path) -> Iterator[_Part]:
 
 
 def _fetch_checked(url: str, part: _Part, expected: str | None, progress: Progress) -> None:
-    """Fill the part with what the address holds, and compare it with the checksum."""
+    """Download the file, and compare it with the checksum."""
     for last in (False, True):
         _fetch_whole(url, part, progress)
         if expected is None or (found := part.md5()) == expected.lower():
             return
         resumed = part.resumed
         part.clear()
-        if last or not resumed:  # else two halves may not have belonged together, and all of one piece may do
-            raise RequestRefused(url, f"what came has the md5 checksum {found}, the publisher says {expected}")
+        if last or not resumed:  # else it may mix two versions: try once more as a whole
+            raise RequestRefused(url, f"the download has the md5 checksum {found}, but the publisher gives {expected}")
 
 
 def _fetch_whole(url: str, part: _Part, progress: Progress) -> None:
@@ -219,11 +227,11 @@ def _fetch_whole(url: str, part: _Part, progress: Progress) -> None:
         try:
             return _transfer(url, part, progress)
         except Offline:
-            if attempt in (0, RETRIES):  # in between, the network was there a moment ago and may come back
+            if attempt in (0, RETRIES):  # in between, the network has just worked and may come back
                 raise
         except BrokenTransfer as error:
-            failure = f"the connection broke {RETRIES + 1} times, at last because {error}"
-    raise RequestRefused(url, failure, "ask again later: it goes on from what has come, if the server lets it")
+            failure = f"the connection broke {RETRIES + 1} times, the last time because {error}"
+    raise RequestRefused(url, failure, "try again later: the download resumes if the server supports it")
 
 
 def _transfer(url: str, part: _Part, progress: Progress) -> None:
@@ -234,13 +242,13 @@ def _transfer(url: str, part: _Part, progress: Progress) -> None:
             part.append(block)
             progress(part.size, total)
     if total is not None and part.size != total:
-        raise BrokenTransfer(f"only {part.size} of {total} bytes came")
-    if total is None and not part.size:  # as after a break in the headers, which the standard library overlooks
-        raise BrokenTransfer("nothing came")
+        raise BrokenTransfer(f"only {part.size} of {total} bytes arrived")
+    if total is None and not part.size:  # the standard library overlooks a connection that breaks in the headers
+        raise BrokenTransfer("nothing arrived")
 
 
 def _begin(url: str, part: _Part) -> tuple[http.client.HTTPResponse, int | None]:
-    """An answer whose body belongs at the end of the part, and how long the part will then be."""
+    """Return a response whose body continues the partial file, and the final length of that file."""
     validator = part.validator(url)
     if validator is not None:
         response = ask(url, part.target, {"Range": f"bytes={part.size}-", "If-Range": validator})

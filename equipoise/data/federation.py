@@ -1,4 +1,4 @@
-"""A federation: pooled samples, and for every client the numbers of its own for training, validation and test."""
+"""A federation: pooled samples, and for every client the indices of its training, validation and test samples."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,11 +17,11 @@ from equipoise.settings import nearest
 
 SPLITS = ("train", "validation", "test")
 SPLIT = (0.7, 0.1, 0.2)
-"""The part of each where nothing else is said."""
+"""The default fractions of training, validation and test samples."""
 
 
 class RaggedIndices:
-    """Lists of different lengths in one flat array, so that a million clients cost two arrays."""
+    """Lists of indices of different lengths in one flat array: a million clients need three arrays, not a million."""
 
     def __init__(self, lists: Sequence[np.ndarray]):
         self.lengths = np.array([len(part) for part in lists], dtype=np.int64)
@@ -36,12 +36,13 @@ class RaggedIndices:
 
 
 class BatchBuffer:
-    """Room for a batch, used again and again: new memory is slow to touch for the first time."""
+    """Memory for a batch that is reused, because the first access to new memory is slow."""
 
     def __init__(self) -> None:
         self.room: Tensor | None = None
 
     def take(self, like: Tensor, samples: int) -> Tensor:
+        """Return room for this number of samples like `like`; it is valid until the next call."""
         if self.room is None or len(self.room) < samples or self.room.shape[1:] != like.shape[1:]:
             self.room = like.new_empty((samples, *like.shape[1:]))
         return self.room[:samples]
@@ -49,7 +50,7 @@ class BatchBuffer:
 
 @dataclass(frozen=True)
 class Federation:
-    """Samples x with targets y, and who owns which. Nothing is copied a client."""
+    """Samples x with targets y, and the indices that each client owns; no samples are copied per client."""
 
     x: Tensor
     y: Tensor
@@ -58,51 +59,51 @@ class Federation:
     validation: RaggedIndices
     test: RaggedIndices
     classes: int | None = None
-    """how many labels there are; None where the targets are numbers"""
+    """number of labels; None where the targets are numbers"""
     channels_last: bool = False
-    """x lies as (sample, height, width, channel): rows are fetched fast and convolutions like them so"""
+    """whether x is stored as (sample, height, width, channel), which is fast to index and for convolutions"""
     unseen: frozenset[str] = frozenset()
     """names of the clients that take no part in training"""
     title: str = ""
-    """what the data are called in tables"""
+    """name of the data in tables"""
     notes: tuple[str, ...] = ()
-    """what a user should know of them"""
+    """remarks about the data for the user"""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise EquipoiseError(f"two clients are named {twice!r}; every client needs a name of its own")
+            raise EquipoiseError(f"two clients are named {twice!r}; every client needs a different name")
         for name, length in zip(self.names, self.train.lengths, strict=True):
             if length == 0:
                 raise EquipoiseError(
                     f"client {name!r} has no training samples; give it some, leave it out, or use fewer clients"
                 )
         if self.names and len(self.unseen) >= len(self.names):
-            raise EquipoiseError("all clients are unseen; somebody must take part in training")
+            raise EquipoiseError("all clients are unseen; at least one must take part in training")
 
     def __len__(self) -> int:
         return len(self.names)
 
     @cached_property
     def numbers(self) -> dict[int, int]:
-        """Every client's number in the order of names, those that train before the others: so servers know them."""
+        """Return the number by which the server knows each client: in the order of names, training clients first."""
         training, unseen = self.by_name
         return {who: number for number, who in enumerate([*training, *unseen])}
 
     @cached_property
     def by_name(self) -> tuple[list[int], list[int]]:
-        """The clients that train, and those that do not, each in the order of their names."""
+        """Return the indices of the clients that train, and of the unseen ones, each in the order of their names."""
         order = sorted(range(len(self)), key=lambda i: self.names[i])
         training = [i for i in order if self.names[i] not in self.unseen]
         return training, [i for i in order if self.names[i] in self.unseen]
 
     @property
     def outputs(self) -> int:
-        """How many numbers a model must give for a sample (or for each position in it)."""
+        """Return the number of outputs that a model must have for a sample (or for each position in it)."""
         return self.classes or self.y[0].numel()
 
     def holding_out(self, fraction: float, seed: int) -> "Federation":
-        """With this part of the clients, drawn from the seed, held out of training."""
+        """Return the federation with this fraction of the clients, drawn from the seed, excluded from training."""
         if not fraction:
             return self
         names = sorted(self.names)
@@ -111,12 +112,12 @@ class Federation:
         return replace(self, unseen=frozenset(names[i] for i in chosen))
 
     def keeping(self, only: Sequence[str] | None) -> "Federation":
-        """With the clients of these names alone."""
+        """Return the federation with only the clients of these names; None keeps all."""
         if only is None:
             return self
         for name in only:
             if name not in self.names:
-                raise EquipoiseError(f"data.only names {name!r}, which is no client{nearest(name, self.names)}")
+                raise EquipoiseError(f"data.only names {name!r}, which is not a client{nearest(name, self.names)}")
         kept = [i for i, name in enumerate(self.names) if name in set(only)]
         train, validation, test = (
             RaggedIndices([s[i] for i in kept]) for s in (self.train, self.validation, self.test)
@@ -125,7 +126,7 @@ class Federation:
         return replace(self, names=names, train=train, validation=validation, test=test)
 
     def training_on(self, most: int | None, seed: int) -> "Federation":
-        """With no client training on more samples than this; which ones is drawn from the seed."""
+        """Return the federation with at most this number of training samples per client, drawn from the seed."""
         if most is None:
             return self
         kept = []
@@ -136,16 +137,17 @@ class Federation:
         return replace(self, train=RaggedIndices(kept))
 
     def called(self, title: str, notes: tuple[str, ...] = ()) -> "Federation":
+        """Return the federation with this title and these notes."""
         return replace(self, title=title, notes=notes)
 
     def gather(self, indices: Tensor, memory: BatchBuffer | None = None) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of these samples; with `memory`, the inputs last until it is used again."""
+        """Return inputs and targets of these samples; with `memory`, the inputs are valid until its next use."""
         out = None if memory is None else memory.take(self.x, len(indices))
         x = torch.index_select(self.x, 0, indices, out=out)
         return x.permute(0, 3, 1, 2) if self.channels_last else x, self.y.index_select(0, indices)
 
     def fingerprint(self, splits: bool = False) -> str:
-        """Stands for all samples and the clients' names in their order; with `splits`, also for who has which."""
+        """Return a hash of all samples and the clients' names in order; with `splits`, also of who owns which."""
         hasher = blake2b("\n".join([*self.names, "", *sorted(self.unseen)]).encode(), digest_size=8)
         shares = [s.flat for s in (self.train, self.validation, self.test)] if splits else []
         for array in (self.x.numpy(), self.y.numpy(), *shares):
@@ -153,11 +155,11 @@ class Federation:
         return hasher.hexdigest()
 
     def sample(self) -> tuple[Tensor, Tensor]:
-        """Two samples, to see what the model makes of them."""
+        """Return two samples, to probe a model with."""
         return self.gather(torch.from_numpy(np.resize(self.train[0], 2)))
 
     def prepared(self, dtype: torch.dtype, channels_last: bool) -> "Federation":
-        """In the numbers and the layout in which the model is trained."""
+        """Return the federation in the dtype and the memory layout in which the model is trained."""
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in (self.x, self.y))
         channels_last = channels_last and x.ndim == 4 and not self.channels_last
         x = x.permute(0, 2, 3, 1).contiguous() if channels_last else x.contiguous()
@@ -165,6 +167,7 @@ class Federation:
 
 
 def check_split(split: Sequence[float]) -> None:
+    """Raise an error unless these are three fractions that sum to 1, the first above 0."""
     good = len(split) == 3 and min(split) >= 0 and split[0] > 0 and abs(sum(split) - 1) <= 1e-6
     if not good:
         raise EquipoiseError(
@@ -174,15 +177,15 @@ def check_split(split: Sequence[float]) -> None:
 
 
 def split_sizes(n: int, fractions: Sequence[float]) -> tuple[int, int, int]:
-    """How many of n samples are for training, validation and test; training never goes empty-handed."""
+    """Return how many of n samples are for training, validation and test; training gets at least one."""
     validation, test = (round(n * f) for f in fractions[1:])
-    while n and validation + test >= n:  # tiny clients: training comes first
+    while n and validation + test >= n:  # tiny clients: training has priority
         validation, test = (validation - 1, test) if validation else (validation, test - 1)
     return n - validation - test, validation, test
 
 
 def split_client(indices: np.ndarray, fractions: Sequence[float], rng: np.random.Generator) -> list[np.ndarray]:
-    """One client's samples as train, validation and test, at random; training never goes empty-handed."""
+    """Split one client's samples at random into train, validation and test; training gets at least one."""
     train, validation, _ = split_sizes(len(indices), fractions)
     return np.split(rng.permutation(indices), [train, train + validation])
 
@@ -196,7 +199,20 @@ def from_shares(
     classes: int | None = None,
     part: np.ndarray | None = None,
 ) -> Federation:
-    """A federation from every client's share of the pool, split by the client's name, or as `part` says."""
+    """Create a federation from every client's share of a pool.
+
+    Args:
+        x: inputs of all samples.
+        y: targets of all samples.
+        shares: indices of each client's samples, by the client's name.
+        split: fractions of training, validation and test samples.
+        seed: seed of the split, which depends on it and on the client's name only.
+        classes: number of labels; None where the targets are numbers.
+        part: 0, 1 or 2 for each sample (train, validation, test), in place of a random split.
+
+    Returns:
+        The federation.
+    """
     if part is None:
         parts = [split_client(share, split, randomness.generator(seed, "split", n)) for n, share in shares.items()]
     else:
@@ -212,17 +228,24 @@ def from_clients(
     split: Sequence[float] = SPLIT,
     seed: int = 0,
 ) -> Federation:
-    """A federation from a list with one entry a client.
+    """Create a federation from a list with one entry per client.
 
-    An entry is a pair of arrays (x, y), a torch Dataset of such pairs, or a dictionary with any of those
-    under "train" and, if there are any, "validation" and "test". Entries that are not split yet are split.
+    Args:
+        clients: for each client a pair of arrays (x, y), a torch Dataset of such pairs, or a dictionary with either of
+            these under "train" and optionally "validation" and "test". Only a dictionary is taken as already split.
+        names: the clients' names; by default client-0, client-1 and so on.
+        split: fractions of training, validation and test samples, for entries that are not split yet.
+        seed: the seed of the split.
+
+    Returns:
+        The federation.
     """
     if not clients:
         raise EquipoiseError("the list of clients is empty; give at least one (x, y)")
     check_split(split)
     names = numbered(len(clients)) if names is None else [str(name) for name in names]
     if len(names) != len(clients):
-        raise EquipoiseError(f"there are {len(clients)} clients and {len(names)} names; give one name a client")
+        raise EquipoiseError(f"there are {len(clients)} clients and {len(names)} names; give one name per client")
     xs: list[Tensor] = []
     ys: list[Tensor] = []
     columns: list[list[np.ndarray]] = [[], [], []]
@@ -241,7 +264,7 @@ def from_clients(
             unknown = set(client) - set(SPLITS)
             if unknown or "train" not in client:
                 raise EquipoiseError(
-                    f"client {name!r} has the parts {sorted(client)}; it needs 'train', may have 'validation', 'test'"
+                    f"client {name!r} has the parts {sorted(client)}; it needs 'train' and may have 'validation' and 'test'"
                 )
             parts = [take(client[k], name) if k in client else np.empty(0, np.int64) for k in SPLITS]
         else:
@@ -267,7 +290,7 @@ def _pair(part: Any, name: str) -> tuple[Tensor, Tensor]:
     try:
         x, y = (torch.as_tensor(np.asarray(a)) if not isinstance(a, Tensor) else a for a in part)
     except (TypeError, ValueError) as error:
-        raise EquipoiseError(f"client {name!r} needs a pair of arrays (x, y) and has something else: {error}") from None
+        raise EquipoiseError(f"client {name!r} must be a pair of arrays (x, y), and is not: {error}") from None
     if len(x) != len(y):
-        raise EquipoiseError(f"client {name!r} has {len(x)} inputs and {len(y)} targets; there must be as many of each")
+        raise EquipoiseError(f"client {name!r} has {len(x)} inputs and {len(y)} targets; the numbers must be equal")
     return x, y if y.is_floating_point() else y.long()

@@ -1,4 +1,4 @@
-"""What a source gives: samples, their targets, and what is known of them."""
+"""The pool: what a source returns, before it is divided over clients."""
 
 from dataclasses import dataclass, field, replace
 
@@ -9,38 +9,40 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Pool:
+    """All samples of a data set, their targets, and what is known about them."""
+
     x: Tensor
     y: Tensor
     classes: int | None
-    "how many labels there are; None where the targets are numbers"
+    "number of labels; None where the targets are numbers"
     owner: np.ndarray | None = None
-    "for each sample the number of its owner in `names`, for the natural partition"
+    "index of each sample's owner in `names`, for the natural partition"
     names: tuple[str, ...] = ()
-    "the owners' names; numbers stand for them because there may be millions of samples"
+    "names of the owners; samples refer to them by index because there may be millions of samples"
     part: np.ndarray | None = None
-    "0, 1 or 2 where the source itself says what is for training, validation and test (time goes on, or it draws them)"
+    "0, 1 or 2 for each sample where the source decides what is for training, validation and test; None: a random split"
     portion: str = ""
-    "what of the published data this is, where it is not all of it; every table says so"
+    "which portion of the published data this is, empty if it is all of them; every table shows it"
     notes: tuple[str, ...] = field(default=())
-    "what a user should know of how the data were read"
+    "remarks for the user about how the data were read"
 
     def __len__(self) -> int:
         return len(self.y)
 
     def without_inputs(self, rows: np.ndarray) -> "Pool":
-        """Targets and owners of these samples: what a partition looks at."""
+        """Return a pool with only the targets and owners of these samples, which is all that a partition reads."""
         owner = None if self.owner is None else self.owner[rows]
         return replace(self, x=self.x[:0], y=self.y[torch.from_numpy(rows)], owner=owner, part=None)
 
     @property
     def owners(self) -> np.ndarray:
-        """The name of each sample's owner."""
+        """Return the name of each sample's owner."""
         assert self.owner is not None
         return np.asarray(np.array(self.names)[self.owner])
 
 
 def as_images(raw: np.ndarray) -> Tensor:
-    """(sample, channel, height, width) from 0 to 1; bytes are divided by 255, and grey images get their channel."""
+    """Return images as (sample, channel, height, width): bytes are divided by 255, grey images get a channel axis."""
     x = torch.from_numpy(raw).to(torch.float32)
     if raw.dtype == np.uint8:
         x.div_(255)

@@ -1,4 +1,4 @@
-"""What a data set by name is: settings that read it from its publisher's files, or draw it."""
+"""The contract of a data set: settings that load it from its publisher's files, or draw it from the seed."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -13,12 +13,12 @@ from equipoise.errors import EquipoiseError
 from equipoise.settings import Settings
 
 DataProgress = Callable[[int, int], None]
-"""Told how much of a long reading is done, of how much."""
+"""Called with how much of a long read is done, and how much there is in total."""
 
 
 @dataclass(frozen=True)
 class LoadRequest:
-    """What a source is asked for. Most need the folder alone."""
+    """What a source needs to load its data; most use the folder only."""
 
     folder: Path
     clients: int | None = None
@@ -29,68 +29,80 @@ class LoadRequest:
 
 @dataclass(frozen=True)
 class DatasetStatus:
-    """What of a data set is there, by its headers."""
+    """How much of a data set is there, judged by the headers of its files."""
 
     where: Path
+    "file or folder that holds it"
     have: int | None
-    "None where the headers do not tell"
+    "number that is there; None where the headers do not tell"
     of: int | None
-    "None where nobody has said how many there are"
+    "number in the complete data set; None where it is unknown"
     unit: str = "samples"
 
     @property
     def state(self) -> str:
+        """Return "complete", "subset", or "present" if the numbers are unknown."""
         if self.have is None or self.of is None:
             return "present"
         return "complete" if self.have >= self.of else "subset"
 
     def __str__(self) -> str:
         if self.have is None:
-            return f"how many {self.unit} there are will show when they are read"
+            return f"the number of {self.unit} is unknown until they are read"
         return f"{self.have:,} of {self.of:,} {self.unit}" if self.state == "subset" else f"{self.have:,} {self.unit}"
 
 
 class Source(Settings, ABC):
+    """A data set with its settings."""
+
     registry: ClassVar[Mapping[str, type["Source"]]] = {}
-    """All data sets by name; filled in by the registry, which imports the sources."""
+    """All data sets by name; set by the registry, which imports the sources."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
-    """The publisher's files, for `equipoise data get`."""
+    """The publisher's files, which `equipoise data get` downloads."""
     how_to_get: ClassVar[str] = ""
-    """What to do where no file can simply be downloaded."""
+    """How to obtain the data where no file can be downloaded directly."""
     draws: ClassVar[bool] = False
-    """Does it draw its samples itself, with a validation and a test part of their own?"""
+    """Whether the samples are drawn from the seed, including those for validation and test."""
     bundled: ClassVar[bool] = False
-    """Is there something to work with when nothing was downloaded?"""
+    """Whether an excerpt comes with the package, so that nothing has to be downloaded."""
 
     @abstractmethod
     def load(self, ask: LoadRequest) -> Pool:
-        """All samples, pooled."""
+        """Load all samples."""
 
     def verify(self, ask: LoadRequest) -> None:
-        """Read and check all of the files, and keep what was decoded."""
+        """Read and check all files, and cache what was decoded."""
         self.load(ask)
 
     def look(self, folder: Path) -> DatasetStatus | None:
-        """What is there, without reading it all; None where nothing is."""
+        """Return what is in the data folder, without reading it all; None if there is nothing."""
         return None
 
     def look_at(self, path: Path) -> DatasetStatus:
-        """What is in this one file, checked for damage: for a file whose publisher gives no checksum."""
-        raise TypeError(f"{type(self).__name__} has a file without a checksum, and no look_at to check it with")
+        """Check one file for damage and return what is in it; needed where the publisher gives no checksum."""
+        raise TypeError(
+            f"{type(self).__name__} has a file without a checksum, so that it needs a method look_at to check it"
+        )
 
 
 class MissingFile(EquipoiseError):
-    """A file is not there, which for some sources is no error."""
+    """A file does not exist, which some sources do not treat as an error."""
 
 
 def missing(name: str, looked: list[Path], cls: type[Source]) -> MissingFile:
-    """The sentence for a file that is not there."""
+    """Return the error for a file that does not exist.
+
+    Args:
+        name: the name of the file.
+        looked: the folders that were searched.
+        cls: the source that needs the file.
+    """
     places = " and ".join(str(folder) for folder in looked)
     source = next(n for n, c in Source.registry.items() if c is cls)
-    get = f"`equipoise data get {source}` fetches it" if cls.remotes else cls.how_to_get
+    get = f"`equipoise data get {source}` downloads it" if cls.remotes else cls.how_to_get
     return MissingFile(f"the file {name} was not found in {places}; {get}, and --data names the folder")
 
 
 def portion(have: int, of: int, unit: str = "samples") -> str:
-    """'20,000 of 60,000 samples', or nothing where it is all of them."""
+    """Return a text such as '20,000 of 60,000 samples', or an empty one if it is all of them."""
     return "" if have >= of else f"{have:,} of {of:,} {unit}"

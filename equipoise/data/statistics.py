@@ -1,4 +1,4 @@
-"""Statistics of a federation: who has how many samples of which label, and how unequal clients are."""
+"""Statistics of a federation: samples per client and label, and how much the clients differ."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from equipoise.data.federation import SPLITS, Federation
 
 
 def outline(federation: Federation) -> dict[str, Any]:
-    """Who has how many samples of which label, for reports; of many clients, some that are spread over the list."""
+    """Return the samples per client and label, for reports; of many clients, a selection spread over the list."""
     shown = np.unique(np.linspace(0, len(federation) - 1, min(_OUTLINED, len(federation))).round().astype(int))
     counts = label_counts(federation)
     return {
@@ -23,11 +23,12 @@ _OUTLINED = 300
 
 
 def owned(federation: Federation, who: int) -> np.ndarray:
+    """Return the indices of all samples of a client."""
     return np.concatenate([getattr(federation, split)[who] for split in SPLITS])
 
 
 def label_counts(federation: Federation) -> np.ndarray | None:
-    """How often each client has each label (in texts: each character as a target); None where targets are numbers."""
+    """Return the number of samples per client and label (in texts: of target characters); None for numeric targets."""
     if federation.classes is None:
         return None
     labels = federation.y.numpy().reshape(len(federation.y), -1)
@@ -40,21 +41,21 @@ def label_counts(federation: Federation) -> np.ndarray | None:
 
 
 def total_variation(counts: np.ndarray) -> np.ndarray:
-    """Each client's distance to the pooled distribution of labels, from 0 to 1."""
+    """Return the distance of each client's label distribution to that of all clients together, from 0 to 1."""
     own = counts / counts.sum(1, keepdims=True)
     pooled = counts.sum(0) / counts.sum()
     return np.asarray(np.abs(own - pooled).sum(1) / 2)
 
 
 def gini(values: np.ndarray) -> float:
-    """0 where all have equally much, near 1 where one has nearly all: half the relative mean difference."""
+    """Return the Gini coefficient: 0 if all values are equal, near 1 if one has nearly all of the sum."""
     ordered, n = np.sort(np.asarray(values, dtype=np.float64)), len(values)
     total = ordered.sum()
     return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * total)) if total > 0 else 0.0
 
 
 def federation_statistics(federation: Federation) -> dict[str, Any]:
-    """What `equipoise show` prints."""
+    """Return the numbers that `equipoise show` prints."""
     splits = {split: getattr(federation, split).lengths for split in SPLITS}
     sizes = np.sum(list(splits.values()), axis=0)
     found: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Windows over something that goes on in time: who learns from the past is scored on the future."""
+"""Splits of time series: models train on the past and are scored on the future."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,16 @@ from equipoise.data.federation import split_sizes
 
 
 def parts_in_time(first: np.ndarray, last: np.ndarray, split: Sequence[float]) -> np.ndarray:
-    """0, 1 or 2 (train, validation, test) for windows in their order, which ask for the moments `first` to `last`.
+    """Assign windows of a time series to training, validation and test.
 
-    -1 for a window that asks for a moment which a later part asks for too: what is to be predicted later must not have
-    been shown before.
+    Args:
+        first: the first moment that each window predicts, in ascending order.
+        last: the last moment that each window predicts.
+        split: the fractions of training, validation and test.
+
+    Returns:
+        0, 1 or 2 (train, validation, test) for each window, or -1 if it predicts a moment that a later part predicts
+        too: targets of a later part must not be seen in an earlier one.
     """
     part = np.repeat(np.arange(3), split_sizes(len(first), split))
     for later in (1, 2):

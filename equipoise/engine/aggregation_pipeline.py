@@ -15,10 +15,10 @@ from equipoise.algorithms.capabilities import exchanges_of, initial_upload_of
 from equipoise.algorithms.local_data import Start
 from equipoise.attacks import AttackContext
 from equipoise.config.uploads import UploadSettings
-from equipoise.engine.last_uploads import LastUploadTracker, UploadStore
+from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload, Uploads
 
 _NOISE = "privacy.noise."
 
@@ -104,7 +104,7 @@ class AggregationPipeline:
                 raise TypeError(f"{type(attack).__name__} sends {forged.shapes()} for {own[k].shapes()}")
             if forged.finite():  # else it would be rejected: the attacker sends its honest message
                 sent[k] = Upload(forged, sent[k].reference, sent[k].weight)
-        return Uploads(uploads.who, tuple(sent))
+        return RoundUploads(uploads.who, tuple(sent))
 
     def noised(self, uploads: Uploads, last: bool) -> NoisedMeanUploads:
         """Add central noise to the sum of the uploads.
@@ -118,7 +118,8 @@ class AggregationPipeline:
         self.ledger.sums += 1
         if last:
             fresh = self.noise = State({k: t + self.noise[k] if k in self.noise else t for k, t in fresh.items()})
-        return NoisedMeanUploads.of(uploads, fresh, type(self.algorithm).__name__)
+        count = uploads.clients if isinstance(uploads, LastUploads) else len(uploads)
+        return NoisedMeanUploads.of(uploads, fresh, count, type(self.algorithm).__name__)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise)

@@ -1,4 +1,4 @@
-"""Refuse combinations of model, data, algorithm and settings that cannot work, before the first round."""
+"""Checks before the first round that model, data, algorithm and settings fit together."""
 
 from torch import nn
 
@@ -12,10 +12,10 @@ from equipoise.training.task import Task
 
 
 def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, devices: Devices) -> None:
-    """Raise an error that names what does not fit and what would."""
+    """Raise an error if the parts of a run do not fit together, saying what does not fit and what would."""
     name, requires = type(algorithm).__name__, algorithm.requires
     if requires.labels and (task.sample[1].is_floating_point() or task.sample[1].ndim != 1):
-        raise EquipoiseError(f"{name} looks at samples class by class, and here they have no one label each")
+        raise EquipoiseError(f"{name} works class by class and needs data with one label per sample")
     if requires.linear_head and not _has_linear_head(task):
         raise EquipoiseError(
             f"{name} estimates the model's last layer by least squares, so its head must be one submodule, a linear "
@@ -27,7 +27,7 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
         )
     if isinstance(algorithm, PredictsFromSamples) and task.head is None:
         raise EquipoiseError(
-            f"{name} looks samples up by what the model's head reads; name the submodule that is the head"
+            f"{name} looks samples up by the inputs of the model's head; name the submodule that is the head"
         )
     if task.metric.name == "accuracy" and any(target > 1 for target in schedule.targets or ()):
         raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; an accuracy is at most 1")

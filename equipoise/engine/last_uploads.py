@@ -1,9 +1,9 @@
-"""The last message of every client, for algorithms whose server uses them all, whoever takes part in a round.
+"""The last upload of every client, for algorithms whose server combines them all, whoever takes part in a round.
 
-Messages lie with the clients' states in the store, on disk when they are many. In memory is their sum: a round changes
-it by what its own messages differ from those before them, so that a mean over all clients costs no more than one over
-the round. In a mean, who has not been heard of yet counts with the message that all begin with; other rules look at
-those who have been heard of.
+The uploads are stored with the clients' states, on disk when there are many. Only their sum is in memory: a round
+changes it by the difference between its uploads and those before, so that a mean over all clients costs no more than a
+mean over the round. In the mean, a client that has never taken part counts with the initial upload; robust rules see
+only clients that have.
 """
 
 from dataclasses import dataclass, replace
@@ -20,82 +20,121 @@ _HUGE = 1e4  # times what is left in the sum: the error of float64 is then below
 
 
 class UploadStore(Protocol):
-    """A store of clients' states."""
+    """A store of clients' states, which include their last uploads."""
 
-    def get(self, who: int) -> State: ...
+    def get(self, who: int) -> State:
+        """Return the state of a client."""
+        ...
 
-    def part(self, who: int, name: str, low: int, high: int) -> Tensor: ...
+    def part(self, who: int, name: str, low: int, high: int) -> Tensor:
+        """Return coordinates low to high of one tensor of a client's state."""
+        ...
 
 
 class LastUploadTracker:
+    """Which clients have taken part, and the sum of all last uploads."""
+
     def __init__(self, first: State, clients: int):
+        """Begin a run.
+
+        Args:
+            first: upload assumed for clients that have not taken part yet.
+            clients: number of clients.
+        """
         self.first, self.clients = first, clients
-        self.heard: set[int] = set()
+        self.known: set[int] = set()
+        "numbers of the clients that have taken part"
         self.total = State({name: clients * t.double() for name, t in first.items()})
-        "of all messages; in float64, so that rounding does not add up over the rounds"
+        "sum of all last uploads, in float64 so that rounding errors do not add up over the rounds"
 
     @property
     def initial(self) -> State:
-        """What the store keeps for a client before it is heard of."""
+        """Return what the store keeps for a client that has not taken part yet."""
         return State({SENT + name: t for name, t in self.first.items()})
 
     def with_round(self, uploads: Uploads, store: UploadStore) -> "LastUploads":
-        """All last messages, those of the round in the place of the ones before."""
+        """Return the last uploads of all clients, with those of the round in place of the ones before."""
         total = State({name: t.clone() for name, t in self.total.items()})
-        heard, largest = set(self.heard), 0.0
+        known, largest = set(self.known), 0.0
         for who, upload in zip(uploads.who, uploads.uploads, strict=True):
-            newcomer = who not in heard and len(heard) >= self.clients  # more than were announced: all count
-            heard.add(who)
+            newcomer = who not in known and len(known) >= self.clients  # more than were announced: all count
+            known.add(who)
             for name, t in upload.message.items():
                 total[name] += t
                 if not newcomer:
                     before = store.get(who)[SENT + name]
                     total[name] -= before
                     largest = max(largest, float(before.abs().max()) if before.numel() else 0.0)
-        everyone = LastUploads(uploads.who, uploads.uploads, self, store, tuple(sorted(heard)), total)
+        everyone = LastUploads(
+            uploads.who, uploads.uploads, store, tuple(sorted(known)), total, self.first, self.clients
+        )
         left = max((float(t.abs().max()) for t in total.values() if t.numel()), default=0.0)
-        # Beside a huge number the others were rounded away; when it leaves, the sum is made anew.
+        # Beside a huge number the others were rounded away; when it leaves, the sum is computed again.
         return everyone.summed() if largest > _HUGE * left else everyone
 
     def take(self, everyone: "LastUploads") -> dict[int, State]:
-        """The round is done: its messages are now the last ones. What the store is to keep of each who sent one."""
-        self.heard, self.total = set(everyone.heard), everyone.total
+        """Finish a round: its uploads are now the last ones. Return what the store is to keep of each."""
+        self.known, self.total = set(everyone.known), everyone.total
         return {
             who: State({SENT + name: t for name, t in upload.message.items()}) for who, upload in everyone.fresh.items()
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps."""
+        """Return what a checkpoint keeps."""
         return {
-            "last.heard": torch.tensor(sorted(self.heard), dtype=torch.int64),
+            "last.heard": torch.tensor(sorted(self.known), dtype=torch.int64),
             **{f"last.total.{name}": t for name, t in self.total.items()},
         }
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        self.heard = set(tensors["last.heard"].tolist())
+        """Take back what was saved."""
+        self.known = set(tensors["last.heard"].tolist())
         self.total = State({name: tensors[f"last.total.{name}"] for name in self.first})
 
 
 @dataclass(frozen=True)
 class LastUploads(Uploads):
-    """The last message of every client. Rows are those of the clients that have been heard of, by their numbers."""
+    """The last upload of every client. Rows are those of the clients that have taken part, by their numbers."""
 
-    last: LastUploadTracker
+    who: tuple[int, ...]
+    items: tuple[Upload, ...]
+    "the uploads of the round"
     store: UploadStore
-    heard: tuple[int, ...]
+    known: tuple[int, ...]
+    "numbers of the clients that have taken part"
     total: State
+    "sum over all clients"
+    first: State
+    "upload assumed for the others"
+    announced: int
+    "number of clients that were announced"
 
     @cached_property
     def fresh(self) -> dict[int, Upload]:
+        """Return the uploads of the round by the clients' numbers."""
         return dict(zip(self.who, self.uploads, strict=True))
 
     def __len__(self) -> int:
-        return len(self.heard)
+        return len(self.known)
+
+    @property
+    def uploads(self) -> tuple[Upload, ...]:
+        return self.items
 
     @property
     def clients(self) -> int:
-        """How many count in the mean."""
-        return max(self.last.clients, len(self.heard))
+        """Return the number of clients that count in the mean."""
+        return max(self.announced, len(self.known))
+
+    @property
+    def like(self) -> State:
+        return self.uploads[0].message
+
+    def mean(self) -> State:
+        return State({name: (t / self.clients).to(self.like[name].dtype) for name, t in self.total.items()})
+
+    def weights(self) -> Tensor:
+        return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
         return torch.stack(
@@ -103,18 +142,19 @@ class LastUploads(Uploads):
                 self.fresh[who].message[name].flatten()[low:high]
                 if who in self.fresh
                 else self.store.part(who, SENT + name, low, high)
-                for who in self.heard
+                for who in self.known
             ]
         )
 
-    def mean(self) -> State:
-        return State({name: (t / self.clients).to(self.like[name].dtype) for name, t in self.total.items()})
+    def only(self, *names: str) -> "LastUploads":
+        def chosen(state: State) -> State:
+            return State({k: state[k] for k in names})
+
+        uploads = tuple(Upload(chosen(u.message)) for u in self.uploads)
+        return replace(self, items=uploads, total=chosen(self.total), first=chosen(self.first))
 
     def summed(self) -> "LastUploads":
-        """With the sum made anew, from all messages."""
+        """Return the same uploads with their sum computed again from all of them."""
         total = self.each(lambda rows: rows.double().sum(0))
-        unheard = self.clients - len(self)
-        return replace(self, total=State({name: t + unheard * self.last.first[name] for name, t in total.items()}))
-
-    def weights(self) -> Tensor:
-        return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
+        others = self.clients - len(self)
+        return replace(self, total=State({name: t + others * self.first[name] for name, t in total.items()}))

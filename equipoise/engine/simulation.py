@@ -33,7 +33,7 @@ from equipoise.executors.build import build_executor
 from equipoise.losses import LOSSES
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, public_reference, seeded_noise
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.task import Task
 
@@ -174,7 +174,7 @@ class Simulation(Run):
                     self._released(round, exchange, job, result) for job, result in zip(jobs, results, strict=True)
                 ]
             accepted = self._accept(round, jobs, results)
-            uploads = Uploads(tuple(self.number[r.who] for r in accepted), tuple(r.upload for r in accepted))
+            uploads = RoundUploads(tuple(self.number[r.who] for r in accepted), tuple(r.upload for r in accepted))
             sent = self.aggregate(round, uploads, [self.federation.names[r.who] for r in accepted])
             solves += [result.solves for result in accepted]
         for result in accepted:

@@ -1,4 +1,4 @@
-"""How alike two models represent samples, layer by layer: linear centred kernel alignment (CKA)."""
+"""Similarity of the representations of two models, layer by layer: linear centred kernel alignment (CKA)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ _BATCH = 256
 
 
 def gram(x: Tensor) -> Tensor:
-    """The inner products of samples, a row of x each, their columns centred; scaled to length one.
+    """Return the Gram matrix of the rows of x, one per sample, with centred columns and scaled to norm one.
 
-    NaN where a representation is the same for all samples.
+    It is NaN if a representation is the same for all samples.
     """
     x = x.double() - x.double().mean(0)
     k: Tensor = x @ x.mT
@@ -29,12 +29,15 @@ def gram(x: Tensor) -> Tensor:
 
 
 def linear_cka(x: Tensor, y: Tensor) -> float:
-    """|Y'X|^2 / (|X'X| |Y'Y|) of two representations of the same samples, centred (Kornblith et al., 2019, Eq. 5)."""
+    """Return the linear CKA of two representations of the same samples.
+
+    That is |Y'X|^2 / (|X'X| |Y'Y|) of the centred representations (Kornblith et al., 2019, Eq. 5).
+    """
     return float((gram(x) * gram(y)).sum())
 
 
 def layers(module: nn.Module) -> list[str]:
-    """Submodules with weights of two or more axes, in their order; an equilibrium layer is one, as a whole."""
+    """Return the names of submodules with weights of two or more axes; an equilibrium layer counts as one layer."""
     whole = [name for name, _ in equilibria(module)]
     found = []
     for name, layer in module.named_modules():
@@ -48,32 +51,35 @@ def layers(module: nn.Module) -> list[str]:
 
 @torch.no_grad()
 def representations(module: nn.Module, x: Tensor, names: Sequence[str]) -> list[Tensor]:
-    """What each of these submodules gives for each sample, a row a sample."""
-    listener = ForwardHook(module.eval(), names, None)
+    """Return the outputs of each of these submodules, one row per sample."""
+    hook = ForwardHook(module.eval(), names, None)
     try:
         pieces = []
         for part in x.split(_BATCH):
             module(part)
-            pieces.append(listener.take())
+            pieces.append(hook.take())
     finally:
-        listener.close()
+        hook.close()
     return [torch.cat(column) for column in zip(*pieces, strict=True)]
 
 
 @torch.no_grad()
 def heard_layers(module: nn.Module, x: Tensor) -> list[str]:
-    """Those layers that the module calls; PyTorch's attention, for one, uses weights of layers that it never calls."""
-    listener = ForwardHook(module.eval(), names := layers(module), None)
+    """Return the names of those layers that the module calls in a forward pass.
+
+    PyTorch's attention, for example, uses weights of layers that it never calls.
+    """
+    hook = ForwardHook(module.eval(), names := layers(module), None)
     try:
         module(x[:2])
-        return [name for name in names if name not in listener.silent()]
+        return [name for name in names if name not in hook.silent()]
     finally:
-        listener.close()
+        hook.close()
 
 
 @dataclass(frozen=True)
 class Similarity:
-    """CKA of many pairs of models: a row a layer, a column a pair."""
+    """CKA of many pairs of models: one row per layer, one column per pair."""
 
     run: str
     rounds: int
@@ -84,7 +90,7 @@ class Similarity:
     values: np.ndarray
 
     def rows(self) -> list[dict[str, Any]]:
-        """For readers: each layer's mean, spread, least and most over the pairs."""
+        """Return the mean, standard deviation, minimum and maximum over the pairs, for each layer."""
         found = []
         for name, row in zip(self.layers, self.values.tolist(), strict=True):
             good = [v for v in row if v == v]
@@ -93,6 +99,7 @@ class Similarity:
         return found
 
     def write(self, folder: Path) -> None:
+        """Write cka.json into a run folder."""
         table = {"between": self.between, "rounds": self.rounds, "samples": self.samples, "pairs": list(self.pairs)}
         values = [[None if v != v else v for v in row] for row in self.values.tolist()]
         atomic_files.write_json(folder / CKA, {**table, "layers": list(self.layers), "cka": values})

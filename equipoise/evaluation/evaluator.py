@@ -1,4 +1,4 @@
-"""Scores of the personal, the consensus, the global and the hybrid model of every client."""
+"""Evaluation of the personal, consensus, global and hybrid models of clients."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -21,16 +21,18 @@ _AT_ONCE = 256  # clients whose personal models are in memory together
 
 
 class ScoreTable:
-    """A row of scores a client, NaN where a split is empty, with the digest of the model that was scored."""
+    """One row of scores per client, NaN for an empty split, with the digest of the model that was scored."""
 
     def __init__(self, clients: int):
         self.scores = np.full((clients, len(COLUMNS)), np.nan)
         self.digest = np.zeros((clients, 16), dtype=np.uint8)
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps."""
         return {"scores": torch.from_numpy(self.scores), "digest": torch.from_numpy(self.digest)}
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what `tensors` returned."""
         self.scores, self.digest = tensors["scores"].numpy().copy(), tensors["digest"].numpy().copy()
 
 
@@ -56,7 +58,18 @@ class Evaluator:
         select: str = "validation",
         budgets: Mapping[str, int] | None = None,
     ):
-        """`malicious` clients are scored with the others and count in no figure."""
+        """Create an evaluator.
+
+        Args:
+            federation: the clients and their data.
+            algorithm: the algorithm, whose models are scored.
+            executor: makes and scores the models.
+            who: the clients to score.
+            unseen: whether these clients took no part in training.
+            malicious: names of clients that are scored but do not count in any figure.
+            select: the samples on which the hybrid model is chosen, "validation" or "test".
+            budgets: iteration limit of each client by name.
+        """
         self.federation, self.algorithm, self.executor = federation, algorithm, executor
         self.order, self.unseen, self.malicious, self.select = who, unseen, malicious, select
         self.budgets = budgets or {}
@@ -64,24 +77,25 @@ class Evaluator:
         self.tables = {kind: ScoreTable(len(federation)) for kind in SCORED}
         self.has = dict.fromkeys(SCORED, False)
         self.adaptation_samples = 0
-        "samples through a backward pass to make the personal models of the last evaluation"
+        "number of samples that were trained on to make the personal models of the last evaluation"
         self.scored = 0
-        "models scored so far, for those who want to see that nothing is scored twice"
+        "number of models scored so far; tests use it to check that nothing is scored twice"
 
     def __call__(self, round: int, server: State, store: ClientStates) -> None:
+        """Score the models of all clients after a round."""
         self.adaptation_samples = 0
         self._own_models("personal", "unseen" if self.unseen else "personal", round, server, store)
         if isinstance(self.algorithm, HasConsensusModel) and not self.unseen:
             self._own_models("consensus", "consensus", round, server, store)
         vector = self.algorithm.global_model(server)
         if self.unseen and len(self.executor.task.buffers):
-            vector = None  # a client that never trained has no statistics of its own to run the global model with
+            vector = None  # a client that never trained has no BatchNorm statistics for the global model
         self.has["global"] = vector is not None
         if vector is not None:
             self._global(vector, store)
 
     def forget(self) -> None:
-        """The models have moved on; what was scored before says nothing of them."""
+        """Discard the scores, because the models have changed since."""
         self.has = dict.fromkeys(SCORED, False)
         self.adaptation_samples = 0
 
@@ -108,7 +122,7 @@ class Evaluator:
         return ClientJob(who, store.get(who), down, self.budgets.get(self.federation.names[who]))
 
     def _own_models(self, kind: str, made: ModelKind, round: int, server: State, store: ClientStates) -> None:
-        """The models of a kind that every client has one of."""
+        """Make and score the models of a kind of which every client has its own."""
         for first in range(0, len(self.order), _AT_ONCE):
             jobs = [self._job(who, server, store) for who in self.order[first : first + _AT_ONCE]]
             models = []
@@ -121,7 +135,7 @@ class Evaluator:
             self._score(self.tables[kind], models)
 
     def _global(self, vector: Tensor, store: ClientStates) -> None:
-        if len(self.executor.task.buffers):  # each client scores the global model with buffers of its own
+        if len(self.executor.task.buffers):  # each client scores the global model with its own buffers
             self._score(
                 self.tables["global"], [ClientModel(who, vector, store.get(who).get(BUFFERS)) for who in self.order]
             )
@@ -138,25 +152,28 @@ class Evaluator:
             self._write(table, who, scores[:, end - len(indices) : end])
 
     def board(self) -> Scoreboard:
-        mine = np.zeros(len(self.federation), dtype=bool)
-        mine[[who for who in self.order if self.federation.names[who] not in self.malicious]] = True
+        """Return the scores of all kinds of models."""
+        counted = np.zeros(len(self.federation), dtype=bool)
+        counted[[who for who in self.order if self.federation.names[who] not in self.malicious]] = True
         return Scoreboard(
             self.metric,
-            mine & (self.federation.validation.lengths > 0),
-            mine & (self.federation.test.lengths > 0),
+            counted & (self.federation.validation.lengths > 0),
+            counted & (self.federation.test.lengths > 0),
             {kind: table.scores for kind, table in self.tables.items() if self.has[kind]},
             self.select,
         )
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps beside the tables."""
+        """Return what a checkpoint keeps as JSON."""
         return {"has": self.has, "adaptation_samples": self.adaptation_samples}
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps as tensors."""
         return {f"{kind}.{k}": t for kind, table in self.tables.items() for k, t in table.tensors().items()}
 
     def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Restore what `facts` and `tensors` returned."""
         self.has, self.adaptation_samples = self.has | facts["has"], facts["adaptation_samples"]
         for kind, table in self.tables.items():
-            if f"{kind}.scores" in tensors:  # runs from before there was this kind know nothing of it
+            if f"{kind}.scores" in tensors:  # checkpoints of older versions lack some kinds
                 table.restore({k: tensors[f"{kind}.{k}"] for k in ("scores", "digest")})

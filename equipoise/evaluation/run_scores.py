@@ -1,4 +1,4 @@
-"""The scores of a run: of the clients that train, and, apart from them, of those that took no part."""
+"""The scores of a run: those of the clients that train and, separately, of those unseen in training."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +17,8 @@ _UNSEEN = "unseen."
 
 
 class RunScores:
+    """The evaluators of a run: one for the clients that train, one for newcomers, which took no part in training."""
+
     def __init__(
         self,
         federation: Federation,
@@ -26,6 +28,16 @@ class RunScores:
         select: str = "validation",
         budgets: Mapping[str, int] | None = None,
     ):
+        """Create the evaluators of a run.
+
+        Args:
+            federation: the clients and their data.
+            algorithm: the algorithm, whose models are scored.
+            executor: makes and scores the models.
+            malicious: names of clients that are scored but do not count in any figure.
+            select: the samples on which the hybrid model is chosen, "validation" or "test".
+            budgets: iteration limit of each client by name.
+        """
         training, unseen = federation.by_name
         self.training = Evaluator(federation, algorithm, executor, training, False, malicious, select, budgets)
         self.newcomers = None
@@ -33,14 +45,21 @@ class RunScores:
             self.newcomers = Evaluator(federation, algorithm, executor, unseen, unseen=True, select=select)
 
     def adapt(self, round: int, server: State, store: ClientStates, last: bool) -> None:
-        """Score those who took no part. Adapting takes training: it is done once, at the end."""
+        """Score the newcomers, but only after the last round, because adapting models to them means training.
+
+        Args:
+            round: number of the round.
+            server: the server's state.
+            store: the clients' states.
+            last: whether this is the last round.
+        """
         if self.newcomers is not None:
             self.newcomers.forget()
             if last:
                 self.newcomers(round, server, store)
 
     def summary(self) -> dict[str, Any]:
-        """The figures of each kind of model, and under "unseen" those of the clients that took no part."""
+        """Return the figures of each kind of model, and under "unseen" those of the newcomers."""
         found: dict[str, Any] = self.training.board().summary()
         if self.newcomers is not None and (figures := self.newcomers.board().summary()):
             cost = {"clients": len(self.newcomers.order), "adaptation_samples": self.newcomers.adaptation_samples}
@@ -48,7 +67,7 @@ class RunScores:
         return found
 
     def tables(self) -> dict[str, np.ndarray]:
-        """Every kind's table of scores, a row a client; NaN where a client has no model of that kind."""
+        """Return a table of scores for each kind of model, one row per client; NaN if it has no model of that kind."""
         tables = self.training.board().tables()
         if self.newcomers is not None:
             for kind, scores in self.newcomers.board().tables().items():
@@ -58,18 +77,20 @@ class RunScores:
         return {kind: tables[kind] for kind in KINDS if kind in tables}
 
     def of(self, who: int) -> Evaluator:
-        """Who scores this client."""
+        """Return the evaluator that scores this client."""
         return self.training if self.newcomers is None or who not in self.newcomers.order else self.newcomers
 
     def facts(self) -> dict[str, Any]:
-        """What a checkpoint keeps of the scores, beside `tensors`."""
+        """Return what a checkpoint keeps as JSON."""
         return {"training": self.training.facts(), "unseen": self.newcomers.facts() if self.newcomers else None}
 
     def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps as tensors."""
         newcomers = self.newcomers.tensors() if self.newcomers else {}
         return self.training.tensors() | {f"{_UNSEEN}{name}": tensor for name, tensor in newcomers.items()}
 
     def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        """Restore what `facts` and `tensors` returned."""
         self.training.restore(facts["training"], tensors)
         if self.newcomers is not None:
             unseen = {k.removeprefix(_UNSEEN): t for k, t in tensors.items() if k.startswith(_UNSEEN)}

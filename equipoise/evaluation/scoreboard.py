@@ -1,4 +1,4 @@
-"""Scores of many clients' models, and the figures that are made of them."""
+"""The scores of many clients' models, and the figures computed from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +12,12 @@ from equipoise.model_kinds import COLUMNS, HYBRIDS, SCORED
 
 
 def score_row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
-    """One model's row of a board from (loss, metric) of each sample, the first `cut` of them for validation.
+    """Return one client's row of scores, with NaN for an empty split.
 
-    NaN stands where a split is empty.
+    Args:
+        scores: array (2, n) of the loss and the metric of each sample.
+        cut: number of validation samples, which come first; the others are test samples.
+        metric: the metric.
     """
     found = np.full(len(COLUMNS), np.nan)
     for column, values in ((0, scores[:, :cut]), (2, scores[:, cut:])):
@@ -26,19 +29,20 @@ def score_row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Scoreboard:
-    """A row of scores a client for each kind of model that there is."""
+    """Scores of each kind of model, one row per client."""
 
     metric: Metric
     validates: np.ndarray
-    "which clients have validation samples and count"
+    "mask of the clients that have validation samples and count in figures"
     tests: np.ndarray
-    "which have test samples and count"
+    "mask of the clients that have test samples and count in figures"
     scored: Mapping[str, np.ndarray]
-    "the table of each of the kinds in SCORED that there are"
+    "table of scores of each kind of model, for the kinds in SCORED that exist"
     select: str = "validation"
-    "on which samples the hybrid model is chosen"
+    'samples on which the hybrid model is chosen, "validation" or "test"'
 
     def tables(self) -> dict[str, np.ndarray]:
+        """Return the table of scores of each kind of model, the hybrid model included."""
         tables = {kind: self.scored[kind] for kind in SCORED if kind in self.scored}
         if {"personal", "global"} <= tables.keys() and self._chooses.any():
             better = np.where(self.takes_global()[:, None], tables["global"], tables["personal"])
@@ -50,11 +54,12 @@ class Scoreboard:
         return self.validates if self.select == "validation" else self.tests
 
     def takes_global(self) -> np.ndarray:
-        """Whose hybrid model is the global one: better on the client's samples to choose by, where it has any."""
+        """Return a mask of the clients whose hybrid model is the global one, because it scores higher for them."""
         column = COLUMNS.index(f"{self.select}_metric")
         return np.asarray(self.metric.better(self.scored["global"][:, column], self.scored["personal"][:, column]))
 
     def summary(self) -> dict[str, Any]:
+        """Return the figures of each kind of model."""
         return {
             kind: summarize(table[self.tests, 2:], table[self.validates, 1], self.metric)
             for kind, table in self.tables().items()
@@ -62,9 +67,14 @@ class Scoreboard:
 
 
 def summarize(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:
-    """Figures over clients, each counting once, from their (loss, score) on test and their score on validation.
+    """Return figures over clients, in which every client counts once.
 
-    A client whose score is NaN spoils the figure, as it should; in JSON that is null.
+    A client whose score is NaN makes the figure None, which is null in JSON.
+
+    Args:
+        test: array (clients, 2) of the test loss and the test score.
+        validation: the validation scores.
+        metric: the metric of the scores.
     """
     if not len(test):
         return {}

@@ -1,4 +1,4 @@
-"""How the clients of a round are worked on: what both ways of execution offer."""
+"""The interface of executors, which train and score the clients of a round, and the types that they exchange."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -18,25 +18,32 @@ from equipoise.state import State, Upload, stack
 from equipoise.training.task import Task
 
 BUFFERS = "buffers"
-"""The name under which a client's own buffers (BatchNorm statistics) are kept with its state."""
+"""Name of a client's own buffers (BatchNorm statistics) in its saved state."""
 FIXED_POINTS = "fixed_points."
-"""How the names begin under which its samples' fixed points are kept with its state, where the model asks for it."""
+"""Prefix of the fixed points of a client's samples in its saved state, if the model keeps them."""
 SENT = "sent."
-"""How the names begin under which its last message is kept with its state, where the algorithm asks for it."""
+"""Prefix of a client's last message in its saved state, if the algorithm needs it."""
 RELEASED = "released."
-"""How the names begin under which a real client keeps its last message as the server has it, if privacy asks for it."""
+"""Prefix of the last message of a deployed client as the server received it, if privacy needs it."""
 _KEPT = (FIXED_POINTS, SENT, RELEASED)
 
 
 def algorithm_state(state: State) -> State:
-    """A client's state as its algorithm knows it."""
+    """Return a client's state without what the engine keeps in it: the part that the algorithm knows."""
     if not any(k == BUFFERS or k.startswith(_KEPT) for k in state):
         return state
     return State({k: t for k, t in state.items() if k != BUFFERS and not k.startswith(_KEPT)})
 
 
 def with_engine_state(state: State, task: Task, samples: int, buffers: Tensor | None = None) -> State:
-    """An initial state with what the engine keeps beside it, for a client with up to this many training samples."""
+    """Return an initial state extended by what the engine keeps: buffers and fixed points.
+
+    Args:
+        state: the algorithm's initial state of a client.
+        task: the task, whose model determines what is kept.
+        samples: largest number of training samples that the client may have.
+        buffers: the client's buffers; by default those of the initial model.
+    """
     kept = {FIXED_POINTS + name: t for name, t in task.fixed_points(samples).items()}
     if len(task.buffers):
         kept[BUFFERS] = task.buffers if buffers is None else buffers
@@ -45,7 +52,7 @@ def with_engine_state(state: State, task: Task, samples: int, buffers: Tensor | 
 
 @dataclass(frozen=True)
 class StackRow:
-    """A client's state in a stack of them, which is taken out of it when it is asked for."""
+    """One client's state in a stack of states, extracted only when needed."""
 
     stack: State
     index: int
@@ -55,11 +62,15 @@ HeldState = State | StackRow
 
 
 def as_state(held: HeldState) -> State:
+    """Return the state itself, extracted from its stack if necessary."""
     return held.stack.row(held.index) if isinstance(held, StackRow) else held
 
 
 def stack_states(held: Sequence[HeldState]) -> State:
-    """Clients' states as their algorithm knows them, in one stack; all rows of one in their order are that one."""
+    """Stack clients' states, without what the engine keeps in them.
+
+    If they are all rows of one stack in their order, that stack is returned without copying.
+    """
     first = held[0]
     whole = first.stack if isinstance(first, StackRow) else None
     if whole is not None and len(next(iter(whole.values()), ())) == len(held):
@@ -71,13 +82,13 @@ def stack_states(held: Sequence[HeldState]) -> State:
 
 @dataclass(frozen=True)
 class ClientJob:
-    """A client to work on, with its state and what the server sent it."""
+    """A client to train or to make a model for, with its state and the message from the server."""
 
     who: int
     held: HeldState
     down: State
     budget: int | None = None
-    "most iterations of an equilibrium layer's solve that the client affords in training"
+    "limit on the iterations of an equilibrium solve in training, set by the client's device class"
 
     @property
     def client(self) -> State:
@@ -86,18 +97,18 @@ class ClientJob:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What came of it."""
+    """The result of a client's local training."""
 
     who: int
     held: HeldState
     upload: Upload
     gradient_samples: int
     finite: bool
-    "is there neither NaN nor infinity in what it keeps and sends?"
+    "whether its new state and its upload have only finite numbers"
     solves: dict[str, Solves] = field(default_factory=dict)
-    "what the solves of each of the model's equilibrium layers came to"
+    "statistics of the solves of each equilibrium layer, by the layer's name"
     seconds: float | None = None
-    "that it took, where it was worked on alone"
+    "duration of its training, if it was trained alone"
 
     @property
     def client(self) -> State:
@@ -106,59 +117,73 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class ClientModel:
-    """A model to be scored on a client's data."""
+    """A model to score on a client's data."""
 
     who: int
     vector: Tensor
     buffers: Tensor | None = None
     looks_up: bool = False
-    "the client's own samples are part of it (see `Algorithm.predictor`)"
+    "whether it looks up the client's own samples when it predicts (see `PredictsFromSamples`)"
 
 
 ModelKind = Literal["personal", "consensus", "unseen"]
-"""Which model of a client: its own; that with what all agree on; or what one that took no part makes of the result."""
+"""Which model of a client: its personal model, its consensus model, or the model of a client unseen in training."""
 
 
 SampleScores = np.ndarray
-"""One client's (2, n) array: loss and metric of each of its samples."""
+"""Array of shape (2, n): loss and metric of each of n samples."""
 
 
 class Executor(ABC):
-    """Trains and scores clients."""
+    """Base of the two executors, which train and score clients."""
 
     mode: ClassVar[str]
-    """The value of `engine.mode` that chooses it; part of summary.json."""
+    """The value of `engine.mode` that selects this executor; it is written to summary.json."""
 
     def __init__(self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int):
+        """Create an executor.
+
+        Args:
+            task: the task to train for.
+            federation: the clients and their data.
+            algorithm: the algorithm whose hooks are called.
+            seed: seed of the run.
+            workers: number of threads.
+        """
         self.task, self.federation, self.algorithm = task, federation, algorithm
         self.seed, self.workers = seed, workers
 
     @abstractmethod
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
-        """Every job's `local`, in the order of the jobs; ends early when `stopped`."""
+        """Yield the result of each job's local update, in the order of the jobs; end early when `stopped()` is true."""
 
     @abstractmethod
     def models(
         self, round: int, jobs: Sequence[ClientJob], kind: ModelKind
     ) -> Iterator[tuple[ClientModel | None, int]]:
-        """Every job's model of a kind (None where the method has none), and the samples trained on for it."""
+        """Yield each job's model of a kind, with the number of samples that were trained on to make it.
+
+        The model is None if the algorithm has no models of this kind.
+        """
 
     def maker(self, kind: ModelKind) -> Callable[..., Tensor | None]:
-        """What makes models of a kind."""
+        """Return the hook of the algorithm that makes models of a kind."""
         if kind == "consensus":
             assert isinstance(self.algorithm, HasConsensusModel)
             return self.algorithm.consensus_model
         return self.algorithm.adapt if kind == "unseen" else self.algorithm.personal_model
 
     def looks_up(self, kind: ModelKind) -> bool:
+        """Tell whether models of a kind look up the client's own samples when they predict."""
         return kind != "consensus" and isinstance(self.algorithm, PredictsFromSamples)
 
     def predictor(self, module: nn.Module, who: int) -> nn.Module:
-        """What a client predicts with whose samples are part of its model."""
+        """Return the module that a client predicts with, if its model looks up its own samples."""
         assert isinstance(self.algorithm, PredictsFromSamples)
         return self.algorithm.predictor(module, self.own(who))
 
     def own(self, who: int) -> ClientSamples:
+        """Return the training and validation samples of a client."""
         pairs = [
             self.federation.gather(torch.from_numpy(s[who]))
             for s in (self.federation.train, self.federation.validation)
@@ -168,12 +193,12 @@ class Executor(ABC):
 
     @abstractmethod
     def score(self, models: Sequence[ClientModel], indices: Sequence[np.ndarray]) -> Iterator[SampleScores]:
-        """Each model on the samples listed for it."""
+        """Yield the scores of each model on the samples listed for it."""
 
     @abstractmethod
     def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
-        """One model on many samples, whoever owns them."""
+        """Return the scores of one model on samples of any clients."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what was taken (threads, settings of torch)."""
+        """Stop threads, and restore the thread settings of torch."""

@@ -1,4 +1,4 @@
-"""Choose the executor of a run from its settings."""
+"""Selection of the executor of a run from its settings."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from equipoise.training.task import Task
 
 
 def build_executor(engine: Engine, task: Task, federation: Federation, algorithm: Algorithm, seed: int) -> Executor:
-    """Build the executor that `engine` asks for."""
+    """Build the executor that the engine settings select."""
     workers = engine.workers or len(os.sched_getaffinity(0))
     if execution_mode(engine, task) == "stacked":
         return StackedExecutor(task, federation, algorithm, seed, workers, engine.compile)
@@ -22,7 +22,7 @@ def build_executor(engine: Engine, task: Task, federation: Federation, algorithm
 
 
 def execution_mode(engine: Engine, task: Task) -> str:
-    """Resolve `auto`, and refuse settings that the chosen mode would ignore."""
+    """Return the execution mode, with `auto` resolved; raise an error for settings that this mode would ignore."""
     mode = task.mode() if engine.mode == "auto" else engine.mode
     if engine.compile and mode != "stacked":
         raise EquipoiseError("engine.compile = true works with engine.mode = 'stacked' only; this run uses threads")

@@ -1,7 +1,7 @@
-"""Many clients in one call: their vectors stacked, every operator batched over them.
+"""The executor that trains many clients in one call: their vectors are stacked and every operator is batched.
 
-The gradient of a whole stack is traced once into a plain list of tensor operations, so that a step pays neither for
-autograd nor for vmap; `compiled` hands that list to torch.compile.
+The gradient of a whole stack is traced once into a plain list of tensor operations, so that a step has no overhead of
+autograd or vmap; `compiled` passes that list to torch.compile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -30,17 +30,17 @@ from equipoise.executors.traced_gradient import StackedModule
 from equipoise.state import stack
 from equipoise.training.task import Task
 
-_GROUP = 20  # clients in a stack: enough to spread the cost of a call, few enough for the cache
+_GROUP = 20  # clients per stack: enough to spread the cost of a call, few enough for the cache
 _SCORE_BATCH = 256
 
 
 def groups(items: Sequence[int], limit: int = _GROUP) -> list[list[int]]:
-    """As few even groups as the limit allows; the cut depends on the number of items alone."""
+    """Split items into as few groups of even size as the limit allows; the split depends on their number only."""
     return [part.tolist() for part in np.array_split(np.array(items, dtype=np.int64), -(-len(items) // limit))]
 
 
 class StackedExecutor(Executor):
-    """Trains a stack of clients per call."""
+    """Trains one stack of clients per call."""
 
     mode: ClassVar[str] = "stacked"
 
@@ -53,6 +53,7 @@ class StackedExecutor(Executor):
         workers: int,
         compiled: bool = False,
     ):
+        """Create the executor; `compiled` compiles the gradient with torch.compile, the rest is as in `Executor`."""
         super().__init__(task, federation, algorithm, seed, workers)
         if (why := task.why_not_stacked) is not None:
             raise EquipoiseError(f"engine.mode = 'stacked' is not possible here, because {why}; use 'threads'")
@@ -64,14 +65,14 @@ class StackedExecutor(Executor):
         torch.set_num_threads(self.threads_before)
 
     def _groups(self, jobs: Sequence[ClientJob]) -> list[list[ClientJob]]:
-        """Jobs whose clients take about equally many steps together, so that few stand and wait."""
+        """Group jobs whose clients take about the same number of steps, so that few of them wait for others."""
         if not jobs:
             return []
         lengths = self.federation.train.lengths
         order = sorted(range(len(jobs)), key=lambda k: (-lengths[jobs[k].who], self.federation.names[jobs[k].who]))
         return [[jobs[order[k]] for k in group] for group in groups(range(len(jobs)))]
 
-    def _cohort(self, round: int, group: list[ClientJob], purpose: str) -> StackedTrainer:
+    def _trainer(self, round: int, group: list[ClientJob], purpose: str) -> StackedTrainer:
         who = [job.who for job in group]
         return StackedTrainer(self.module, self.federation, self.algorithm, self.seed, round, who, purpose)
 
@@ -80,16 +81,16 @@ class StackedExecutor(Executor):
         for group in self._groups(jobs):
             if stopped():
                 break
-            work = self._cohort(round, group, "batches")
+            trainer = self._trainer(round, group, "batches")
             with torch.no_grad():
                 client, upload = self.algorithm.local_update(
-                    stack_states([job.held for job in group]), stack([job.down for job in group]), work
+                    stack_states([job.held for job in group]), stack([job.down for job in group]), trainer
                 )
             all_finite = client.finite() and upload.wire.finite()
             for k, job in enumerate(group):
                 sent = upload.row(k)
                 finite = all_finite or (client.row(k).finite() and sent.wire.finite())
-                done[job.who] = ClientResult(job.who, StackRow(client, k), sent, int(work.samples[k]), finite)
+                done[job.who] = ClientResult(job.who, StackRow(client, k), sent, int(trainer.samples[k]), finite)
         yield from (done[job.who] for job in jobs if job.who in done)
 
     @torch.no_grad()
@@ -99,21 +100,21 @@ class StackedExecutor(Executor):
         make, looks_up = self.maker(kind), self.looks_up(kind)
         found: dict[int, tuple[ClientModel | None, int]] = {}
         for group in self._groups(jobs):
-            work = self._cohort(round, group, "unseen" if kind == "unseen" else "adapt")
+            trainer = self._trainer(round, group, "unseen" if kind == "unseen" else "adapt")
             clients, downs = stack_states([job.held for job in group]), stack([job.down for job in group])
-            vectors = make(clients, downs, work)
+            vectors = make(clients, downs, trainer)
             for k, job in enumerate(group):
                 model = None if vectors is None else ClientModel(job.who, vectors[k], looks_up=looks_up)
-                found[job.who] = model, int(work.samples[k])
+                found[job.who] = model, int(trainer.samples[k])
         yield from (found[job.who] for job in jobs)
 
     @torch.no_grad()
     def score(self, models: Sequence[ClientModel], indices: Sequence[np.ndarray]) -> Iterator[SampleScores]:
         scores: list[SampleScores] = [np.empty((2, len(own))) for own in indices]
         for k, model in enumerate(models):
-            if model.looks_up and len(indices[k]):  # its samples are its own, so that it is asked by itself
+            if model.looks_up and len(indices[k]):  # it depends on its client's samples, so it is not stacked
                 module = self.predictor(self.task.to_module(model.vector), model.who)
-                scores[k] = self._pieces(module, indices[k])
+                scores[k] = self._score_in_pieces(module, indices[k])
         stacks = [k for k, model in enumerate(models) if not model.looks_up]
         order = sorted(stacks, key=lambda k: (-len(indices[k]), self.federation.names[models[k].who]))
         for group in groups(order) if order else []:
@@ -138,9 +139,9 @@ class StackedExecutor(Executor):
         if not len(indices):
             return np.empty((2, 0))
         views = self.task.space.views(vector)
-        return self._pieces(lambda x: functional_call(self.module.scoring, views, (x,)), indices)
+        return self._score_in_pieces(lambda x: functional_call(self.module.scoring, views, (x,)), indices)
 
-    def _pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray) -> SampleScores:
+    def _score_in_pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray) -> SampleScores:
         scored = []
         for piece in np.array_split(indices, max(1, -(-len(indices) // 4096))):
             x, y = self.federation.gather(torch.from_numpy(piece))

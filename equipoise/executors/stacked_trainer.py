@@ -1,4 +1,4 @@
-"""Local training of a stack of clients: their vectors stacked, every operator batched over them."""
+"""Local training of a stack of clients at once."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -22,7 +22,10 @@ from equipoise.training.local_trainer import LocalTrainer
 
 
 class StackedTrainer(LocalTrainer):
-    """A stack of clients' data. Clients with fewer samples or steps are padded and stand still when done."""
+    """The data of a stack of clients.
+
+    Clients with fewer samples or steps than others are padded, and no longer move when they are done.
+    """
 
     def __init__(
         self,
@@ -34,6 +37,17 @@ class StackedTrainer(LocalTrainer):
         who: Sequence[int],
         purpose: str,
     ):
+        """Create the trainer of a stack.
+
+        Args:
+            module: the stacked model.
+            federation: the clients and their data.
+            algorithm: the algorithm, whose settings determine batches and steps.
+            seed: seed of the run.
+            round: number of the round.
+            who: the clients in the stack.
+            purpose: what the training is for, part of the key of its random numbers.
+        """
         self.module, self.federation, self.algorithm = module, federation, algorithm
         self.task, self.space, self.dtype = module.task, module.task.space, module.task.dtype
         self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
@@ -44,7 +58,7 @@ class StackedTrainer(LocalTrainer):
     def open(self, start: Tensor, part: Part, mask: Tensor | None = None) -> Tensor:
         return start.clone(memory_format=torch.contiguous_format)
 
-    # A batch may hold the first clients of the stack only: the others are done.
+    # A batch may contain only the first clients of the stack, when the others are done.
 
     def gradient(
         self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None = None, term_only: bool = False
@@ -84,42 +98,45 @@ class StackedTrainer(LocalTrainer):
         owned = [self.federation.train[i] for i in self.who]
         batch = min(self.algorithm.batch, max(len(indices) for indices in owned))
         plans = []
-        works = [True] * len(owned) if active is None else active.flatten().tolist()
-        for i, indices, at_work in zip(self.who, owned, works, strict=True):
+        mask = [True] * len(owned) if active is None else active.flatten().tolist()
+        for i, indices, is_active in zip(self.who, owned, mask, strict=True):
             rng = batch_order(self.seed, self.round, self.federation.names[i], self.purpose, stream)
-            plans.append(batch_indices(len(indices) if at_work else 0, batch, epochs, steps, rng))
+            plans.append(batch_indices(len(indices) if is_active else 0, batch, epochs, steps, rng))
         length = max(len(p) for p in plans)
-        # Where a batch is not full, a sample of the client's own stands in, with weight zero.
-        own = np.array([indices[0] for indices in owned])
-        order = np.broadcast_to(own[:, None], (length, len(plans), batch)).copy()
-        there = np.zeros(order.shape, dtype=bool)
+        # A batch that is not full is padded with one of the client's own samples, with weight zero.
+        padding = np.array([indices[0] for indices in owned])
+        order = np.broadcast_to(padding[:, None], (length, len(plans), batch)).copy()
+        filled = np.zeros(order.shape, dtype=bool)
         for k, (p, indices) in enumerate(zip(plans, owned, strict=True)):
-            there[: len(p), k] = p >= 0
+            filled[: len(p), k] = p >= 0
             order[: len(p), k] = np.where(p >= 0, indices[p], indices[0])
-        counts = there.sum(-1, keepdims=True)
+        counts = filled.sum(-1, keepdims=True)
         self.samples += counts.sum((0, 2))
-        weights = torch.from_numpy(there / np.maximum(counts, 1)).to(self.dtype)
+        weights = torch.from_numpy(filled / np.maximum(counts, 1)).to(self.dtype)
         done = torch.from_numpy(counts[..., 0] == 0)
-        someone = done.any(1).tolist()
+        any_done = done.any(1).tolist()
         firsts = active_prefix_sizes(counts[..., 0] > 0)
         flat = torch.from_numpy(order).flatten(1)
         for t, first in zip(range(length), firsts, strict=True):
             x, y = self.federation.gather(flat[t, : first * batch], self.module.memory)
             lead = (first, batch)
             batch_t = Batch(x.unflatten(0, lead), y.unflatten(0, lead), weights[t, :first])
-            yield batch_t, done[t] if someone[t] else None
+            yield batch_t, done[t] if any_done[t] else None
 
 
-def active_prefix_sizes(at_work: np.ndarray) -> list[int]:
-    """For each step, how many of the first clients to compute: up to the last one at work, in few different numbers.
+def active_prefix_sizes(active: np.ndarray) -> list[int]:
+    """Return, for each step, how many of the first clients of a stack to compute.
 
-    Clients are stacked with the longest plans first, so that those who are done lie at the end. Every number of
-    clients is a trace of its own; with steps of a quarter there are few.
+    Clients are stacked with the longest training first, so that those that are done are at the end. Every different
+    number of clients needs its own trace, so the numbers are rounded up to a few levels, each 3/4 of the next.
+
+    Args:
+        active: matrix (steps, clients) that tells whether a client has samples in a step.
     """
-    clients = at_work.shape[1]
+    clients = active.shape[1]
     sizes = [clients]
     while sizes[-1] > 1:
         sizes.append(max(1, sizes[-1] * 3 // 4))
     levels = np.array(sizes[::-1])
-    last = clients - np.argmax(at_work[:, ::-1], axis=1)
+    last = clients - np.argmax(active[:, ::-1], axis=1)
     return levels[np.searchsorted(levels, last)].tolist()  # type: ignore[no-any-return]

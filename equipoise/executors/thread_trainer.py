@@ -1,4 +1,4 @@
-"""Local training of one client, with a thread's replica of the module."""
+"""Local training of one client in a thread, on the thread's replica of the module."""
 
 from collections.abc import Callable, Iterator
 from itertools import repeat
@@ -14,9 +14,7 @@ from equipoise.algorithms.local_data import DataSplit
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
-from equipoise.executors.base import (
-    FIXED_POINTS,
-)
+from equipoise.executors.base import FIXED_POINTS
 from equipoise.parameter_space import Part
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD
@@ -32,7 +30,7 @@ _CHUNK_BYTES = 4 << 20  # samples are fetched some batches at a time, few enough
 
 
 class ThreadTrainer(LocalTrainer):
-    """One client's data, worked on with a thread's replica of the module."""
+    """The data of one client, with a thread's replica of the module to train."""
 
     def __init__(
         self,
@@ -45,6 +43,18 @@ class ThreadTrainer(LocalTrainer):
         who: int,
         purpose: str,
     ):
+        """Create the trainer of a client.
+
+        Args:
+            task: the task to train for.
+            replica: the thread's copy of the model.
+            federation: the clients and their data.
+            algorithm: the algorithm, whose settings determine batches and steps.
+            seed: seed of the run.
+            round: number of the round.
+            who: the client.
+            purpose: what the training is for, part of the key of its random numbers.
+        """
         self.task, self.replica, self.federation, self.algorithm = task, replica, federation, algorithm
         self.space, self.seed = task.space, seed
         self.key = (seed, round, federation.names[who], purpose)
@@ -52,16 +62,16 @@ class ThreadTrainer(LocalTrainer):
         self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
         self.iterations = torch.full((1,), replica.iterations, dtype=task.dtype)
         self.samples = np.zeros(1, dtype=np.int64)
-        bytes_a_sample = max(1, federation.x[0].numel() * federation.x.element_size())
-        self.chunk = max(1, _CHUNK_BYTES // (bytes_a_sample * algorithm.batch))
-        # Fixed points are remembered for as long as this work lasts, over all that it trains.
+        sample_bytes = max(1, federation.x[0].numel() * federation.x.element_size())
+        self.chunk = max(1, _CHUNK_BYTES // (sample_bytes * algorithm.batch))
+        # Fixed points are remembered across all calls of `descend` on this trainer.
         self.warm = WarmStart(replica.module, len(self.indices)) if replica.equilibria else None
 
     def open(self, start: Tensor, part: Part, mask: Tensor | None = None) -> Tensor:
-        """Load the replica; the gradients of the part that moves will gather in one buffer, of which each is a view."""
+        """Load `start` into the replica, and make the gradients of the trained parameters views of one buffer."""
         low, high, _ = self.space.part(part).indices(self.space.size)
         buffer = torch.zeros_like(self.replica.vector)
-        self.moving, self.slopes = self.replica.vector[low:high], buffer[low:high]
+        self.moving, self.gradients = self.replica.vector[low:high], buffer[low:high]
         for entry, parameter in zip(self.space.entries, self.replica.parameters, strict=True):
             moves = low <= entry.offset < high and (mask is None or bool(mask[entry.offset : entry.end].any()))
             parameter.requires_grad_(moves)
@@ -87,28 +97,28 @@ class ThreadTrainer(LocalTrainer):
         order = batch_indices(len(self.indices), min(self.algorithm.batch, len(self.indices)), epochs, steps, rng)
         for first in range(0, len(order), self.chunk):
             rows = order[first : first + self.chunk]
-            there = rows >= 0
-            x, y = self.federation.gather(torch.from_numpy(self.indices[rows[there]]), self.replica.batch_buffer)
-            sizes = there.sum(1).tolist()
+            filled = rows >= 0
+            x, y = self.federation.gather(torch.from_numpy(self.indices[rows[filled]]), self.replica.batch_buffer)
+            sizes = filled.sum(1).tolist()
             self.samples += len(y)
-            which = repeat(None) if self.warm is None else torch.from_numpy(rows[there]).split(sizes)
-            # A probe stands still, so that its representations are made for many batches in one pass.
+            which = repeat(None) if self.warm is None else torch.from_numpy(rows[filled]).split(sizes)
+            # A probe does not change in training, so its representations are computed for many batches in one pass.
             probed = [h.split(sizes) for h in self._probed(term, x)]
-            beside = zip(*probed, strict=True) if probed else repeat(())
-            for xb, yb, rb, hb in zip(x.split(sizes), y.split(sizes), which, beside, strict=False):
+            representations = zip(*probed, strict=True) if probed else repeat(())
+            for xb, yb, rb, hb in zip(x.split(sizes), y.split(sizes), which, representations, strict=False):
                 yield Batch(xb, yb, rows=rb, probed=hb), None
 
     @torch.no_grad()
     def _probed(self, term: LossTerm | None, x: Tensor) -> tuple[Tensor, ...]:
-        """What a term's probe makes of samples: without dropout, and with the client's own buffers."""
+        """Return the representations that a term's probe makes: without dropout, with the client's own buffers."""
         if term is None or term.probe is None:
             return ()
-        module, listener = self.replica.module, self.replica.hook(term.at)
+        module, hook = self.replica.module, self.replica.hook(term.at)
         training = module.training
         module.eval()
         functional_call(module, self.space.views(term.probe), (x,))
         module.train(training)
-        return listener.take()
+        return hook.take()
 
     def eval_mode(self) -> None:
         self.replica.module.eval()
@@ -131,14 +141,14 @@ class ThreadTrainer(LocalTrainer):
     def gradient(
         self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None = None, term_only: bool = False
     ) -> Tensor:
-        self.slopes.zero_()
+        self.gradients.zero_()
         try:
             self._loss(batch, term, term_only).backward()
         except (RuntimeError, ValueError, IndexError) as error:
             raise EquipoiseError(
                 f"the model or its loss fails on a batch of {len(batch.x)} samples: {error}"
             ) from error
-        return self.slopes
+        return self.gradients
 
     def _loss(self, batch: Batch, term: LossTerm | None, term_only: bool) -> Tensor:
         if self.warm is None:
@@ -148,11 +158,11 @@ class ThreadTrainer(LocalTrainer):
             return self._value(batch, term, term_only)
 
     def _value(self, batch: Batch, term: LossTerm | None, term_only: bool) -> Tensor:
-        listener = None if term is None else self.replica.hook(term.at)
+        hook = None if term is None else self.replica.hook(term.at)
         output = self.replica.module(batch.x)
-        if term is None or listener is None:
+        if term is None or hook is None:
             return self.task.loss.mean(output, batch.y)
-        value = term.each(listener.take(), batch.probed, batch.y, term.given).mean()
+        value = term.each(hook.take(), batch.probed, batch.y, term.given).mean()
         return value if term_only else value + self.task.loss.mean(output, batch.y)
 
     def constrain(self) -> None:
@@ -161,14 +171,14 @@ class ThreadTrainer(LocalTrainer):
                 for layer in self.constrained:
                     layer.project_()
 
-    def recall(self, client: State) -> None:
-        """Begin with the fixed points that were kept with the client's state, if any were."""
+    def load_fixed_points(self, client: State) -> None:
+        """Load the fixed points that were saved with the client's state, if any were."""
         if self.warm is not None:
             kept = [name for name in client if name.startswith(FIXED_POINTS)]
             self.warm.load({name.removeprefix(FIXED_POINTS): client[name] for name in kept})
 
-    def kept(self, client: State) -> State:
-        """The fixed points to keep with the client's state, in tables as long as those that are there."""
+    def fixed_points(self, client: State) -> State:
+        """Return the fixed points to save with the client's state, in tables as long as those already in it."""
         kept = State()
         for name, found in self.warm.tensors("client").items() if self.warm is not None else ():
             table = client.get(FIXED_POINTS + name, found)

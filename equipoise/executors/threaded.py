@@ -1,4 +1,4 @@
-"""One client a thread, one intra-operator thread each: for models whose operators are large."""
+"""The executor that trains one client per thread, for models whose operators are large."""
 
 import threading
 import time
@@ -40,16 +40,16 @@ class ThreadedExecutor(Executor):
     def __init__(
         self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int, inner: int = 1
     ):
-        """`workers` clients at a time, each with `inner` threads for its operators."""
-        # A module that draws from torch's global stream can be seeded only while nobody else draws from it.
+        """Create the executor: `workers` clients at a time, each with `inner` threads inside its operators."""
+        # A module that draws from torch's global random stream can be seeded only if no other thread draws from it.
         super().__init__(task, federation, algorithm, seed, 1 if task.unseeded else workers)
         self.threads_before = torch.get_num_threads()
         self.inner = inner
         torch.set_num_threads(inner)
         self.local = threading.local()
-        self.pool = ThreadPoolExecutor(self.workers, initializer=self._begin)
+        self.pool = ThreadPoolExecutor(self.workers, initializer=self._start_thread)
 
-    def _begin(self) -> None:
+    def _start_thread(self) -> None:
         torch.set_num_threads(self.inner)
         self.local.replica = self.task.replica()
 
@@ -60,40 +60,41 @@ class ThreadedExecutor(Executor):
     def _each(
         self, function: Callable[..., T], items: Sequence[Any], stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[T]:
-        """`function` of each item, in order, a few ahead of the reader so that memory stays small."""
-        ahead = 4 * self.workers
-        waiting: list[Future[T]] = [self.pool.submit(function, item) for item in items[:ahead]]
+        """Yield `function(item)` for each item in order, computed only a few items limit so that memory stays small."""
+        limit = 4 * self.workers
+        waiting: list[Future[T]] = [self.pool.submit(function, item) for item in items[:limit]]
         for k in range(len(items)):
             if stopped():
                 for future in waiting:
                     future.cancel()
                 return
             result = waiting.pop(0).result()
-            if k + ahead < len(items):
-                waiting.append(self.pool.submit(function, items[k + ahead]))
+            if k + limit < len(items):
+                waiting.append(self.pool.submit(function, items[k + limit]))
             yield result
 
-    def _work(self, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
+    def _trainer(self, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
         replica: Replica = self.local.replica
         replica.set_budget(job.budget)
         if len(self.task.buffers):
             replica.load_buffers(job.client.get(BUFFERS, self.task.buffers))
-        work = ThreadTrainer(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
-        work.recall(job.client)
-        return work
+        trainer = ThreadTrainer(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
+        trainer.load_fixed_points(job.client)
+        return trainer
 
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
         def local(job: ClientJob) -> ClientResult:
             began = time.perf_counter()
-            work = self._work(round, job, "batches")
-            work.replica.forget_solves()
-            client, upload = self.algorithm.local_update(algorithm_state(job.client), job.down, work)
+            trainer = self._trainer(round, job, "batches")
+            trainer.replica.forget_solves()
+            client, upload = self.algorithm.local_update(algorithm_state(job.client), job.down, trainer)
             if len(self.task.buffers):
-                client = State(client, **{BUFFERS: work.replica.read_buffers()})
-            client = State(client, **work.kept(job.client))
+                client = State(client, **{BUFFERS: trainer.replica.read_buffers()})
+            client = State(client, **trainer.fixed_points(job.client))
             finite = upload.wire.finite() and client.finite()
-            spent = time.perf_counter() - began
-            return ClientResult(job.who, client, upload, int(work.samples[0]), finite, work.replica.solves(), spent)
+            seconds = time.perf_counter() - began
+            samples = int(trainer.samples[0])
+            return ClientResult(job.who, client, upload, samples, finite, trainer.replica.solves(), seconds)
 
         return self._each(local, jobs, stopped)
 
@@ -103,13 +104,13 @@ class ThreadedExecutor(Executor):
         make, looks_up = self.maker(kind), self.looks_up(kind)
 
         def model(job: ClientJob) -> tuple[ClientModel | None, int]:
-            work = self._work(round, job, "unseen" if kind == "unseen" else "adapt")
-            vector = make(algorithm_state(job.client), job.down, work)
+            trainer = self._trainer(round, job, "unseen" if kind == "unseen" else "adapt")
+            vector = make(algorithm_state(job.client), job.down, trainer)
             buffers = job.client.get(BUFFERS)
-            if len(self.task.buffers) and work.samples[0]:
-                buffers = work.replica.read_buffers()
+            if len(self.task.buffers) and trainer.samples[0]:
+                buffers = trainer.replica.read_buffers()
             found = None if vector is None else ClientModel(job.who, vector, buffers, looks_up)
-            return found, int(work.samples[0])
+            return found, int(trainer.samples[0])
 
         return self._each(model, jobs)
 
@@ -125,7 +126,7 @@ class ThreadedExecutor(Executor):
     @torch.no_grad()
     def _score(self, model: ClientModel, indices: np.ndarray) -> SampleScores:
         replica: Replica = self.local.replica
-        replica.set_budget(None)  # a budget is for training
+        replica.set_budget(None)  # the iteration limit applies to training only
         replica.vector.copy_(model.vector)
         if len(self.task.buffers):
             replica.load_buffers(self.task.buffers if model.buffers is None else model.buffers)

@@ -20,7 +20,7 @@ _NARROW = 32
 
 
 def _narrow_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """x W' with few columns, computed as (W x')': batched, that is several times faster on a CPU."""
+    """Return a forward function that computes x W' as (W x')': batched, this is several times faster on a CPU."""
 
     def forward(x: Tensor) -> Tensor:
         if x.ndim != 2 or layer.bias is None:
@@ -31,7 +31,7 @@ def _narrow_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 class StackedModule:
-    """The gradients of a stack of clients, traced once for each shape of the batches."""
+    """A model of a stack of clients, whose gradient is traced once per shape of the batches."""
 
     def __init__(self, task: Task, compiled: bool = False):
         self.task, self.compiled = task, compiled
@@ -45,7 +45,7 @@ class StackedModule:
         self.traced: dict[tuple[object, ...], Callable[..., Tensor]] = {}
 
     def gradient(self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None, term_only: bool) -> Tensor:
-        """As one flat (cohort, P) tensor."""
+        """Return the gradients of the trained part of v as one (cohort, P) tensor; see `LocalTrainer.gradient`."""
 
         def flat(v: Tensor, *rest: Tensor) -> Tensor:
             found = self._each(v, *rest, part=part, term=term, term_only=term_only)
@@ -55,7 +55,7 @@ class StackedModule:
         return self._call(("gradient", part, term_only), flat, v, batch, term)
 
     def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None) -> None:
-        """Straight into the vector, without putting the gradient together first."""
+        """Take a step of plain SGD in place, without assembling the gradient into one tensor first."""
 
         def into(v: Tensor, *rest: Tensor) -> Tensor:
             for entry, g in self._each(v, *rest, part=part, term=term, term_only=False):
@@ -70,29 +70,33 @@ class StackedModule:
         x: Tensor,
         y: Tensor,
         weights: Tensor,
-        *beside: Tensor,
+        *term_tensors: Tensor,
         part: Part,
         term: LossTerm | None,
         term_only: bool,
     ) -> list[tuple[ParameterEntry, Tensor]]:
-        """`beside` are the tensors of the term; a trace must not hold those of the term that it was made with."""
+        """Return the gradient of each trained parameter.
+
+        The tensors of the term are the arguments `term_tensors`, because a trace must not keep those that it was made
+        with.
+        """
         space, each = self.task.space, self.task.loss.each
         low, high, _ = space.part(part).indices(space.size)
         moving = [e for e in space.entries if low <= e.offset < high]
         still = [e for e in space.entries if not low <= e.offset < high]
         assert each is not None
-        listener = None if term is None else ForwardHook(self.module, term.at, self.task.head)
+        hook = None if term is None else ForwardHook(self.module, term.at, self.task.head)
 
-        def value(output: Tensor, x: Tensor, y: Tensor, beside: tuple[Tensor, ...]) -> Tensor:
-            """Of each sample, with the term, whose probe is asked in the same pass."""
-            if term is None or listener is None:
+        def value(output: Tensor, x: Tensor, y: Tensor, term_tensors: tuple[Tensor, ...]) -> Tensor:
+            """Return the loss of each sample with the term, whose probe runs in the same pass."""
+            if term is None or hook is None:
                 return each(output, y)
-            h = listener.take()
+            h = hook.take()
             probed: tuple[Tensor, ...] = ()
             if term.probe is not None:
-                functional_call(self.module, space.views(beside[0]), (x,))
-                probed = listener.take()
-            given = State(zip(term.given, beside[term.probe is not None :], strict=True))
+                functional_call(self.module, space.views(term_tensors[0]), (x,))
+                probed = hook.take()
+            given = State(zip(term.given, term_tensors[term.probe is not None :], strict=True))
             found = term.each(h, probed, y, given)
             return found if term_only else found + each(output, y)
 
@@ -102,36 +106,38 @@ class StackedModule:
             x: Tensor,
             y: Tensor,
             weights: Tensor,
-            beside: tuple[Tensor, ...],
+            term_tensors: tuple[Tensor, ...],
         ) -> Tensor:
-            return (value(functional_call(self.module, {**p, **fixed}, (x,)), x, y, beside) * weights).sum()
+            return (value(functional_call(self.module, {**p, **fixed}, (x,)), x, y, term_tensors) * weights).sum()
 
         p, fixed = ({e.name: e.view(v) for e in entries} for entries in (moving, still))
         try:
-            gradients = vmap(grad(loss))(p, fixed, x, y, weights, beside)
+            gradients = vmap(grad(loss))(p, fixed, x, y, weights, term_tensors)
         finally:
-            if listener is not None:
-                listener.close()
+            if hook is not None:
+                hook.close()
         return [(e, gradients[e.name]) for e in moving]
 
     def _call(
         self, what: tuple[object, ...], function: Callable[..., Tensor], v: Tensor, batch: Batch, term: LossTerm | None
     ) -> Tensor:
         x, y, weights = batch[:3]
-        beside: list[Tensor] = []
+        term_tensors: list[Tensor] = []
         if term is not None:
-            beside = [t[: len(v)] for t in ([] if term.probe is None else [term.probe]) + list(term.given.values())]
-            what = (*what, type(term), term.at, tuple(term.given), *(t.shape for t in beside))
+            term_tensors = [
+                t[: len(v)] for t in ([] if term.probe is None else [term.probe]) + list(term.given.values())
+            ]
+            what = (*what, type(term), term.at, tuple(term.given), *(t.shape for t in term_tensors))
         key = (*what, x.shape, y.shape, v.dtype)
         if key not in self.traced:
-            graph = make_fx(function)(v.clone(), x, y, weights, *beside)
+            graph = make_fx(function)(v.clone(), x, y, weights, *term_tensors)
             _simplify(graph)
             self.traced[key] = torch.compile(graph, dynamic=False) if self.compiled else graph
-        return self.traced[key](v, x, y, weights, *beside)
+        return self.traced[key](v, x, y, weights, *term_tensors)
 
 
 def _simplify(module: torch.fx.GraphModule) -> None:
-    """Take out what nobody asks for (the loss itself) and views that change nothing: each costs microseconds a step."""
+    """Remove unused results (the loss itself) and views that change nothing: each costs microseconds per step."""
     views = (torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default)
     for node in module.graph.nodes:
         if node.target in views and node.meta["val"].shape == node.args[0].meta["val"].shape:

@@ -1,4 +1,4 @@
-"""The same algorithms over real machines, on Flower: its SuperLink and SuperNodes carry our two apps."""
+"""Deployment: the same algorithms on real machines, as a Flower app for its SuperLink and its SuperNodes."""
 
 from equipoise.flower.apps import App
 

@@ -1,4 +1,4 @@
-"""Writing a Flower app for an experiment: what `flwr run` takes, and what a client's machine needs."""
+"""Files of a Flower app for an experiment: what `flwr run` takes, and the settings of a client."""
 
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from equipoise.storage import atomic_files
 
 _APP = '''"""The two halves of this Flower app: the SuperLink runs `server`, every SuperNode runs `client`.
 
-A model of your own, or data that are not arrays in a folder, are functions here:
+To use your own model, or data that are not arrays in a folder, add functions to this file:
 
-    def model():                # an nn.Module; name its last layer `head` for methods that keep the head personal
+    def model():                # returns an nn.Module; name its last layer `head` for methods with a personal head
         return MyNetwork()
 
-    def data(settings):         # the client's settings; returns (x, y), a Dataset, or {"train": ..., "test": ...}
+    def data(settings):         # gets the client's settings; returns (x, y), a Dataset or {"train": ..., "test": ...}
         return MyDataset(settings["data"])
 
     app = App(__file__, model=model, data=data)
@@ -34,26 +34,26 @@ client = app.client
 
 _README = """# {name}
 
-A Flower app written by `equipoise deploy init`. What is in it:
+A Flower app written by `equipoise deploy init`. It contains:
 
-- `experiment.toml`: what is trained, how, and in `[deploy]` whom a round waits for, and how long
-- `app.py`: the server's and the clients' half; a model or data of your own are functions here
-- `pyproject.toml`: where Flower finds both, and the server's run folder
+- `experiment.toml`: what is trained and how, and in `[deploy]` how many clients a round waits for, and how long
+- `app.py`: the server's half and the clients' half; add functions here for your own model or data
+- `pyproject.toml`: tells Flower where to find both halves, and names the server's run folder
 
-Start it from this folder, with a SuperLink named in Flower's configuration:
+Start it from this folder, with a SuperLink that is named in Flower's configuration:
 
     flwr run . SUPERLINK --stream
 
-After a crash of the server, go on from the last round:
+After a crash of the server, resume from its last checkpoint:
 
     flwr run . SUPERLINK --stream --run-config resume=true
 """
 
 
 def describe(federation: Federation, deploy: Deploy) -> Deploy:
-    """The section [deploy] with what the server must know of such data."""
+    """Return the section [deploy] with what the server must know about this federation's data."""
     (x, y), classes = federation.sample(), federation.classes
-    told = {
+    facts = {
         "shape": tuple(x.shape[1:]),
         "inputs": "numbers" if x.is_floating_point() else "symbols",
         "outputs": federation.outputs,
@@ -61,11 +61,17 @@ def describe(federation: Federation, deploy: Deploy) -> Deploy:
         "target_shape": tuple(y.shape[1:]),
         "title": federation.title,
     }
-    return deploy.model_copy(update=told)
+    return deploy.model_copy(update=facts)
 
 
 def write_app(folder: Path, experiment: Experiment, out: Path) -> None:
-    """The app's four files. Whether the server can work with them is tried first."""
+    """Write the four files of an app, after checking that the server can build the experiment's model.
+
+    Args:
+        folder: the app's folder; it must be empty or not exist.
+        experiment: the experiment.
+        out: the server's run folder.
+    """
     experiment = experiment.deployed()
     plan = DeploymentPlan(experiment)
     if experiment.model is not None:
@@ -98,7 +104,14 @@ def write_app(folder: Path, experiment: Experiment, out: Path) -> None:
 
 
 def write_settings(folder: Path, name: str, data: Path, unseen: bool = False) -> Path:
-    """The settings of a client, which its SuperNode is given as --node-config."""
+    """Write a client's settings, which its SuperNode gets as --node-config; return the file.
+
+    Args:
+        folder: the client's folder, which also gets its state.
+        name: the client's name.
+        data: the folder or file with its samples.
+        unseen: whether it does not train, but only adapts the result.
+    """
     atomic_files.make_folder(folder)
     settings = {
         "name": name,

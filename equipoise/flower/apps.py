@@ -21,8 +21,8 @@ from equipoise.flower.server import Deployment
 from equipoise.losses import Metric
 
 
-def _speak() -> None:
-    """What a client has to say goes into its SuperNode's log; other libraries' chatter does not."""
+def _set_up_logging() -> None:
+    """Send this library's log messages, and no others, to the SuperNode's log."""
     log = logging.getLogger("equipoise")
     if not log.handlers:
         handler = logging.StreamHandler(sys.stdout)
@@ -33,14 +33,14 @@ def _speak() -> None:
 
 
 class LogCallback(RunCallback):
-    """Tells the operator, in the log of the run, how it goes."""
+    """Prints the progress of a run, which Flower writes to the log of the run."""
 
     def __init__(self) -> None:
         self.rounds = 0
 
     def on_run_begin(self, rounds: int, done: int) -> None:
         self.rounds = rounds
-        self.on_message(f"{rounds - done} of {rounds} rounds to go")
+        self.on_message(f"{rounds - done} of {rounds} rounds left")
 
     def on_round_end(self, line: dict[str, Any]) -> None:
         scores = []
@@ -48,18 +48,17 @@ class LogCallback(RunCallback):
             name, score = next(iter(line.get(kind, {}).items()), ("", None))
             if score is not None:
                 scores.append(f"{kind} {name} {score:.4f}")
-        answered = f"{line['clients'] - line['left_out']} of {line['clients']} clients"
-        self.on_message(", ".join([f"round {line['round']} of {self.rounds}: {answered}", *scores]))
+        clients = f"{line['clients'] - line['left_out']} of {line['clients']} clients"
+        self.on_message(", ".join([f"round {line['round']} of {self.rounds}: {clients}", *scores]))
 
     def on_message(self, text: str) -> None:
         print(f"equipoise: {text}", flush=True)
 
 
 class App:
-    """An experiment beside the file `app.py`, with the user's own model, data, loss and metric where given.
+    """A Flower app for the experiment.toml in the folder of `app.py`.
 
-    `model()` makes the module; `data(settings)` gets the client's settings and returns (x, y), a torch Dataset, or a
-    dictionary of train, validation and test. `server` and `client` are what Flower is told to run.
+    `server` and `client` are the two objects that Flower runs.
     """
 
     def __init__(
@@ -72,6 +71,17 @@ class App:
         loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
         metric: str | Metric | None = None,
     ):
+        """Create both halves of the app.
+
+        Args:
+            file: the file `app.py`; pass `__file__`.
+            model: returns the user's own module, in place of the model that the experiment names.
+            data: gets the client's settings and returns (x, y), a torch Dataset, or a dictionary of train, validation
+                and test.
+            head: name of the submodule that is the head, or names of several; None if there is no head.
+            loss: name of a loss, or a function of outputs and targets.
+            metric: name of a metric, or a metric.
+        """
         self.folder = Path(file).resolve().parent
         self.own = {"model": model, "head": head, "loss": loss, "metric": metric}
         self.data = data
@@ -82,6 +92,7 @@ class App:
 
     @property
     def plan(self) -> DeploymentPlan:
+        """Return what the deployment does, as read from experiment.toml now."""
         return DeploymentPlan.load(self.folder, **self.own)
 
     def _serve(self, grid: Grid, context: Context) -> None:
@@ -91,12 +102,20 @@ class App:
         serve(self.plan, grid, Path(out).expanduser(), bool(context.run_config.get("resume", False)))
 
     def _work(self, message: Message, context: Context) -> Message:
-        _speak()
+        _set_up_logging()
         return work(self.plan, context.node_config, self.data, message)
 
 
 def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callback: RunCallback | None = None) -> Deployment:
-    """Run the server's side, from the start or from the last checkpoint in `out`."""
+    """Run the server.
+
+    Args:
+        plan: what the deployment does.
+        grid: Flower's connection to the clients.
+        out: the run folder.
+        resume: whether to continue from the last checkpoint in `out`.
+        callback: gets the progress; without one it is printed.
+    """
     experiment = plan.experiment.deployed()
 
     def execute(deployment: Deployment) -> None:

@@ -1,4 +1,4 @@
-"""A real client: one order in, one answer out; data and state stay here."""
+"""A client of a deployment: it receives an order and returns an answer; its data and its state stay on its machine."""
 
 import logging
 import os
@@ -57,47 +57,69 @@ log = logging.getLogger("equipoise")
 
 
 class ClientSettings(Settings):
-    """A client's own settings: the file that its SuperNode is given as --node-config."""
+    """A client's settings: the file that its SuperNode gets as --node-config."""
 
     name: Annotated[str, Field(min_length=1, max_length=256, pattern=PRINTABLE)]
-    "who it is; no other client may have the same name"
+    "name of the client; no other client may have the same name"
     data: str = ""
-    "folder or file with its samples"
+    "folder or file with the client's samples"
     state: str
-    "folder in which it keeps its state"
+    "folder for the client's state"
     unseen: bool = False
-    "take no part in training, only adapt the result to its own data"
+    "whether the client does not train, but only adapts the result to its own data"
     iterations: Annotated[int, Field(ge=0, le=MOST)] = 0
-    "most iterations of an equilibrium layer's solve that this machine affords in training; 0: as the experiment says"
+    "largest number of iterations per equilibrium solve in training on this machine; 0: as the experiment says"
     evaluate: bool = True
-    "may the scores of its models leave, where the experiment asks for them?"
+    "whether the scores of the client's models may be sent to the server if the experiment asks for them"
 
 
 def work(plan: DeploymentPlan, settings: Mapping[str, Any], hook: DataFunction | None, message: Message) -> Message:
-    """The answer to an order, whatever happens: the server hears one word of what goes wrong here.
+    """Return the answer to an order, also after an error.
 
-    An error's text may speak of the data, so it goes to the client's own log.
+    The server only gets a status. The text of an error may contain something of the data, so it goes to the client's
+    own log.
+
+    Args:
+        plan: what the deployment does.
+        settings: the client's settings, as read from its file.
+        hook: the user's function that returns the client's data, if there is one.
+        message: the order.
     """
     try:
         return Client(plan, settings, hook)(message)
     except Exception as error:
-        _say(settings.get("name"), error)
+        _log_error(settings.get("name"), error)
         return Message(content(Answer(run=NOBODY, number=0, client="", status="failed")), reply_to=message)
 
 
-def _say(name: object, error: Exception) -> None:
+def _log_error(name: object, error: Exception) -> None:
     log.error("%s: %s", name, error, exc_info=not isinstance(error, (EquipoiseError, RejectedMessage)))
 
 
 def client_settings(given: Mapping[str, Any], own: bool) -> ClientSettings:
-    """Checked. A data function of the user's own may have settings of its own, if they are no misspelt ones of ours."""
+    """Check a client's settings.
+
+    Args:
+        given: the settings, as read from the client's file.
+        own: whether the user's own function loads the data. It may have further settings, as long as they do not look
+            like misspelt names of ours.
+    """
     fields = ClientSettings.model_fields
     others = [key for key in given if key not in fields and own and not get_close_matches(key, fields, cutoff=0.75)]
     return read(ClientSettings, {k: v for k, v in given.items() if k not in others}, "client")
 
 
 class Client:
+    """Carries out one order: greet the server, or check the order's number, score, train and answer."""
+
     def __init__(self, plan: DeploymentPlan, settings: Mapping[str, Any], hook: DataFunction | None = None):
+        """Check the settings and build the model.
+
+        Args:
+            plan: what the deployment does.
+            settings: the client's settings, as read from its file.
+            hook: the user's function that returns the client's data, if there is one.
+        """
         self.plan, self.hook, self.given = plan, hook, settings
         self.settings = client_settings(settings, hook is not None)
         self.task = plan.task()
@@ -106,161 +128,186 @@ class Client:
         self.accepts = order_shapes(self.schema, start, len(self.task.buffers))
 
     def __call__(self, message: Message) -> Message:
-        order, given = open_message(message, Order, self.accepts)
+        """Return the reply to a message of the server."""
+        order, tensors = open_message(message, Order, self.accepts)
         try:
-            return Message(content(*self.answer(order, given)), reply_to=message)
+            return Message(content(*self.answer(order, tensors)), reply_to=message)
         except Exception as error:
-            _say(self.settings.name, error)
+            _log_error(self.settings.name, error)
             status = error.reason if isinstance(error, RejectedMessage) and error.reason in STATUSES else "failed"
             return Message(content(self._answer(order, status=status)), reply_to=message)
 
-    def _answer(self, order: Order, **facts: Any) -> Answer:
-        return Answer(run=order.run, number=order.number, client=self.settings.name, **facts)
-
     def answer(self, order: Order, tensors: State) -> tuple[Answer, dict[str, Tensor]]:
+        """Carry out an order; return the answer and its tensors."""
         if order.hello:
-            own = self._own()  # who cannot take part says so now
-            if (privacy := self.plan.experiment.privacy) is not None:
-                privacy.guarantee(privacy.noise(ReleaseCount(1)), ReleaseCount(1))
-            atomic_files.make_folder(Path(self.settings.state).expanduser())
-            facts: dict[str, Any] = {"unseen": self.settings.unseen, "layout": self.task.space.fingerprint()}
-            if self.plan.experiment.algorithm.requires.total_samples:
-                facts["size"] = len(own.train[0])
-            return self._answer(order, status="hello", **facts), {}
+            return self._greet(order), {}
         if order.client != self.settings.name:
             raise RejectedMessage("failed", f"an order for {order.client!r} came to {self.settings.name!r}")
-        home = ClientStateFile(Path(self.settings.state).expanduser(), order.run, self.settings.name)
-        with home.locked():
-            kept = home.read()
-            if self.schema.client or self.task.keeps:  # else there is nothing to get out of step
-                if order.number <= kept.newest:
-                    raise RejectedMessage("stale", f"order {order.number} comes after {kept.newest}; it is left alone")
-                kept = kept.settled(order.accepted, order.within)
-            return self._work(home, kept, order, tensors)
+        state_file = ClientStateFile(Path(self.settings.state).expanduser(), order.run, self.settings.name)
+        with state_file.locked():
+            stored = self._check_number(order, state_file.read())
+            return self._execute(order, tensors, state_file, stored)
 
     def data(self) -> Federation:
+        """Return the client's data, as a federation of one client."""
         return client_data(self.plan, self.settings.name, self.given, self.hook)
 
-    def _own(self) -> Federation:
-        try:
-            return self.data()
-        except EquipoiseError as error:
-            raise RejectedMessage("no-data", str(error)) from None
+    def _greet(self, order: Order) -> Answer:
+        """Report who this client is, after checking that it can take part."""
+        data = self._available_data()
+        if (privacy := self.plan.experiment.privacy) is not None:
+            privacy.guarantee(privacy.noise(ReleaseCount(1)), ReleaseCount(1))
+        atomic_files.make_folder(Path(self.settings.state).expanduser())
+        facts: dict[str, Any] = {"unseen": self.settings.unseen, "layout": self.task.space.fingerprint()}
+        if self.plan.experiment.algorithm.requires.total_samples:
+            facts["size"] = len(data.train[0])
+        return self._answer(order, status="hello", **facts)
 
-    def _work(
-        self, home: ClientStateFile, kept: StoredState, order: Order, tensors: State
+    def _check_number(self, order: Order, stored: StoredState) -> StoredState:
+        """Return the state that the server accepted last; reject an order that is older than one already seen."""
+        if not self.schema.client and not self.task.keeps:
+            return stored  # without a state, nothing can get out of step
+        if order.number <= stored.newest:
+            raise RejectedMessage("stale", f"order {order.number} is not newer than {stored.newest}; it is ignored")
+        return stored.settled(order.accepted, order.within)
+
+    def _execute(
+        self, order: Order, tensors: State, state_file: ClientStateFile, stored: StoredState
     ) -> tuple[Answer, dict[str, Tensor]]:
+        """Score and train as the order asks, and write the new state."""
         experiment, task = self.plan.experiment, self.task
         down = group(tensors, "down")
         if down.shapes() != self.schema.down or not tensors.finite():
-            raise RejectedMessage("failed", "the server's message is not whole, or has NaN or infinite numbers")
-        federation = self._own().prepared(task.dtype, task.channels_last)
+            raise RejectedMessage("failed", "the server's message is incomplete, or has NaN or infinite numbers")
+        federation = self._available_data().prepared(task.dtype, task.channels_last)
         if order.malicious and experiment.attack is not None:
             federation = poison_labels(federation, experiment.attack, federation.names, experiment.schedule.seed)
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
         executor = ThreadedExecutor(task, federation, experiment.algorithm, experiment.schedule.seed, 1, threads)
         try:
-            state = kept.now
+            state = stored.now
             if state is None:
                 state = self._initial(order, tensors, len(federation.train[0]))
             job = ClientJob(0, state, down, self._budget(order))
             facts: dict[str, Any] = {}
             sent: dict[str, Tensor] = {}
             if order.evaluate:
-                shared = tensors.get(order.shared) if order.shared else None
-                scores, facts["adapted"], models = self._evaluate(executor, job, order.evaluate, shared)
-                if order.finish:
-                    self._keep(home, order, models)
-                if experiment.deploy.evaluate and self.settings.evaluate:
-                    facts["evaluated"] = order.evaluate
-                    sent |= named(scores, "scores")
-                else:
-                    del facts["adapted"]
+                score_facts, scores = self._score(order, tensors, executor, job, state_file)
+                facts |= score_facts
+                sent |= scores
             if order.train:
-                done = next(iter(executor.train(order.train, [job], lambda: False)))
-                solves, complaint = task.judge([done.solves])
-                if complaint:
-                    log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
-                if not done.finite:
-                    raise RejectedMessage("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
-                facts |= {"trained": order.train, "samples": done.gradient_samples}
-                facts |= solver_facts(solves) if experiment.privacy is None else {}
-                upload, client = self._released(home, done, job)
-                sent |= named(upload.wire, "up")
-                # Written before it is sent: an update that the server takes is never lost here.
-                home.write(kept.trained_on(order.number, client))
+                train_facts, upload, new_state = self._train(order, executor, job, state_file)
+                facts |= train_facts
+                sent |= upload
+                # The state is written before the update is sent: an update that the server accepts is never lost here.
+                state_file.write(stored.trained_on(order.number, new_state))
             else:
-                home.write(replace(kept, trained=0, pending=None, newest=order.number))
+                state_file.write(replace(stored, trained=0, pending=None, newest=order.number))
             return self._answer(order, **facts), sent
         finally:
             executor.close()
 
-    def _released(self, home: ClientStateFile, done: ClientResult, job: ClientJob) -> tuple[Upload, State]:
-        """What leaves, and what is kept, with the last message as the server has it where that is needed."""
+    def _train(
+        self, order: Order, executor: ThreadedExecutor, job: ClientJob, state_file: ClientStateFile
+    ) -> tuple[dict[str, Any], dict[str, Tensor], State]:
+        """Train for a round; return facts and tensors for the answer, and the client's new state."""
+        result = next(iter(executor.train(order.train, [job], lambda: False)))
+        solves, complaint = self.task.judge([result.solves])
+        if complaint:
+            log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
+        if not result.finite:
+            raise RejectedMessage("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
+        facts: dict[str, Any] = {"trained": order.train, "samples": result.gradient_samples}
+        facts |= solver_facts(solves) if self.plan.experiment.privacy is None else {}
+        upload, new_state = self._released(result, job, state_file)
+        return facts, named(upload.wire, "up"), new_state
+
+    def _released(self, result: ClientResult, job: ClientJob, state_file: ClientStateFile) -> tuple[Upload, State]:
+        """Return the upload with privacy's noise, and the new state, with the released message where that is needed."""
         experiment = self.plan.experiment
         if (privacy := experiment.privacy) is None:
-            return done.upload, done.client
-        known = State(
-            {k.removeprefix(RELEASED): t for k, t in job.client.items() if k.startswith(RELEASED)}
-        ) or public_reference(done.upload, job.down)
+            return result.upload, result.client
+        last_release = State({k.removeprefix(RELEASED): t for k, t in job.client.items() if k.startswith(RELEASED)})
+        reference = last_release or public_reference(result.upload, job.down)
         planned = ReleaseCount(experiment.schedule.rounds, exchanges_of(experiment.algorithm))
-        ledger = ReleaseLedger(home.path / "releases.json", planned.rounds * planned.exchanges)
-        noise = secure_noise() if privacy.central else ledger.noise(done.upload.message)
-        upload = privacy.release(done.upload, known, privacy.noise(planned), noise)
-        if not any(k.startswith(RELEASED) for k in job.client):
-            return upload, done.client
-        return upload, State(done.client, **{RELEASED + k: t for k, t in upload.message.items()})
+        ledger = ReleaseLedger(state_file.path / "releases.json", planned.rounds * planned.exchanges)
+        noise = secure_noise() if privacy.central else ledger.noise(result.upload.message)
+        upload = privacy.release(result.upload, reference, privacy.noise(planned), noise)
+        if not last_release:
+            return upload, result.client
+        return upload, State(result.client, **{RELEASED + k: t for k, t in upload.message.items()})
+
+    def _score(
+        self, order: Order, tensors: State, executor: ThreadedExecutor, job: ClientJob, state_file: ClientStateFile
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Score the client's models, and write them at the end of the run; return facts and tensors for the answer."""
+        global_model = tensors.get(order.shared) if order.shared else None
+        scores, samples, models = self._evaluate(executor, job, order.evaluate, global_model)
+        if order.finish:
+            self._write_models(state_file, order, models)
+        if not (self.plan.experiment.deploy.evaluate and self.settings.evaluate):
+            return {}, {}
+        return {"evaluated": order.evaluate, "adapted": samples}, named(scores, "scores")
+
+    def _evaluate(
+        self, executor: ThreadedExecutor, job: ClientJob, round: int, global_model: Tensor | None
+    ) -> tuple[dict[str, Tensor], int, dict[str, ClientModel]]:
+        """Return the scores of the client's models, the samples that making them took, and the models."""
+        federation = executor.federation
+        splits = (federation.train[0], federation.validation[0], federation.test[0])
+        scores = {"sizes": torch.tensor([len(split) for split in splits])}
+        indices, cut = np.concatenate(splits[1:]), len(splits[1])
+
+        unseen, samples = self.settings.unseen, 0
+        models: dict[str, ClientModel] = {}
+        kinds: dict[str, ModelKind] = {"personal": "unseen" if unseen else "personal"}
+        if isinstance(self.plan.experiment.algorithm, HasConsensusModel) and not unseen:
+            kinds["consensus"] = "consensus"
+        for kind, how in kinds.items():
+            model, trained = next(iter(executor.models(round, [job], how)))
+            models |= {} if model is None else {kind: model}
+            samples += trained
+        if global_model is not None and not (unseen and len(self.task.buffers)):
+            # A client that never trained has no statistics of its own to run the global model with.
+            models["global"] = ClientModel(0, global_model, job.client.get(BUFFERS))
+        for kind, scored in zip(models, executor.score(list(models.values()), [indices] * len(models)), strict=True):
+            scores[kind] = torch.from_numpy(score_row(scored, cut, self.task.metric))
+        return scores, samples, models
+
+    def _write_models(self, state_file: ClientStateFile, order: Order, models: Mapping[str, ClientModel]) -> None:
+        """Write the client's models as files that can be used without the server and without the client's state."""
+        for kind, model in models.items():
+            if model.looks_up:
+                log.info("%s: its own model is the global one and its samples, so there is no file", order.client)
+                continue
+            module = self.task.to_module(model.vector, model.buffers)
+            path = state_file.path / f"{kind}.safetensors"
+            write_model(path, module, *self.plan.described(), order.client if kind != "global" else kind)
+            log.info("%s: the %s model is in %s", self.settings.name, kind, path)
+
+    def _answer(self, order: Order, **facts: Any) -> Answer:
+        return Answer(run=order.run, number=order.number, client=self.settings.name, **facts)
+
+    def _available_data(self) -> Federation:
+        try:
+            return self.data()
+        except EquipoiseError as error:
+            raise RejectedMessage("no-data", str(error)) from None
 
     def _budget(self, order: Order) -> int | None:
-        """The iterations that it affords: what it says itself, and what the experiment's classes of devices give it."""
+        """Return the limit of iterations: the lower of the client's own and that of the experiment's device classes."""
         given = [k for k in (order.iterations, self.settings.iterations) if k]
         return min(given) if given else None
 
     def _initial(self, order: Order, tensors: State, samples: int) -> State:
-        """The state of a client that has not taken part yet, from the model that all began with."""
+        """Return the state of a client that has not taken part yet, made from the common initial model."""
         if not self.schema.client and not len(self.task.buffers):
             return with_engine_state(State(), self.task, samples)
-        start = group(tensors, "start")
-        if "w0" not in start or ("buffers" in start) != bool(len(self.task.buffers)):
-            raise RejectedMessage("failed", "the server did not send the model that all began with")
+        received = group(tensors, "start")
+        if "w0" not in received or ("buffers" in received) != bool(len(self.task.buffers)):
+            raise RejectedMessage("failed", "the server did not send the initial model")
         seed, algorithm = self.plan.experiment.schedule.seed, self.plan.experiment.algorithm
-        begin = replace(self.task.start(order.clients, order.samples, seed), w0=start.w0)
-        state = with_engine_state(algorithm.init_client(begin), self.task, samples, start.get("buffers"))
-        first = None if self.plan.experiment.privacy is None else initial_upload_of(algorithm, begin)
+        start = replace(self.task.start(order.clients, order.samples, seed), w0=received.w0)
+        state = with_engine_state(algorithm.init_client(start), self.task, samples, received.get("buffers"))
+        first = None if self.plan.experiment.privacy is None else initial_upload_of(algorithm, start)
         return State(state, **{RELEASED + k: t for k, t in (first or State()).items()})
-
-    def _evaluate(
-        self, executor: ThreadedExecutor, job: ClientJob, round: int, shared: Tensor | None
-    ) -> tuple[dict[str, Tensor], int, dict[str, ClientModel]]:
-        """Scores of all models that the client has on its own samples."""
-        federation = executor.federation
-        splits = (federation.train[0], federation.validation[0], federation.test[0])
-        scores = {"sizes": torch.tensor([len(split) for split in splits])}
-        own, cut = np.concatenate(splits[1:]), len(splits[1])
-
-        unseen, samples = self.settings.unseen, 0
-        models: dict[str, ClientModel] = {}
-        made: dict[str, ModelKind] = {"personal": "unseen" if unseen else "personal"}
-        if isinstance(self.plan.experiment.algorithm, HasConsensusModel) and not unseen:
-            made["consensus"] = "consensus"
-        for kind, how in made.items():
-            model, trained = next(iter(executor.models(round, [job], how)))
-            models |= {} if model is None else {kind: model}
-            samples += trained
-        if shared is not None and not (unseen and len(self.task.buffers)):
-            # Who never trained has no statistics of its own to run the global model with.
-            models["global"] = ClientModel(0, shared, job.client.get(BUFFERS))
-        for kind, scored in zip(models, executor.score(list(models.values()), [own] * len(models)), strict=True):
-            scores[kind] = torch.from_numpy(score_row(scored, cut, self.task.metric))
-        return scores, samples, models
-
-    def _keep(self, home: ClientStateFile, order: Order, models: Mapping[str, ClientModel]) -> None:
-        """The models that there are, as files that need neither the server nor this state."""
-        for kind, model in models.items():
-            if model.looks_up:
-                log.info("%s: its own model is the global one together with its samples, and no file", order.client)
-                continue
-            module = self.task.to_module(model.vector, model.buffers)
-            path = home.path / f"{kind}.safetensors"
-            write_model(path, module, *self.plan.described(), order.client if kind != "global" else kind)
-            log.info("%s: the %s model is in %s", self.settings.name, kind, path)

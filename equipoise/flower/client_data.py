@@ -1,4 +1,4 @@
-"""A client's own data: arrays in a folder of its own, as safetensors or npz, or what the user's Python returns."""
+"""A client's data: arrays in safetensors or npz files, or what the user's Python function returns."""
 
 import zipfile
 import zlib
@@ -19,17 +19,18 @@ from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.storage.tensor_files import write_tensors
 
 DataFunction = Callable[[Mapping[str, Any]], Any]
-"""Gets the client's settings, returns (x, y), a torch Dataset, or a dictionary of train, validation and test."""
+"""A function that gets the client's settings and returns (x, y), a torch Dataset, or a dictionary of train, validation
+and test."""
 
-# What numpy and zipfile raise for files that are not whole.
+# What numpy, zipfile and safetensors raise for damaged files.
 _DAMAGED: tuple[type[Exception], ...] = (OSError, ValueError, TypeError, EOFError, NotImplementedError, RuntimeError)
 _DAMAGED += (SafetensorError, zipfile.BadZipFile, zlib.error)
 _SUFFIXES = (".safetensors", ".npz")
-_NAMES = "x and y, or train.x and train.y with validation.x, validation.y, test.x, test.y where there are such samples"
+_NAMES = "x and y, or train.x and train.y, and optionally validation.x, validation.y, test.x and test.y"
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:
-    """The arrays of one file, or of all files of a folder, where those of train.npz are train.x, train.y."""
+    """Return the arrays of a file, or of all files of a folder; x in train.npz is returned as train.x."""
     if path.is_dir():
         found = sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES)
         if not found:
@@ -51,7 +52,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with np.load(path, allow_pickle=False) as arrays:  # never pickle: a data file is no program
+        with np.load(path, allow_pickle=False) as arrays:  # never pickle: it could run code
             return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
     except FileNotFoundError:
         raise EquipoiseError(f"there is no file {path}") from None
@@ -60,7 +61,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
 
 
 def _parts(arrays: dict[str, Tensor], path: Path) -> Any:
-    """What `from_clients` takes."""
+    """Return the arrays in the form that `from_clients` takes."""
     pairs: dict[str, tuple[Tensor, Tensor]] = {}
     for prefix in ("", *SPLITS):
         x, y = (f"{prefix}.{k}" if prefix else k for k in ("x", "y"))
@@ -69,18 +70,25 @@ def _parts(arrays: dict[str, Tensor], path: Path) -> Any:
         if x in arrays:
             pairs[prefix] = arrays.pop(x), arrays.pop(y)
     if arrays:
-        raise EquipoiseError(f"{path} has {', '.join(sorted(arrays))}; what is read is {_NAMES}")
+        raise EquipoiseError(f"{path} has {', '.join(sorted(arrays))}; the arrays must be {_NAMES}")
     if "" in pairs and len(pairs) > 1:
-        raise EquipoiseError(f"{path} has both undivided samples and divided ones; what is read is {_NAMES}")
+        raise EquipoiseError(f"{path} has both undivided samples and divided ones; the arrays must be {_NAMES}")
     if "" not in pairs and "train" not in pairs:
-        raise EquipoiseError(f"{path} has no training samples; what is read is {_NAMES}")
+        raise EquipoiseError(f"{path} has no training samples; the arrays must be {_NAMES}")
     return pairs.get("", pairs)
 
 
 def client_data(
     plan: DeploymentPlan, name: str, settings: Mapping[str, Any], hook: DataFunction | None = None
 ) -> Federation:
-    """The client's data as a federation of one, checked against what the server was told of them."""
+    """Return the client's data as a federation of one client, checked against the section [deploy].
+
+    Args:
+        plan: what the deployment does.
+        name: the client's name.
+        settings: the client's settings; `data` is the folder or file, where there is no hook.
+        hook: the user's function that returns the data, if there is one.
+    """
     if hook is not None:
         given, where = hook(settings), f"the data of {name}"
         if given is None or isinstance(given, (str, bytes, int, float)):
@@ -91,7 +99,7 @@ def client_data(
     else:
         path = settings.get("data")
         if not isinstance(path, str) or not path:
-            raise EquipoiseError("the client's settings do not say where its data are: data = '/path/to/folder'")
+            raise EquipoiseError("the client's settings do not say where its data are: set data = '/path/to/folder'")
         given, where = _parts(read_arrays(Path(path).expanduser()), Path(path)), path
     seed = plan.experiment.schedule.seed
     federation = from_clients([given], names=[name], split=plan.split, seed=seed)
@@ -103,19 +111,19 @@ def _checked(plan: DeploymentPlan, federation: Federation, where: str) -> Federa
     deploy = plan.experiment.deploy
     if federation.x.shape[1:] != x.shape[1:]:
         raise EquipoiseError(
-            f"{where}: samples have the shape {list(federation.x.shape[1:])}, and the experiment says "
+            f"{where}: samples have the shape {list(federation.x.shape[1:])}, but the experiment says "
             f"deploy.shape = {list(x.shape[1:])}"
         )
     if federation.y.shape[1:] != y.shape[1:]:
         raise EquipoiseError(
-            f"{where}: targets have the shape {list(federation.y.shape[1:])}, and the experiment says "
+            f"{where}: targets have the shape {list(federation.y.shape[1:])}, but the experiment says "
             f"deploy.target_shape = {list(y.shape[1:])}"
         )
     for what, array, wanted in (("inputs", federation.x, x), ("targets", federation.y, y)):
         if array.is_floating_point() != wanted.is_floating_point():
             kinds = ("whole numbers", "fractional numbers")
             raise EquipoiseError(
-                f"{where}: {what} are {kinds[array.is_floating_point()]}, and the experiment says they are "
+                f"{where}: {what} are {kinds[array.is_floating_point()]}, but the experiment says they are "
                 f"{kinds[wanted.is_floating_point()]} (deploy.inputs, deploy.targets)"
             )
         if array.is_floating_point() and not torch.isfinite(array).all():
@@ -124,14 +132,14 @@ def _checked(plan: DeploymentPlan, federation: Federation, where: str) -> Federa
         low, high = int(federation.y.min()), int(federation.y.max())
         if low < 0 or high >= plan.classes:
             raise EquipoiseError(
-                f"{where}: labels go from {low} to {high}, and with deploy.outputs = {deploy.outputs} they must be "
+                f"{where}: labels go from {low} to {high}, but with deploy.outputs = {deploy.outputs} they must be "
                 f"0 to {plan.classes - 1}"
             )
     return replace(federation, classes=plan.classes)
 
 
 def write_client(path: Path, federation: Federation, who: int) -> None:
-    """One client's samples of a federation as a data file."""
+    """Write one client's samples of a federation as a data file."""
     arrays = {}
     for split in SPLITS:
         indices = getattr(federation, split)[who]

@@ -1,11 +1,13 @@
-"""What a client keeps on its own disk: its state, one step ahead of what it knows the server took.
+"""A client's state on its own disk, with the newest state marked as pending until the server has accepted the update.
 
-A client trains, writes the new state down as *pending*, and answers. With the next order the server says to which order
-it took the update last: either the pending one, which then becomes the client's state, or an earlier one, and the
-pending one is dropped. So the client's state moves on only with what the server accepted, whoever dies in between.
+A client trains, writes the new state as *pending*, and answers. The next order says for which order the server last
+accepted an update. If it is the pending one, the pending state becomes the client's state; if it is an earlier one, the
+pending state is dropped. The client's state thus only advances with updates that the server accepted, even if the
+client or the server crashes in between.
 
-Where a round is several exchanges, the server says as well which of its orders within the round it took last. The state
-before the round stays until all of them are done: who drops out of a round goes back to it.
+If a round has several exchanges, the order also says for which order of the current round the server last accepted an
+update. The state before the round is kept until all its exchanges are done: a client that drops out of a round goes
+back to it.
 """
 
 import fcntl
@@ -25,23 +27,30 @@ from equipoise.storage import atomic_files, tensor_files
 
 @dataclass(frozen=True)
 class StoredState:
+    """A client's state, and the numbers of the orders that it belongs to."""
+
     accepted: int = 0
-    "the number of the order that ended the last round in which the server took this client's updates; 0: none"
+    "number of the order that ended the last round in which the server accepted this client's updates; 0: none"
     state: State | None = None
-    "the client's state after it"
+    "the client's state after that order"
     trained: int = 0
-    "the number of the order whose update the server may have taken"
+    "number of the order whose update the server may have accepted"
     pending: State | None = None
-    "the client's state if it has"
+    "the client's state if the server has accepted it"
     newest: int = 0
-    "the number of the newest order"
+    "number of the newest order"
     within: int = 0
-    "the number of the last order of a round that has begun whose update the server took; 0: none"
+    "number of the last order of an unfinished round whose update the server accepted; 0: none"
     step: State | None = None
-    "the client's state after it"
+    "the client's state after that order"
 
     def settled(self, accepted: int, within: int = 0) -> "StoredState":
-        """With the pending state taken over or dropped, as the server says."""
+        """Return this with the pending state taken over or dropped.
+
+        Args:
+            accepted: the order that ended the last round in which the server accepted this client's updates.
+            within: the last order of the current round whose update the server accepted; 0: none.
+        """
         if within:
             if accepted == self.accepted and within in (self.trained, self.within):
                 step = self.pending if within == self.trained else self.step
@@ -52,22 +61,22 @@ class StoredState:
             return StoredState(self.accepted, self.state, newest=self.newest)
         raise RejectedMessage(
             "out-of-step",
-            f"the server took this client's update to order {within or accepted}, and the state here is that after "
-            f"order {self.within or self.accepted}; put its state folder back, or take part under a new name",
+            f"the server accepted this client's update to order {within or accepted}, but the state here is that after "
+            f"order {self.within or self.accepted}; restore its state folder, or take part under a new name",
         )
 
     @property
     def now(self) -> State | None:
-        """What the next order works on."""
+        """Return the state that the next order starts from."""
         return self.step if self.within else self.state
 
     def trained_on(self, number: int, client: State) -> "StoredState":
-        """With what an order made of it, pending."""
+        """Return this with a new state, pending, after training for an order."""
         return replace(self, trained=number, pending=client, newest=number)
 
 
 class ClientStateFile:
-    """The folder of one client in one run."""
+    """A client's state on disk: one folder per client and run."""
 
     def __init__(self, state: Path, run: str, name: str):
         self.path, self.name = state / run, name
@@ -76,12 +85,13 @@ class ClientStateFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One order at a time: a slow one may still be at work when the next arrives."""
+        """Hold a lock, because a slow order may still be in progress when the next one arrives."""
         with (self.path / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def read(self) -> StoredState:
+        """Read the state; return an empty one if there is no file."""
         if not self.file.exists():
             return StoredState()
         try:
@@ -105,9 +115,15 @@ class ClientStateFile:
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EquipoiseError(f"the client's state in {self.file} cannot be read: {error}") from None
 
-    def write(self, kept: StoredState) -> None:
-        numbers = {"accepted": kept.accepted, "trained": kept.trained, "newest": kept.newest, "within": kept.within}
-        facts = {"name": self.name, **numbers}
-        states = {"state": kept.state, "pending": kept.pending, "step": kept.step}
+    def write(self, stored: StoredState) -> None:
+        """Write the state, replacing the file at once."""
+        facts = {
+            "name": self.name,
+            "accepted": stored.accepted,
+            "trained": stored.trained,
+            "newest": stored.newest,
+            "within": stored.within,
+        }
+        states = {"state": stored.state, "pending": stored.pending, "step": stored.step}
         tensors = {k: t for name, state in states.items() for k, t in named(state or State(), name).items()}
         tensor_files.write_tensors(self.file, {k: t.clone() for k, t in tensors.items()}, {"kept": json.dumps(facts)})

@@ -1,4 +1,4 @@
-"""Certificates for a SuperLink and keys for SuperNodes, for those who have no authority of their own to ask."""
+"""Certificates for a SuperLink and keys for SuperNodes, for users who have no certificate authority of their own."""
 
 import ipaddress
 import re
@@ -20,13 +20,18 @@ _USAGES = (
     *("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"),
     *("key_cert_sign", "crl_sign", "encipher_only", "decipher_only"),
 )
-"""Of a key, as certificates know them; one that signs others must say so."""
+"""What a certificate may allow a key to be used for."""
 
 
 def write_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) -> None:
-    """ca.crt, which every machine gets, and server.pem with server.key, which only the SuperLink gets.
+    """Write ca.crt, which every machine gets, and server.pem and server.key, which only the SuperLink gets.
 
-    The authority's own key is never written: a new certificate comes with a new authority.
+    The authority's private key is never written: a new certificate needs a new authority.
+
+    Args:
+        folder: the folder for the files.
+        hosts: addresses or names under which the SuperLink is reached.
+        days: for how long the certificates are valid.
     """
     names: list[x509.GeneralName] = [_host(host) for host in hosts]
     atomic_files.make_folder(folder)
@@ -39,7 +44,7 @@ def write_certificates(folder: Path, hosts: Sequence[str], days: int = _DAYS) ->
 
 
 def write_key(path: Path) -> None:
-    """A SuperNode's private key, and beside it, with .pub, the public one that is registered with the SuperLink."""
+    """Write a SuperNode's private key, and next to it, with .pub, the public key to register with the SuperLink."""
     key = ec.generate_private_key(ec.SECP384R1())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     _write(path, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
@@ -64,14 +69,16 @@ def _certificate(
     days: int,
     names: list[x509.GeneralName] | None,
 ) -> x509.Certificate:
-    """Signed by `authority`: for a server with these names, or, without any, for the authority itself."""
+    """Return a certificate signed by `authority`: for a server with these names, or if None for the authority itself."""
     now = datetime.now(UTC)
-    named = [x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (subject[:64], "equipoise deployment")]
+    subject_name, issuer_name = (
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (subject[:64], "equipoise deployment")
+    ]
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     builder = (
         x509.CertificateBuilder()
-        .subject_name(named[0])
-        .issuer_name(named[1])
+        .subject_name(subject_name)
+        .issuer_name(issuer_name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(minutes=10))  # clocks differ
@@ -80,8 +87,8 @@ def _certificate(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(identifier, critical=False)
     )
-    mine = {"key_cert_sign", "crl_sign"} if names is None else {"digital_signature"}
-    builder = builder.add_extension(x509.KeyUsage(**{usage: usage in mine for usage in _USAGES}), critical=True)
+    allowed = {"key_cert_sign", "crl_sign"} if names is None else {"digital_signature"}
+    builder = builder.add_extension(x509.KeyUsage(**{usage: usage in allowed for usage in _USAGES}), critical=True)
     if names is not None:
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -1,4 +1,4 @@
-"""What a deployment is to do: an experiment whose data are elsewhere, and perhaps a model of the user's own."""
+"""What a deployment does: an experiment whose data are on other machines, and perhaps the user's own model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,15 +23,17 @@ EXPERIMENT = "experiment.toml"
 
 @dataclass(frozen=True)
 class DeploymentPlan:
+    """An experiment, with the user's own model, loss and metric where given."""
+
     experiment: Experiment
     model: Callable[[], nn.Module] | None = None
-    "makes the user's own model, in place of the one that the experiment names"
+    "function that returns the user's own model, in place of the one that the experiment names"
     head: str | Sequence[str] | None = "head"
     loss: str | Callable[[Tensor, Tensor], Tensor] | None = None
     metric: str | Metric | None = None
 
     def __post_init__(self) -> None:
-        """What can never be is said before anybody waits for it."""
+        # What cannot work is an error now, before anybody waits for clients.
         deploy, wanted = self.experiment.deploy, self.experiment.schedule.participation
         cohort = min(wanted, deploy.clients) if isinstance(wanted, int) else max(1, round(wanted * deploy.clients))
         if deploy.minimum > cohort:
@@ -40,14 +42,14 @@ class DeploymentPlan:
                 f"(deploy.clients = {deploy.clients}, participation = {wanted})"
             )
         if isinstance(self.experiment.attack, LabelPoison) and deploy.targets != "classes":
-            raise EquipoiseError("attack.name = 'label-poison' needs labels, and deploy.targets = 'numbers'")
+            raise EquipoiseError("attack.name = 'label-poison' needs labels, but deploy.targets = 'numbers'")
         if deploy.names and len(deploy.names) < deploy.clients:
-            raise EquipoiseError(
-                f"deploy.names has {len(deploy.names)} names, and deploy.clients = {deploy.clients} are waited for"
-            )
+            raise EquipoiseError(f"deploy.names has {len(deploy.names)} names, but deploy.clients = {deploy.clients}; "
+                "list at least as many names as clients")
 
     @staticmethod
     def load(folder: Path, **own: Any) -> "DeploymentPlan":
+        """Read the plan of the app in a folder; `own` are the user's own model, head, loss and metric."""
         experiment = Experiment.parse(read_toml(folder / EXPERIMENT), needs=("algorithm",))
         if own.get("model") is not None:
             experiment = replace(experiment, model_name="", model=None)
@@ -55,29 +57,31 @@ class DeploymentPlan:
 
     @property
     def title(self) -> str:
-        named = self.experiment.data.name if self.experiment.data else "clients' own data"
-        return self.experiment.deploy.title or named
+        """Return the name of the data for readers."""
+        name = self.experiment.data.name if self.experiment.data else "clients' own data"
+        return self.experiment.deploy.title or name
 
     @property
     def split(self) -> Sequence[float]:
-        """How a client divides samples that come undivided."""
+        """Return the fractions of train, validation and test for a client whose samples are not divided yet."""
         return (self.experiment.data.dealing.split if self.experiment.data else None) or SPLIT
 
     @property
     def classes(self) -> int | None:
+        """Return the number of classes; None if the targets are numbers."""
         return self.experiment.deploy.outputs if self.experiment.deploy.targets == "classes" else None
 
     def described(self) -> tuple[Experiment, Sequence[int], int, str]:
-        """What a file with a model of this plan tells about it."""
+        """Return what a model file says about its model: experiment, shape of a sample, number of outputs, and title."""
         deploy = self.experiment.deploy
         return self.experiment, deploy.shape, deploy.outputs or 0, self.title
 
     def sample(self) -> tuple[Tensor, Tensor]:
-        """Two samples of the announced shape, all zeros: enough to see what the model makes of them."""
+        """Return two samples of the configured shape, all zeros, to find out what the model's outputs are."""
         deploy, dtype = self.experiment.deploy, DTYPES[self.experiment.engine.dtype]
         if not deploy.shape:
             raise EquipoiseError(
-                "the server has no data, so it must be told what a sample looks like: "
+                "the server has no data, so it cannot know the shape of a sample: "
                 "give deploy.shape, such as [1, 28, 28], and deploy.outputs"
             )
         x = torch.zeros((2, *deploy.shape), dtype=torch.int64 if deploy.inputs == "symbols" else dtype)
@@ -85,13 +89,15 @@ class DeploymentPlan:
         return x, y
 
     def module(self) -> nn.Module:
+        """Build the model, with its initial parameters."""
         if self.model is not None:
             return initial_module(self.model, self.experiment.schedule.seed)
         if self.experiment.model is not None and self.experiment.deploy.outputs is None:
-            raise EquipoiseError("deploy.outputs is missing: how many numbers does the model give for a sample?")
+            raise EquipoiseError("deploy.outputs is missing: the number of outputs of the model for one sample")
         return experiment_module(self.experiment, self.experiment.deploy.shape, self.experiment.deploy.outputs or 0)
 
     def task(self) -> Task:
+        """Build the task: model, loss and metric."""
         sample = self.sample()  # first, because without a shape there is nothing to build a model for
         settings = self.experiment.engine
         return build_task(self.module(), sample, settings, head=self.head, loss=self.loss, metric=self.metric)

@@ -1,4 +1,4 @@
-"""Who comes in: new nodes are asked who they are, and become clients of this run or are turned away."""
+"""Enrolment: new nodes are asked who they are, and become clients of this run or are turned away."""
 
 import math
 import time
@@ -9,35 +9,43 @@ from equipoise.flower.protocol import Order
 from equipoise.flower.roster import Member, Roster
 from equipoise.flower.transport import Reply, Transport
 
-_AGAIN = 60.0  # seconds until a node that could not take part is asked again
+_RETRY = 60.0  # seconds until a node that could not take part is asked again
 
 
 class Enrolment:
+    """Asks new nodes who they are, and adds them to the roster."""
+
     def __init__(self, transport: Transport, roster: Roster, layout: str, report: Callable[[str, str], None]):
         self.transport, self.roster, self.layout, self._report = transport, roster, layout, report
 
     def present(self, unseen: bool = False) -> list[Member]:
-        """The clients that are here, in the order of their names."""
+        """Return the clients that are here, in the order of their names: those that train, or the `unseen` ones."""
         return self.roster.present(self.transport.online(), unseen)
 
     def greet(self, run: str, patience: float, lifetime: float) -> None:
-        """Ask nodes that are new who they are; and again after a while, for the cause may have been put right."""
+        """Ask new nodes who they are, and after a while also those that were turned away: the cause may be fixed by then.
+
+        Args:
+            run: identity of the run.
+            patience: seconds to wait for an answer before a node is asked again.
+            lifetime: seconds for which Flower keeps the message.
+        """
         now = time.monotonic()
-        greeted = {asked.node: asked.sent for asked in self.transport.waiting.values() if asked.order.hello}
+        greeted = {pending.node: pending.sent for pending in self.transport.waiting.values() if pending.order.hello}
         for node in self.transport.online():
             waiting = now - greeted.get(node, -math.inf) < patience
-            turned_away = now - self.transport.turned_away.get(node, -math.inf) < _AGAIN
+            turned_away = now - self.transport.turned_away.get(node, -math.inf) < _RETRY
             if self.roster.of(node) is None and not waiting and not turned_away:
                 self.transport.send(node, f"node {node}", Order(run=run, hello=True), {}, lifetime)
 
     def enrol(self, reply: Reply) -> None:
-        """What a greeted node reply."""
+        """Add a greeted node to the roster by its reply, or turn it away."""
         answer, node = reply.answer, reply.order_sent.node
         try:
             if answer.status != "hello":
-                raise RejectedMessage(answer.status, f"{answer.client!r} cannot take part; its own log says why")
+                raise RejectedMessage(answer.status, f"{answer.client!r} cannot take part; see its own log")
             if answer.layout != self.layout:
-                raise RejectedMessage("unknown", f"{answer.client!r} has another model than the server")
+                raise RejectedMessage("unknown", f"{answer.client!r} has a different model from the server")
             online = self.transport.online()
             known = answer.client in self.roster.members
             registered = {identity: info.name for identity, info in online.items()}

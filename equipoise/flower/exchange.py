@@ -1,4 +1,4 @@
-"""Waiting for the answers of an exchange: until all are there or the time is over; what comes late is told apart."""
+"""Wait for the answers of an exchange until all are there or time is up; late answers are recognised and refused."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -6,50 +6,60 @@ from collections.abc import Callable, Iterable
 from equipoise.flower.enrolment import Enrolment
 from equipoise.flower.transport import PendingOrder, Reply, Transport
 
-_LATE = 3  # exchanges for which an answer that comes late is still looked for, so that it is counted
+_LATE = 3  # rounds for which late answers are still collected, so that they are counted
 
 
 class Exchange:
+    """One order to each of some clients, and their answers."""
+
     def __init__(
         self, number: int, round: int, transport: Transport, enrolment: Enrolment, report: Callable[[str, str], None]
     ):
-        self.number, self.round, self.transport, self.enrolment, self._report = (
-            number,
-            round,
-            transport,
-            enrolment,
-            report,
-        )
+        """Create an exchange.
+
+        Args:
+            number: the number of its orders.
+            round: the round that it belongs to.
+            transport: sends orders and collects answers.
+            enrolment: takes the answers of new nodes.
+            report: gets the name of an event and its text.
+        """
+        self.number, self.round = number, round
+        self.transport, self.enrolment, self._report = transport, enrolment, report
         self.replies: dict[str, Reply] = {}
-        "by the client's name, the first of each"
+        "first valid reply of each client, by name"
 
     def look(self) -> None:
-        """Take in whatever has come: answers of this exchange, late ones, and newcomers."""
+        """Process what has arrived: answers of this exchange, late answers, and greetings."""
         for reply in self.transport.replies():
             name, answer = reply.order_sent.name, reply.answer
             if reply.order_sent.order.hello:
                 self.enrolment.enrol(reply)
             elif answer.number != self.number:
                 late = reply.order_sent.order.exchange
-                self.transport.refuse("late", name, f"an answer of round {late} that is waited for no longer")
+                self.transport.refuse("late", name, f"its answer for round {late} is too late")
             elif name in self.replies:
-                self.transport.refuse("duplicate", name, f"a second answer to round {self.round}")
+                self.transport.refuse("duplicate", name, f"a second answer for round {self.round}")
             elif answer.status != "done":
-                self.transport.refuse(
-                    answer.status, name, f"round {self.round}: it could not do it; its own log says why"
-                )
+                self.transport.refuse(answer.status, name, f"round {self.round}: the order failed; see its own log")
             else:
                 self.replies[name] = reply
 
     def wait(self, names: Iterable[str], seconds: float, greet: Callable[[], None]) -> None:
-        """Take in the answers of these clients that come in time."""
+        """Collect the answers of these clients until all are there or time is up.
+
+        Args:
+            names: the clients that were asked.
+            seconds: the longest time to wait.
+            greet: greets new nodes; called while waiting.
+        """
         until = time.monotonic() + seconds
         names = set(names)
         self.transport.forget(self.round - _LATE)
         while not names <= self.replies.keys() and time.monotonic() < until:
             self.look()
             if not any(map(self._current, self.transport.waiting.values())):
-                break  # whoever has not reply by now was refused
+                break  # the replies that are missing were refused
             greet()
             self.transport.pause()
         for name in sorted(self.silent):
@@ -57,8 +67,8 @@ class Exchange:
 
     @property
     def silent(self) -> set[str]:
-        """Who was asked and has said nothing yet."""
-        return {asked.name for asked in self.transport.waiting.values() if self._current(asked)}
+        """Return the names of the clients that were asked and have not replied yet."""
+        return {pending.name for pending in self.transport.waiting.values() if self._current(pending)}
 
-    def _current(self, asked: PendingOrder) -> bool:
-        return not asked.order.hello and asked.order.number == self.number
+    def _current(self, pending: PendingOrder) -> bool:
+        return not pending.order.hello and pending.order.number == self.number

@@ -1,4 +1,4 @@
-"""A whole deployment on this machine's loopback: SuperLink, SuperNodes and the run, with TLS and known keys only."""
+"""A complete deployment on this machine: SuperLink, SuperNodes and the run, with TLS and registered keys only."""
 
 import json
 import os
@@ -24,26 +24,34 @@ from equipoise.storage.run_folder import DEPLOYMENT, RunFolder
 
 _HOST = "127.0.0.1"
 _LINK = "deployment"
-_LOOK = 0.3  # seconds between two looks at what the server wrote
-_ASK = 60.0  # seconds between two questions to the SuperLink whether the run still goes
+_POLL = 0.3  # seconds between two reads of what the server wrote
+_STATUS_POLL = 60.0  # seconds between two requests to the SuperLink for the status of the run
 
 
 class LocalDeployment:
-    """The folder `deployment` of a run folder: app, keys, clients and logs."""
+    """A deployment in the folder `deployment` of a run folder, which contains app, keys, clients and logs."""
 
     def __init__(self, experiment: Experiment, federation: Federation, out: Path, callback: RunCallback):
+        """Derive the section [deploy] from the data; nothing is written yet.
+
+        Args:
+            experiment: the experiment.
+            federation: the data of all clients.
+            out: the run folder.
+            callback: gets the progress.
+        """
         out = out.resolve()
         self.federation, self.out, self.callback = federation, RunFolder(out), callback
         self.folder = out / DEPLOYMENT
         self.keys, self.app = self.folder / "keys", self.folder / "app"
         deploy = app_template.describe(federation, experiment.deploy)
         training, _ = federation.by_name
-        # Many clients share these cores.
+        # Many clients share the cores of this machine.
         update = {"clients": len(training), "threads": deploy.threads or 1}
         self.experiment = replace(experiment, deploy=deploy.model_copy(update=update))
 
     def prepare(self) -> None:
-        """Write everything down; states and keys of an earlier start stay."""
+        """Write all files; the clients' states and keys of an earlier start are kept."""
         shutil.rmtree(self.app, ignore_errors=True)
         atomic_files.make_folder(self.folder)
         self.folder.chmod(0o700)  # private keys and all clients' data
@@ -52,16 +60,18 @@ class LocalDeployment:
         for who, name in enumerate(self.federation.names):
             if not (self.keys / self.node(who)).exists():
                 write_key(self.keys / self.node(who))
-            home = self.folder / "clients" / self.node(who)
+            client_folder = self.folder / "clients" / self.node(who)
             unseen = name in self.federation.unseen
-            app_template.write_settings(home, name, home / "data.safetensors", unseen)
-            client_data.write_client(home / "data.safetensors", self.federation, who)
+            app_template.write_settings(client_folder, name, client_folder / "data.safetensors", unseen)
+            client_data.write_client(client_folder / "data.safetensors", self.federation, who)
 
     def node(self, who: int) -> str:
+        """Return the name of a client's SuperNode, its key and its folder."""
         return f"client-{who:03d}"
 
     def run(self, resume: bool) -> None:
-        self.out.admit(self.experiment.tables(), resume)  # what the server would refuse, before anything is started
+        """Run the deployment to its end, and stop all its processes."""
+        self.out.admit(self.experiment.tables(), resume)  # what the server would refuse is refused before the start
         self.prepare()
         environment = {
             "FLWR_HOME": str((self.folder / "flwr").resolve()),
@@ -72,22 +82,22 @@ class LocalDeployment:
         }
         with Processes(self.folder / "logs", environment) as processes:
             self._start(processes)
-            follow = Follower(self.out, self.callback)
+            follower = Follower(self.out, self.callback)
             command = ["flwr", "run", str(self.app), _LINK, "--format", "json"]
             command += ["--run-config", f"resume={str(resume).lower()}"]
-            said = json.loads(processes.call(command, cwd=self.folder))
-            if not said.get("success"):
-                raise EquipoiseError(f"flwr run failed: {said.get('error-message')}")
-            self._watch(processes, follow, str(said["run-id"]))
+            reply = json.loads(processes.call(command, cwd=self.folder))
+            if not reply.get("success"):
+                raise EquipoiseError(f"flwr run failed: {reply.get('error-message')}")
+            self._watch(processes, follower, str(reply["run-id"]))
 
     def _start(self, processes: Processes) -> None:
         link, *ports = free_ports(1 + len(self.federation))
-        home = Path(processes.environment["FLWR_HOME"])
-        atomic_files.make_folder(home)
+        flower_home = Path(processes.environment["FLWR_HOME"])
+        atomic_files.make_folder(flower_home)
         address = f"{_HOST}:{link}"
         connection = {"address": address, "root-certificates": str((self.keys / "ca.crt").resolve())}
         atomic_files.write_text(
-            home / "config.toml", tomli_w.dumps({"superlink": {"default": _LINK, _LINK: connection}})
+            flower_home / "config.toml", tomli_w.dumps({"superlink": {"default": _LINK, _LINK: connection}})
         )
         certificates = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         certificates[1::2] = [str(self.keys / name) for name in certificates[1::2]]
@@ -110,42 +120,42 @@ class LocalDeployment:
             node += ["--node-config", str(self.folder / "clients" / self.node(who) / "client.toml")]
             processes.start(self.node(who), node)
 
-    def _watch(self, processes: Processes, follow: "Follower", run: str) -> None:
-        """Until the server says that it is over; who dies on the way is told."""
-        told: set[str] = set()
+    def _watch(self, processes: Processes, follower: "Follower", run: str) -> None:
+        """Wait until the server reports its end; report every process that dies before that."""
+        reported: set[str] = set()
         asked, status = time.monotonic(), ""
         while True:
-            if (end := follow.look()) is not None:
+            if (end := follower.look()) is not None:
                 if end["event"] == "failed":
                     raise RunFailed(end["text"])
                 return
-            if status.startswith("finished"):  # that was the last look
+            if status.startswith("finished"):  # everything that it wrote has been read
                 raise RunFailed(
-                    f"the server ended ({status}) without a word; go on with --resume. Logs: {processes.logs}"
+                    f"the server ended ({status}) without reporting it; continue with --resume. Logs: {processes.logs}"
                 )
-            for name in set(processes.dead()) - told:
-                told.add(name)
+            for name in set(processes.dead()) - reported:
+                reported.add(name)
                 if name == "superlink":
                     raise RunFailed(f"the SuperLink ended; its log ends with: {processes.tail(name)}")
                 self.callback.on_message(
-                    f"{name} ended; the rounds go on without it. Its log: {processes.logs}/{name}.log"
+                    f"{name} ended; the rounds continue without it. Its log: {processes.logs}/{name}.log"
                 )
-            if time.monotonic() - asked > _ASK:
+            if time.monotonic() - asked > _STATUS_POLL:
                 asked = time.monotonic()
                 state = json.loads(processes.call(["flwr", "list", _LINK, "--run-id", run, "--format", "json"]))
                 status = state["runs"][0]["status"]
-            time.sleep(_LOOK)
+            time.sleep(_POLL)
 
 
 class Follower:
-    """Reads what the server writes into its run folder, as it is written."""
+    """Reads what the server writes to its run folder, and passes it to a callback."""
 
     def __init__(self, folder: RunFolder, callback: RunCallback):
         self.folder, self.callback = folder, callback
         self.read = {path: folder.length(path) for path in (folder.metrics, folder.events)}
 
     def look(self) -> dict[str, Any] | None:
-        """Pass on what is new; the last word, once it was said."""
+        """Pass on what is new; return the event that ends the run, once it was written."""
         for line in self._new(self.folder.metrics):
             self.callback.on_round_end(line)
         for event in self._new(self.folder.events):

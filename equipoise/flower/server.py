@@ -39,7 +39,7 @@ from equipoise.flower.upload_checks import checked_upload
 from equipoise.model_kinds import SCORED
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, secure_noise
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder
 
@@ -281,7 +281,7 @@ class Deployment(Run):
         progress = self.progress
         if not self.step:
             progress.server_before, progress.asked = self.server, len(cohort)
-        uploads = Uploads(tuple(m.index for m, _ in accepted), tuple(upload for _, upload in accepted))
+        uploads = RoundUploads(tuple(m.index for m, _ in accepted), tuple(upload for _, upload in accepted))
         for who, sent in self.aggregate(round, uploads, [member.name for member, _ in accepted]).items():
             self.store.put(who, sent)
         for member, _ in accepted:

@@ -195,18 +195,30 @@ def public_reference(upload: Upload, down: State) -> State:
 class NoisedMeanUploads(Uploads):
     """Uploads of which nothing can be seen but their noised mean."""
 
+    who: tuple[int, ...]
     noised: State
-    method: str
+    algorithm: str
+    "name of the algorithm, for the error message"
 
     @staticmethod
-    def of(uploads: Uploads, noise: State, method: str) -> "NoisedMeanUploads":
-        """With this noise on the sum."""
-        count = getattr(uploads, "clients", len(uploads))
+    def of(uploads: Uploads, noise: State, count: int, algorithm: str) -> "NoisedMeanUploads":
+        """Add noise to the sum of uploads.
+
+        Args:
+            uploads: the uploads.
+            noise: noise on their sum.
+            count: number of messages in their mean.
+            algorithm: name of the algorithm.
+        """
         noised = {k: (t + noise[k] / count).to(t.dtype) for k, t in uploads.mean().items()}
-        return NoisedMeanUploads(uploads.who, (), State(noised), method)
+        return NoisedMeanUploads(uploads.who, State(noised), algorithm)
 
     def __len__(self) -> int:
         return len(self.who)
+
+    @property
+    def uploads(self) -> tuple[Upload, ...]:
+        raise self._private()
 
     @property
     def like(self) -> State:
@@ -215,22 +227,17 @@ class NoisedMeanUploads(Uploads):
     def mean(self) -> State:
         return self.noised
 
-    def only(self, *names: str) -> "NoisedMeanUploads":
-        return NoisedMeanUploads(self.who, (), State({k: self.noised[k] for k in names}), self.method)
+    def weights(self) -> Tensor:
+        raise self._private()
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
-        raise self._secret()
+        raise self._private()
 
-    def weights(self) -> Tensor:
-        raise self._secret()
+    def only(self, *names: str) -> "NoisedMeanUploads":
+        return NoisedMeanUploads(self.who, State({k: self.noised[k] for k in names}), self.algorithm)
 
-    def __getattribute__(self, name: str) -> Any:
-        if name == "uploads":
-            raise self._secret()
-        return super().__getattribute__(name)
-
-    def _secret(self) -> EquipoiseError:
+    def _private(self) -> EquipoiseError:
         return EquipoiseError(
-            f"{self.method} looks at single messages, which noise on their sum does not cover; "
+            f"{self.algorithm} looks at single messages, which noise on their sum does not cover; "
             "use privacy.where = 'local'"
         )

@@ -1,4 +1,4 @@
-"""The demonstration: five methods on digits by writer, which come with the package."""
+"""The demonstration: five methods on the digits by writer that come with the package."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +21,7 @@ DEFAULT_FOLDER = Path("runs/demo")
 
 
 def experiment(name: str) -> Experiment:
+    """Return the experiment of the method with this name."""
     return Experiment.parse(
         {
             "rounds": ROUNDS,
@@ -33,7 +34,7 @@ def experiment(name: str) -> Experiment:
 
 
 def demo(out: Path, callback_of: Callable[[str], RunCallback]) -> list[FinishedRun]:
-    """Run every method, or resume where an earlier demonstration was stopped."""
+    """Run every method, or resume where an earlier demonstration stopped, and return the finished runs."""
     for name in METHODS:
         run(experiment(name), out / name, resume=True, callback=callback_of(name))
     return find_runs([out / name for name in METHODS])

@@ -1,4 +1,4 @@
-"""Starting, resuming and reopening runs of an experiment."""
+"""Start, resume and reopen runs of an experiment."""
 
 import shutil
 from collections.abc import Callable
@@ -18,15 +18,22 @@ from equipoise.storage.run_folder import WRITTEN, RunFolder, read_toml
 from equipoise.training.task import Task
 
 _TRAINED = "trained"
-"""What run.toml tells of a run that took its training over: the name of the other's folder."""
+"""Key in the run.toml of a run that reused the training of another run: the name of that run's folder."""
 
 
 def default_folder(path: Path, experiment: Experiment, how: str = "") -> Path:
+    """Return the run folder that is used if the user names none; `how` is appended to its name."""
     return Path("runs") / f"{path.stem}-{experiment.algorithm_name}-seed{experiment.schedule.seed}{how}"
 
 
-def folder_of_data(file: Path, given: Path | None, tell: Callable[[str], None] = lambda text: None) -> Path | None:
-    """--data, else the folder that `file` says its run used, if it is a run.toml and that folder is here."""
+def folder_of_data(file: Path, given: Path | None, warn: Callable[[str], None] = lambda text: None) -> Path | None:
+    """Return the folder of data sets, or None for the default.
+
+    Args:
+        file: an experiment; a run.toml names the folder that its run used.
+        given: the folder that the user named, which takes precedence.
+        warn: called with a warning if the folder that a run.toml names does not exist.
+    """
     if given is not None or not file.exists():
         return given
     written = read_toml(file).get(WRITTEN)
@@ -34,7 +41,7 @@ def folder_of_data(file: Path, given: Path | None, tell: Callable[[str], None] =
     if not isinstance(folder, str):
         return None
     if not Path(folder).is_dir():
-        tell(f"the data of {file} were in {folder}, which is not here; looking in {data_folder(None)}")
+        warn(f"the data of {file} were in {folder}, which does not exist; looking in {data_folder(None)}")
         return None
     return Path(folder)
 
@@ -47,10 +54,19 @@ def run(
     callback: RunCallback | None = None,
     trained: Path | None = None,
 ) -> Result:
-    """A run of the experiment in the folder `out`, from its start or from where it was.
+    """Run an experiment.
 
-    With `trained`, the folder of a finished run whose training is the same, its models are scored as this method makes
-    them, and nothing is trained.
+    Args:
+        experiment: what to run.
+        out: the run folder.
+        data: the folder of data sets, or None for the default.
+        resume: whether to continue from the last checkpoint, if there is one.
+        callback: receives progress and messages.
+        trained: folder of a finished run with the same training. Its models are scored as this method uses them, and
+            nothing is trained.
+
+    Returns:
+        The finished run.
     """
     callback = callback or RunCallback()
     if experiment.engine.kind != "simulate":
@@ -95,12 +111,12 @@ def run(
 
 
 def has_models(path: Path) -> bool:
-    """Has a finished run its last checkpoint still?"""
+    """Tell whether a finished run still has its last checkpoint."""
     return any(RunFolder(path).checkpoint.glob("round-*.json"))
 
 
 def clear_if_half_scored(path: Path) -> None:
-    """What was begun from another run's training and not finished is nothing to go on from."""
+    """Delete an unfinished run that reused the training of another run, because it cannot be resumed."""
     folder = RunFolder(path)
     if folder.summary.exists() or not folder.config.exists():
         return
@@ -109,7 +125,7 @@ def clear_if_half_scored(path: Path) -> None:
 
 
 def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
-    """A run as it stood at its newest checkpoint."""
+    """Load a run as it was at its newest checkpoint, and its experiment."""
     folder = RunFolder.open(path)
     tables = read_toml(folder.config)
     experiment = Experiment.parse(tables, needs=("algorithm",))
@@ -123,7 +139,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
     simulation = _simulation(experiment, federation, task, folder)
     simulation.close()
     if not simulation.restore():
-        raise EquipoiseError(f"{path} has no checkpoint yet; let the run go on with --resume")
+        raise EquipoiseError(f"{path} has no checkpoint yet; continue the run with --resume")
     return Result(simulation), experiment
 
 

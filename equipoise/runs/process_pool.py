@@ -1,4 +1,4 @@
-"""The runs of a sweep, one after the other or several at a time, each in a process that serves many."""
+"""Execution of the runs of a sweep: one after the other, or several at a time in worker processes."""
 
 import os
 import signal
@@ -20,15 +20,16 @@ from equipoise.runs.sweep import FAILED, SweepRun, chains
 from equipoise.storage import atomic_files
 
 Notes = list[str]
-"""What a person should know of a run."""
+"""Messages about a run, for the user."""
 Told = Callable[[SweepRun, Notes], None]
+"""Is called with each run that ends, and its messages."""
 Chain = tuple[list[SweepRun], Path | None]
-"""Runs with the same training that are left to do, and the folder of one that is done, if there is one."""
+"""Runs with the same training that are still to do, and the folder of a finished one, if there is one."""
 _stopping = threading.Event()
-"""In a worker: begin nothing more."""
+"""In a worker: start no further run."""
 
 
-class _Listener(RunCallback):
+class _MessageCollector(RunCallback):
     def __init__(self) -> None:
         self.texts: Notes = []
 
@@ -37,21 +38,38 @@ class _Listener(RunCallback):
 
 
 def work(experiment: Experiment, folder: Path, data: Path | None, trained: Path | None = None) -> Notes:
-    """One run, from its start, from where it was, or from what another trained; one that comes to nothing leaves a file
-    that says why."""
-    listener = _Listener()
+    """Do one run; if it fails, write the reason into its folder.
+
+    Args:
+        experiment: what to run.
+        folder: the run folder; an unfinished run in it is resumed.
+        data: the folder of data sets, or None for the default.
+        trained: folder of a finished run with the same training, whose models are scored in place of training.
+
+    Returns:
+        The messages of the run.
+    """
+    collector = _MessageCollector()
     try:
         clear_if_half_scored(folder)
         begun = (folder / "run.toml").exists()
-        run(experiment, folder, data, begun, listener, None if begun else trained)
+        run(experiment, folder, data, begun, collector, None if begun else trained)
     except RunFailed as error:
-        listener.on_message(f"failed: {error}")
+        collector.on_message(f"failed: {error}")
         atomic_files.write_json(folder / FAILED, {"why": str(error)})
-    return [f"{folder.name}: {text}" for text in listener.texts]
+    return [f"{folder.name}: {text}" for text in collector.texts]
 
 
-def execute(wanted: Sequence[SweepRun], out: Path, data: Path | None, jobs: int, told: Told) -> None:
-    """Run those that are not done yet; `told` hears of each that ends."""
+def execute(wanted: Sequence[SweepRun], out: Path, data: Path | None, jobs: int, report: Told) -> None:
+    """Do all runs that are not done yet.
+
+    Args:
+        wanted: the runs.
+        out: the folder of all run folders.
+        data: the folder of data sets, or None for the default.
+        jobs: number of runs at a time; 1 runs them in this process.
+        report: is called with each run that ends.
+    """
     left: list[Chain] = []
     for alike in chains(wanted):
         todo = [cell for cell in alike if not cell.done(out) and not cell.failed(out)]
@@ -63,40 +81,40 @@ def execute(wanted: Sequence[SweepRun], out: Path, data: Path | None, jobs: int,
             rest: Chain | None = chain
             while rest is not None:
                 (cell, *_), trained = rest
-                told(cell, work(cell.experiment, cell.folder(out), data, trained))
-                rest = _after(rest, out, told)
+                report(cell, work(cell.experiment, cell.folder(out), data, trained))
+                rest = _remaining(rest, out, report)
     elif left:
-        _in_processes(left, out, data, jobs, told)
+        _in_processes(left, out, data, jobs, report)
 
 
-def _after(chain: Chain, out: Path, told: Told) -> Chain | None:
-    """What is left of a chain when its first run has ended; where the training came to nothing, it does so for all."""
+def _remaining(chain: Chain, out: Path, report: Told) -> Chain | None:
+    """Return what is left of a chain after its first run; if the training failed, mark all its runs as failed."""
     (cell, *rest), trained = chain
     if trained is None and cell.failed(out):
         why = (cell.folder(out) / FAILED).read_text()
         for other in rest:
             atomic_files.make_folder(other.folder(out))
             atomic_files.write_text(other.folder(out) / FAILED, why)
-            told(other, [])
+            report(other, [])
         return None
     return (rest, trained or (cell.folder(out) if cell.done(out) else None)) if rest else None
 
 
-def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int, told: Told) -> None:
+def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int, report: Told) -> None:
     context = get_context("spawn")
     pids = context.SimpleQueue()
     cores = max(1, len(os.sched_getaffinity(0)) // jobs)
     waiting: dict[Future[Notes | None], Chain] = {}
     todo = list(left)[::-1]
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(pids,))
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_init_worker, initargs=(pids,))
     try:
         while True:
             while len(waiting) < jobs and todo:
                 (cell, *_), trained = chain = todo.pop()
                 engine = cell.experiment.engine
-                workers = min(cores, engine.workers or cores)  # together they have what one run would have
+                workers = min(cores, engine.workers or cores)  # together they use as many cores as one run would
                 experiment = replace(cell.experiment, engine=engine.model_copy(update={"workers": workers}))
-                with _deaf():
+                with _blocked_sigint():
                     waiting[pool.submit(_work, experiment, cell.folder(out), data, trained)] = chain
             if not waiting:
                 break
@@ -104,11 +122,11 @@ def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int
                 chain, notes = waiting.pop(future), future.result()
                 if notes is None:
                     raise Interrupted
-                told(chain[0][0], notes)
-                if (rest := _after(chain, out, told)) is not None:
+                report(chain[0][0], notes)
+                if (rest := _remaining(chain, out, report)) is not None:
                     todo.append(rest)
     except KeyboardInterrupt:
-        while not pids.empty():  # workers do not hear Ctrl-C themselves: each is asked once, and saves what it has
+        while not pids.empty():  # Ctrl-C does not reach the workers: signal each once, so that it saves its state
             os.kill(pids.get(), signal.SIGINT)
         wait(waiting)
         raise Interrupted from None
@@ -117,8 +135,8 @@ def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """Ctrl-C waits: a worker that is born meanwhile does not hear it before it can make something of it."""
+def _blocked_sigint() -> Iterator[None]:
+    """Delay Ctrl-C, so that a worker that starts meanwhile receives it only once it can handle it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -126,23 +144,23 @@ def _deaf() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _begin(pids: Any) -> None:
-    """A worker begins: out of reach of the terminal's Ctrl-C, and gone when its parent is."""
+def _init_worker(pids: Any) -> None:
+    """Shield a new worker from the terminal's Ctrl-C, and let it exit when its parent does."""
     os.setpgrp()
     signal.signal(signal.SIGINT, lambda *_: _stopping.set())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     pids.put(os.getpid())
-    threading.Thread(target=_leave_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
 
 
-def _leave_with(parent: int) -> None:
+def _exit_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)
 
 
 def _work(experiment: Experiment, folder: Path, data: Path | None, trained: Path | None) -> Notes | None:
-    """None if it was broken off."""
+    """Do one run; return its messages, or None if it was interrupted."""
     if _stopping.is_set():
         return None
     try:

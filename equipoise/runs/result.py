@@ -1,4 +1,4 @@
-"""The result of a run: models as ordinary modules, and the metrics."""
+"""The result of a run, as its users see it."""
 
 import copy
 from typing import Any
@@ -16,43 +16,46 @@ from equipoise.model_kinds import HYBRIDS
 
 
 class Result:
-    """What a run came to: models as ordinary modules, and the metrics."""
+    """The outcome of a run: models as ordinary PyTorch modules, and the metrics."""
 
     def __init__(self, simulation: Simulation):
         self._run = simulation
 
     @property
     def simulation(self) -> Simulation:
-        """The run itself, as it stands."""
+        """Return the run itself, in its current state."""
         return self._run
 
     @property
     def clients(self) -> tuple[str, ...]:
+        """Return the names of all clients, in the order of their numbers."""
         return self._run.federation.names
 
     @property
     def federation(self) -> Federation:
+        """Return the data of all clients."""
         return self._run.federation
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """A dictionary a round, as in metrics.jsonl."""
+        """Return one dictionary per round, as in metrics.jsonl."""
         return copy.deepcopy(self._run.lines)
 
     @property
     def summary(self) -> dict[str, Any]:
+        """Return the figures of the whole run, as in summary.json."""
         return self._run.summary()
 
     @property
     def looks_up(self) -> bool:
-        """Do personal models look into the clients' samples when they predict?"""
+        """Tell whether personal models use the clients' training samples when they predict."""
         return isinstance(self._run.algorithm, PredictsFromSamples)
 
     def scores(self) -> dict[str, np.ndarray]:
-        """For each kind of model a row a client: loss and metric on validation, loss and metric on test."""
+        """Return, for each kind of model, one row per client: validation loss and metric, test loss and metric."""
         return {kind: table.copy() for kind, table in self._run.scores.tables().items()}
 
-    def _who(self, client: int | str) -> int:
+    def _client_number(self, client: int | str) -> int:
         names = self._run.federation.names
         if isinstance(client, str) and client in names:
             return names.index(client)
@@ -63,11 +66,12 @@ class Result:
         )
 
     def _is_unseen(self, client: int | str) -> bool:
-        return self._run.federation.names[self._who(client)] in self._run.federation.unseen
+        return self._run.federation.names[self._client_number(client)] in self._run.federation.unseen
 
     def personal_vector(self, client: int | str) -> ClientModel:
+        """Return the parameters and buffers of the personal model of a client (by number or name)."""
         run = self._run
-        who = self._who(client)
+        who = self._client_number(client)
         executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule.seed)
         try:
             kind: ModelKind = "unseen" if self._is_unseen(who) else "personal"
@@ -79,35 +83,38 @@ class Result:
         return model
 
     def personal(self, client: int | str) -> nn.Module:
-        """The client's own model (by number or name)."""
+        """Return the personal model of a client (by number or name)."""
         model = self.personal_vector(client)
         module = self._run.task.to_module(model.vector, model.buffers)
         return self._run.executor.predictor(module, model.who) if model.looks_up else module
 
     def global_vector(self) -> Tensor:
+        """Return the parameters of the global model."""
         vector = self._run.algorithm.global_model(self._run.server)
         if vector is None:
             raise EquipoiseError(f"{type(self._run.algorithm).__name__} has no global model; ask for a client's own")
         return vector
 
     def global_model(self, client: int | str | None = None) -> nn.Module:
-        """The model that all clients share; where it has buffers (BatchNorm), with those of `client`."""
+        """Return the model that all clients share; if it has buffers (BatchNorm), with those of `client`."""
         if client is None and self._run.task.buffer_names:
-            raise EquipoiseError("the model's buffers stay with the clients; say whose to use: global_model(client)")
+            raise EquipoiseError(
+                "the model's buffers stay with the clients; name a client to use its buffers: global_model(client)"
+            )
         if client is not None and self._run.task.buffer_names and self._is_unseen(client):
             raise EquipoiseError(
                 f"client {client!r} took no part in training and has no buffers (BatchNorm statistics) of its own; "
                 "ask for its personal model"
             )
-        buffers = None if client is None else self._run.store.get(self._who(client)).get(BUFFERS)
+        buffers = None if client is None else self._run.store.get(self._client_number(client)).get(BUFFERS)
         return self._run.task.to_module(self.global_vector(), buffers)
 
     def hybrid(self, client: int | str) -> nn.Module:
-        """The better of the client's own and the global model, by its validation samples (or what `select` says)."""
-        board = self._run.scores.of(self._who(client)).board()
+        """Return the better of a client's personal model and the global one, as chosen by `select`."""
+        board = self._run.scores.of(self._client_number(client)).board()
         if not board.tables().keys() & set(HYBRIDS.values()):
             raise EquipoiseError(
                 "there is no hybrid model without a personal model, a global one and validation samples"
             )
-        takes_global = board.takes_global()[self._who(client)]
+        takes_global = board.takes_global()[self._client_number(client)]
         return self.global_model(client) if takes_global else self.personal(client)

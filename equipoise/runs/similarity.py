@@ -1,4 +1,4 @@
-"""Compare the representations of the models of a run by CKA."""
+"""Comparison of the representations of a run's models by CKA."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ from equipoise.evaluation.cka import Similarity, gram, heard_layers, representat
 from equipoise.executors.base import BUFFERS, ClientModel, algorithm_state
 from equipoise.executors.build import build_executor
 
-_EACH = 15  # clients, where each is compared with each
+_MOST_PAIRED = 15  # clients that are compared with each other
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Clients' models, and what each of them is compared with: None where they are compared with each other."""
+    """The clients' models, and the model that each is compared with (None: they are compared with each other)."""
 
     local: list[ClientModel]
     other: list[ClientModel] | None
@@ -29,7 +29,7 @@ class Sides:
 
 
 def sides(run: Simulation) -> Sides:
-    """The models of the clients that trained, as they stand."""
+    """Return the current models of the clients that trained, and the models to compare them with."""
     executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule.seed)
     jobs = [run.job(who) for who in run.training]
     try:
@@ -50,25 +50,30 @@ def sides(run: Simulation) -> Sides:
             return Sides(local, [replace(model, vector=shared) for model in local], f"{what} and the global one")
         if isinstance(run.algorithm, HasConsensusModel):
             agreed = [model for model, _ in executor.models(run.done, jobs, "consensus") if model is not None]
-            return Sides(local, agreed, f"{what} and those with the consensus in them")
+            return Sides(local, agreed, f"{what} and consensus models")
         return Sides(local, None, f"{what} of two clients")
     finally:
         executor.close()
 
 
 def measure(run: Simulation, name: str, samples: int, progress: Callable[[int, int], None]) -> Similarity:
-    """Clients' models of a run against the global one, on test samples of all clients.
+    """Compare the clients' models of a run with the global model, on test samples of all clients.
 
-    A client's model is its personal one or, where the method has none, what its next local training makes of the global
-    one. Where there is no global model it is the personal one with what all agree on in its place; where there is
-    neither, clients are compared with each other.
+    A client's model is its personal one or, if the method has none, the global model after one more local training.
+    Without a global model, the consensus model takes its place; without either, clients are compared with each other.
+
+    Args:
+        run: the run.
+        name: name of the run in the result.
+        samples: largest number of test samples.
+        progress: is called with the numbers of finished pairs and of all pairs.
     """
     found = sides(run)
     x = _samples(run, samples)
     names = heard_layers(run.task.to_module(found.local[0].vector, found.local[0].buffers), x)
     clients = [run.federation.names[model.who] for model in found.local]
 
-    def look(model: ClientModel) -> list[Tensor]:
+    def gram_matrices(model: ClientModel) -> list[Tensor]:
         module = run.task.to_module(model.vector, model.buffers)
         return [gram(h) for h in representations(module, x, names)]
 
@@ -81,16 +86,16 @@ def measure(run: Simulation, name: str, samples: int, progress: Callable[[int, i
         progress(len(pairs), total)
 
     if found.other is not None:
-        # A global model without buffers is the same at all clients, and looked at once.
+        # A global model without buffers is the same for all clients, so its representations are computed once.
         same = all(model.vector is found.other[0].vector and model.buffers is None for model in found.other)
-        common = look(found.other[0]) if same else []
+        common = gram_matrices(found.other[0]) if same else []
         for title, model, other in zip(clients, found.local, found.other, strict=True):
-            compare(title, look(model), common or look(other), len(clients))
+            compare(title, gram_matrices(model), common or gram_matrices(other), len(clients))
     else:
         if len(clients) < 2:
-            raise EquipoiseError("there is one client and no global model, so that there is nothing to compare it with")
-        chosen = sorted(randomness.generator(0, "cka clients").permutation(len(clients))[:_EACH])
-        seen = [look(found.local[k]) for k in chosen]
+            raise EquipoiseError("there is only one client and no global model, so there is nothing to compare")
+        chosen = sorted(randomness.generator(0, "cka clients").permutation(len(clients))[:_MOST_PAIRED])
+        seen = [gram_matrices(found.local[k]) for k in chosen]
         for i, j in combinations(range(len(chosen)), 2):
             title = f"{clients[chosen[i]]} {clients[chosen[j]]}"
             compare(title, seen[i], seen[j], len(chosen) * (len(chosen) - 1) // 2)
@@ -98,7 +103,7 @@ def measure(run: Simulation, name: str, samples: int, progress: Callable[[int, i
 
 
 def _samples(run: Simulation, count: int) -> Tensor:
-    """Test samples of all clients together, as many as there are up to `count`, the same for every model."""
+    """Return up to `count` test samples of all clients together, the same for every model."""
     federation = run.federation
     every = np.concatenate([federation.test[who] for who in range(len(federation))])
     if len(every) < 2:

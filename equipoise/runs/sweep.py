@@ -1,8 +1,8 @@
-"""Many runs from one file: wherever a setting is a list of values, every value is run with every other.
+"""Expansion of one file into many runs: if settings are lists of values, all combinations are run.
 
-What belongs together (an algorithm with its model) stands in a `[[variant]]`, which is laid over the rest of the file;
-`[scale.small]` and the like are laid over both when that scale is asked for. Settings named in `sweep.tune` are chosen
-on validation samples with the first seed, and kept for the other seeds.
+Settings that belong together (an algorithm and its model) go into a `[[variant]]`, which overrides the rest of the
+file; a section such as `[scale.small]` overrides both when that scale is chosen. The best values of the settings in
+`sweep.tune` are chosen on validation samples with the first seed, and used with the other seeds.
 """
 
 import copy
@@ -35,19 +35,19 @@ from equipoise.storage.run_index import higher_is_better
 
 SECTION, VARIANT, SCALE = "sweep", "variant", "scale"
 USUAL = "small"
-"""The scale that is run where none is asked for."""
+"""The default scale, in files that have it."""
 FAILED = "failed.json"
-"""In the folder of a run that came to nothing, with the reason; it is not tried again while the file is there."""
+"""File in the folder of a failed run, with the reason; the run is not repeated while this file exists."""
 _NOT_THE_RUN = ("seed", *ASIDE)
 
 
 class Sweep(Settings):
-    """How runs are chosen among."""
+    """How the best runs are chosen."""
 
     tune: tuple[str, ...] = ()
     "settings whose best value is chosen on validation samples with the first seed, such as algorithm.lr"
     by: Literal["personal", "global", "hybrid"] = "personal"
-    "the model whose score on validation samples decides"
+    "kind of model whose score on validation samples decides"
 
 
 _REGISTRIES: dict[str, Mapping[str, type[Settings]]] = {
@@ -63,7 +63,7 @@ _ALWAYS: dict[str, type[Settings]] = {"data": DataSettings, "devices": Devices, 
 
 @cache
 def _list_settings(section: str, name: str) -> frozenset[str]:
-    """Settings of a section whose value is itself a list; of these, only a list of lists is many values."""
+    """Return the settings of a section whose value is itself a list; for these, only a list of lists is many values."""
     classes = [_ALWAYS[section]] if section in _ALWAYS else []
     if (own := _REGISTRIES.get(section, {}).get(name)) is not None:
         classes.append(own)
@@ -71,10 +71,10 @@ def _list_settings(section: str, name: str) -> frozenset[str]:
 
 
 def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Every combination of the values that are listed, the last one changing fastest."""
+    """Return all combinations of the listed values, the last setting changing fastest."""
 
     def values(section: str, named: str, key: str, value: Any) -> Iterator[Any]:
-        """All that a setting may be, in a section of which `named` is the name or kind."""
+        """Yield all values of a setting; `named` is the name or kind of its section."""
         if isinstance(value, Mapping):
             own = str(value.get("name", value.get("kind", "")))
             section = "partition" if key in ("first", "second") else key
@@ -98,7 +98,7 @@ def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 @lru_cache(maxsize=64)
 def _by_ending(out: Path, changed: int) -> dict[str, str]:
-    """The runs in a folder by identity and seed, read once for each time that it changes: sweeps may have thousands."""
+    """Return the runs in a folder by identity and seed, reading it only when it changed: sweeps may have thousands."""
     names = sorted((entry.name for entry in os.scandir(out)), reverse=True)
     return {"-".join(name.rsplit("-", 2)[-2:]): name for name in names}
 
@@ -109,15 +109,16 @@ class SweepRun:
 
     experiment: Experiment
     identity: str
-    "stands for all its settings but the seed"
+    "digest of all its settings except the seed"
     label: str
 
     @property
     def seed(self) -> int:
+        """Return the seed of the run."""
         return self.experiment.schedule.seed
 
     def folder(self, out: Path) -> Path:
-        """Where it is, under whatever label; or where it is to be."""
+        """Return the run folder, which may exist under another label."""
         ending = f"{self.identity}-seed{self.seed}"
         try:
             there = _by_ending(out, out.stat().st_mtime_ns)
@@ -126,14 +127,16 @@ class SweepRun:
         return out / there.get(ending, f"{self.label}-{ending}")
 
     def done(self, out: Path) -> bool:
+        """Tell whether the run is finished."""
         return RunFolder(self.folder(out)).summary.exists()
 
     def failed(self, out: Path) -> bool:
+        """Tell whether the run failed."""
         return not self.done(out) and (self.folder(out) / FAILED).exists()
 
 
 def merge_tables(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables with other values on top; what has another name or kind takes the place of what was there."""
+    """Return tables with the values of `over` on top; a section with a name or kind replaces the whole section."""
     merged = dict(tables)
     for key, value in over.items():
         below = merged.get(key)
@@ -147,19 +150,19 @@ def merge_tables(tables: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str
 
 
 def variants(tables: Mapping[str, Any], scale: str | None = None) -> list[dict[str, Any]]:
-    """The file as many files, one a variant, at the scale that is asked for."""
+    """Return the tables of each variant of a file, at the given scale."""
     each = tables.get(VARIANT, [{}])
     if not isinstance(each, list) or not each or not all(isinstance(variant, Mapping) for variant in each):
-        raise EquipoiseError(f"{VARIANT} is not allowed so; it must be a list of sections, [[{VARIANT}]]")
+        raise EquipoiseError(f"{VARIANT} has the wrong form; it must be a list of sections, [[{VARIANT}]]")
     for variant in each:
         if SECTION in variant:
-            raise EquipoiseError(f"a variant cannot have a section [{SECTION}]; it is for the whole file")
+            raise EquipoiseError(f"a variant cannot have a section [{SECTION}]; put it at the top level of the file")
     base = {k: v for k, v in tables.items() if k != VARIANT}
     return [_scaled(merge_tables(base, variant), scale) for variant in each]
 
 
 def scales(tables: Mapping[str, Any]) -> list[str]:
-    """The scales that a file has."""
+    """Return the names of the scales of a file."""
     found = dict.fromkeys(tables.get(SCALE, {}))
     for variant in tables.get(VARIANT, ()):
         found |= dict.fromkeys(variant.get(SCALE, {}))
@@ -169,7 +172,7 @@ def scales(tables: Mapping[str, Any]) -> list[str]:
 def _scaled(tables: dict[str, Any], scale: str | None) -> dict[str, Any]:
     scales = tables.pop(SCALE, {})
     if not isinstance(scales, Mapping) or not all(isinstance(over, Mapping) for over in scales.values()):
-        raise EquipoiseError(f"{SCALE} is not allowed so; it must be sections, such as [{SCALE}.small]")
+        raise EquipoiseError(f"{SCALE} has the wrong form; it must be sections, such as [{SCALE}.small]")
     if scale is None:
         if USUAL not in scales:
             return tables
@@ -187,9 +190,13 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 def expand_sweep(
     tables: Mapping[str, Any], scale: str | None = None, sets: Sequence[str] = (), others: bool = True
 ) -> tuple[list[SweepRun], Sweep]:
-    """All runs that a file asks for, checked before any of them begins; `sets` come on top of all that is in it.
+    """Return all runs of a file and its sweep settings, after checking every run.
 
-    What is wrong at the `others` of its scales is told now too, and not when they are asked for.
+    Args:
+        tables: the contents of the file.
+        scale: name of the scale, or None for the default.
+        sets: settings in the form SECTION.KEY=VALUE, which override the file.
+        others: whether to check the runs of the other scales too, so that their errors are found early.
     """
     tables = override(copy.deepcopy(dict(tables)), [item for item in sets if item.startswith(f"{SECTION}.")])
     rest = [item for item in sets if not item.startswith(f"{SECTION}.")]
@@ -209,8 +216,8 @@ def expand_sweep(
     varied = [k for k in sorted({k for s in settings for k in s}) if len({json.dumps(s.get(k)) for s in settings}) > 1]
     for key in sweep.tune:
         if key not in varied:
-            raise EquipoiseError(f"sweep.tune names {key}, which has not several values; it must be a setting that has")
-    found: dict[tuple[str, int], SweepRun] = {}  # what is listed twice is run once
+            raise EquipoiseError(f"sweep.tune names {key}, which has only one value; give it a list of values")
+    found: dict[tuple[str, int], SweepRun] = {}  # a run that is listed twice is done once
     for experiment, own in zip(experiments, settings, strict=True):
         words = [experiment.algorithm_name, *(str(own[k]) for k in varied if k in own and k != "algorithm.name")]
         label = "-".join("".join(c for c in word if c.isalnum() or c in ".+") for word in words)[:60]
@@ -224,19 +231,19 @@ def _digest(settings: Mapping[str, Any]) -> str:
 
 
 def group(cell: SweepRun, tune: Sequence[str]) -> str:
-    """Stands for all its settings but those that are tuned: the runs that it is measured with."""
+    """Return a digest of all settings except the seed and the tuned ones: the best run of each group is chosen."""
     return _digest({k: v for k, v in _settings(cell.experiment).items() if k not in tune})
 
 
 def _training(cell: SweepRun) -> str:
-    """Stands for all that the training depends on: the same for methods that differ only in what they make of it."""
+    """Return a digest of all settings that determine training."""
     settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training_settings()}
     flat = {k: v for k, v in flatten(settings).items() if k not in ("select", "targets")}
     return _digest({k: v for k, v in flat.items() if k == "seed" or not k.startswith(_NOT_THE_RUN)})
 
 
 def chains(every: Sequence[SweepRun]) -> list[list[SweepRun]]:
-    """Runs with the same training, together: the first trains, and the others score what it came to."""
+    """Group runs with the same training: the first of a group trains, and the others score its models."""
     found: dict[str, list[SweepRun]] = {}
     for cell in every:
         found.setdefault(_training(cell), []).append(cell)
@@ -244,9 +251,9 @@ def chains(every: Sequence[SweepRun]) -> list[list[SweepRun]]:
 
 
 def tuned(every: Sequence[SweepRun], sweep: Sweep, out: Path) -> tuple[list[SweepRun], list[SweepRun]]:
-    """Those that the first seed needs for choosing, and then those with the chosen values under all seeds.
+    """Return the trials (runs with the first seed), and the runs with the chosen values and all seeds.
 
-    The second list is empty until the first is done.
+    The second list is empty until all trials are done.
     """
     first = every[0].seed
     trials = [cell for cell in every if cell.seed == first]
@@ -256,19 +263,19 @@ def tuned(every: Sequence[SweepRun], sweep: Sweep, out: Path) -> tuple[list[Swee
         return trials, []
     best: dict[str, tuple[float, str]] = {}
     for cell in trials:
-        value, kin = _worth(cell, sweep.by, out), group(cell, sweep.tune)
-        if kin not in best or value > best[kin][0]:
-            best[kin] = value, cell.identity
+        value, key = _worth(cell, sweep.by, out), group(cell, sweep.tune)
+        if key not in best or value > best[key][0]:
+            best[key] = value, cell.identity
     chosen = {identity for _, identity in best.values()}
     return trials, [cell for cell in every if cell.identity in chosen]
 
 
 def _worth(cell: SweepRun, by: str, out: Path) -> float:
-    """Its score on validation samples, higher being better; nothing is worse than a run that failed or diverged."""
+    """Return a score on validation samples of which higher is better; failed and diverged runs are worst."""
     if cell.failed(out):
         return -inf
     summary = RunFolder(cell.folder(out)).read_summary()
-    # A method without such a model is judged by the one that it has.
+    # A method without this kind of model is judged by one that it has.
     scores: dict[str, Any] = next((summary[kind] for kind in (by, "personal", "global") if kind in summary), {})
     name = f"validation_{summary['metric']}"
     if name not in scores:

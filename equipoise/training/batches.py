@@ -1,4 +1,4 @@
-"""Which samples are in which batch of a client's local training."""
+"""Assignment of a client's samples to the batches of its local training."""
 
 from typing import NamedTuple
 
@@ -15,11 +15,11 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor
     weights: Tensor | None = None
-    "of the samples, where the batch is padded"
+    "weights of the samples, if the batch is padded"
     rows: Tensor | None = None
-    "which of the client's samples these are"
+    "indices of the samples among the client's own"
     probed: tuple[Tensor, ...] = ()
-    "the representations of a term's probe, where they are computed for many batches at once"
+    "representations of a term's probe, if they are computed for many batches at once"
 
 
 def batch_indices(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator | None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Statistics of one client's representations: moments of what its head reads, and sums by class."""
+"""Statistics of one client's representations: moments of the inputs of its head, and sums by class."""
 
 from collections.abc import Callable
 
@@ -17,12 +17,12 @@ Forward = Callable[[Tensor], Tensor]
 
 
 def client_moments(task: Task, forward: Forward, module: nn.Module, x: Tensor, y: Tensor, groups: int) -> Moments:
-    """Compute the second moments of what the head of `module` reads.
+    """Compute the second moments of the inputs of the head of `module`.
 
     Args:
-        task: what the module is trained for.
+        task: the task that the module is trained for.
         forward: runs the module on inputs.
-        module: whose head is observed.
+        module: the module whose head is observed.
         x: inputs of the client's samples.
         y: their targets.
         groups: number of groups into which the samples are divided.
@@ -43,7 +43,7 @@ def client_class_sums(
 ) -> Tensor:
     """Sum `of(representations)` over the samples of each class; see `LocalData.class_sums`."""
     if y.is_floating_point() or y.ndim != 1:
-        raise EquipoiseError("the method looks at samples class by class, and here they have no one label each")
+        raise EquipoiseError("the algorithm works class by class and needs data with one label per sample")
     total: Tensor | None = None
     hook = ForwardHook(module, (at,), task.head)
     try:

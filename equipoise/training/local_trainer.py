@@ -1,4 +1,4 @@
-"""The one inner loop of the library: gradient steps on a vector, or on a stack of vectors."""
+"""The inner loop of local training: gradient steps on a vector, or on a stack of vectors."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from equipoise.training.task import Task
 
 
 class LocalTrainer(ABC):
-    """A client's data, or a cohort's, for one algorithm in one round; this is what implements `LocalData`.
+    """The data of a client or a cohort, for one algorithm in one round; implements `LocalData`.
 
     The loop is here; the two executors supply the batches and the gradient.
     """
@@ -31,13 +31,15 @@ class LocalTrainer(ABC):
     seed: int
     algorithm: Algorithm
     samples: np.ndarray
-    "number of samples that each client has sent through a backward pass"
+    "number of samples that went through a backward pass, for each client"
 
     @property
     def outputs(self) -> int:
+        """Return the number of outputs of the model."""
         return self.task.outputs
 
     def point(self, name: str) -> RepresentationPoint:
+        """Look up a representation point; see `LocalData.point`."""
         return self.task.point(name)
 
     @abstractmethod
@@ -54,7 +56,7 @@ class LocalTrainer(ABC):
     def batches(
         self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield the batches in order, each with a mask of the clients that are already done (None: nobody is).
+        """Yield the batches in order, each with a mask of the clients that are already done (None if none are).
 
         Without a stream they are not shuffled. They are prepared for `term`.
         """
@@ -64,7 +66,7 @@ class LocalTrainer(ABC):
         """Take a step of plain SGD, in place."""
 
     def constrain(self) -> None:
-        """Project the vector back to where the model allows it to be, after a step; most models allow every vector."""
+        """Project the vector onto the constraints of the model, after a step; most models have none."""
         return
 
     def close(self, v: Tensor) -> Tensor:
@@ -173,11 +175,11 @@ class LocalTrainer(ABC):
 
     @abstractmethod
     def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
-        """Return second moments of what the head reads; see `LocalData.moments`."""
+        """Return the second moments of the inputs of the head; see `LocalData.moments`."""
 
     @abstractmethod
     def shares(self, batch: Batch) -> Tensor:
-        """Return which fraction of each client's samples is in the batch, of the shape of `size`."""
+        """Return the fraction of each client's samples that is in the batch, in the shape of `size`."""
 
 
 def is_plain_sgd(algorithm: Algorithm) -> bool:

@@ -1,4 +1,4 @@
-"""Find out what a model does in training by running it on a few samples."""
+"""Facts about a model that are found by running it on a few samples."""
 
 import copy
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from equipoise.training.replica import Replica
 
 @dataclass(frozen=True)
 class ModelProbe:
-    """What was found out about a model."""
+    """Facts about a model, found by running it once."""
 
     output: Tensor
     "its outputs for the samples"
@@ -27,9 +27,9 @@ class ModelProbe:
     unseeded: bool
     "whether it draws from torch's global random stream"
     buffer_names: tuple[str, ...]
-    "buffers that training changes (BatchNorm statistics), which belong to a client; constants belong to all"
+    "names of the buffers that training changes (BatchNorm statistics); each client has its own, constants are shared"
     fixed_point_shapes: dict[str, tuple[torch.Size, torch.dtype]]
-    "what is kept with a client's state for each of its samples, if the warm start of a layer asks for it"
+    "shape and number format of what is saved per sample with a client's state, if a layer's warm start needs it"
 
 
 def probe_model(replica: Replica, constants: nn.Module, x: Tensor) -> ModelProbe:
@@ -87,11 +87,11 @@ def find_point(
     """
     module = copy.deepcopy(module).eval()
     if name == HEAD and head is None:
-        raise EquipoiseError("representations are what the model's head reads; name the submodule that is the head")
+        raise EquipoiseError("representations are the inputs of the model's head; name the submodule that is the head")
     if name != HEAD and name not in (names := dict(module.named_modules())):
         raise EquipoiseError(f"the model has no submodule {name!r}{nearest(name, filter(None, names))}")
     if any(name.startswith(f"{place}.") for place, _ in layers(module)):
-        raise EquipoiseError(f"{name!r} lies within an equilibrium layer, which is one place as a whole")
+        raise EquipoiseError(f"{name!r} lies within an equilibrium layer; name the layer as a whole")
     parameters = {k: t.detach().clone().requires_grad_() for k, t in space.views(w0).items()}
     hook = ForwardHook(module, (name,), head)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():

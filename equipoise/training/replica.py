@@ -36,7 +36,7 @@ class Replica:
         """Copy a module.
 
         Args:
-            module: what is copied.
+            module: the module to copy.
             space: the layout of its parameters.
             w0: their initial values.
             head: name of the submodule that is the head.
@@ -57,7 +57,7 @@ class Replica:
         for layer in self.module.modules():
             if type(layer) in _SEEDED_DROPOUT:
                 layer.forward = self._dropout(layer)
-            elif getattr(layer, "draws", False):  # a layer of ours, which asks where its numbers come from
+            elif getattr(layer, "draws", False):  # a layer of this library, which uses the generator that it is given
                 layer.generator = self.random  # type: ignore[assignment]
 
     def _dropout(self, layer: Any) -> Callable[[Tensor], Tensor]:
@@ -74,13 +74,13 @@ class Replica:
         return forward
 
     def hook(self, names: tuple[str, ...]) -> ForwardHook:
-        """Return the hook that records representations at these points, installing it if need be."""
+        """Return the hook that records representations at these points, and install it if necessary."""
         if names not in self.hooks:
             self.hooks[names] = ForwardHook(self.module, names, self.head)
         return self.hooks[names]
 
     def seed(self, key: int) -> None:
-        """Make dropout, and whatever else draws from torch's global stream, depend on `key` alone."""
+        """Make all random numbers, in dropout and from torch's global stream, depend on `key` only."""
         self.random.manual_seed(key % 2**63)
         if self.unseeded:
             torch.manual_seed(key % 2**63)

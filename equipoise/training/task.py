@@ -1,4 +1,4 @@
-"""What is learned: a module, its loss and its metric, and what the module can be asked to do."""
+"""The learning task: a module with its loss and metric, and what is known about the module."""
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
@@ -19,19 +19,15 @@ from equipoise.training.memory_usage import peak_tensor_bytes
 from equipoise.training.model_probe import find_point, probe_model
 from equipoise.training.replica import Replica, draws_random_numbers
 
-# Layers whose operators are small enough that many clients are better worked on in one batched call, as long as
-# parameters times rows a sample are few; benchmarks/modes.py compares the two modes on both sides of the limit.
+# Layers whose operators are small enough that training many clients in one batched call is faster, as long as
+# parameters times rows per sample are few; benchmarks/modes.py compares the two modes on both sides of the limit.
 _SMALL = (nn.Linear, nn.LayerNorm, nn.Embedding)
 _SMALL_WORK = 250_000
-_UNKNOWN = 512  # samples of a client of which nothing is known
+_DEFAULT_SAMPLES = 512  # samples of a client whose number of samples is unknown
 
 
 class Task:
-    """A module with its loss and metric, laid out in a `ParameterSpace`.
-
-    `loss` is "cross-entropy", "squared", or a function (output, target) -> mean over the batch or one
-    value a sample. `metric` is "accuracy", "rmse", "mse" or a `Metric`.
-    """
+    """A module with its loss and metric, and its parameters as one vector (see `ParameterSpace`)."""
 
     def __init__(
         self,
@@ -43,15 +39,26 @@ class Task:
         metric: str | Metric | None = None,
         dtype: torch.dtype = torch.float32,
     ):
+        """Create a task, and run the module on the sample once to find out what it does.
+
+        Args:
+            module: the model to train.
+            sample: a few samples (x, y), which show what inputs and targets look like.
+            head: name of the submodule that is the head, or names of several.
+            loss: "cross-entropy", "squared", or a function (output, target) that returns the mean over the batch or
+                one value per sample.
+            metric: "accuracy", "rmse", "mse" or a `Metric`; by default the one that belongs to the loss.
+            dtype: number format of parameters and inputs.
+        """
         if head == "head" and not hasattr(module, "head"):
             head = None
         self.module = copy.deepcopy(module).to(dtype)
         for _, layer in layers(self.module):
-            layer.quiet = True  # in a run, the engine reads what its solves came to, and says so
+            layer.quiet = True  # in a run, the engine reads the statistics of solves and warns
         self.dtype = dtype
         self.space = ParameterSpace(module, head)
         self.head = head if isinstance(head, str) and head in dict(module.named_modules()) else None
-        "the name of the submodule that is the head, where it is one"
+        "name of the submodule that is the head, if it is exactly one"
         if self.space.size == 0:
             raise EquipoiseError("the model has no parameters to train")
         self.w0 = self.space.vector(module, dtype)
@@ -71,12 +78,18 @@ class Task:
         return Replica(self.module, self.space, self.w0, self.head, self.unseeded, self.buffer_names)
 
     def start(self, clients: int, samples: int = 0, seed: int = 0) -> Start:
-        """What is known before the first round of a run with so many clients and training samples."""
+        """Return what is known before the first round of a run.
+
+        Args:
+            clients: number of clients that train.
+            samples: number of training samples of all clients together.
+            seed: seed of the run.
+        """
         return Start(self.space, self.w0, clients, samples, seed, self.outputs, self.point)
 
     @cached_property
     def why_not_stacked(self) -> str | None:
-        """What keeps a stack of clients from being trained in one call, or None if nothing does."""
+        """Return why a stack of clients cannot be trained in one call, or None if it can."""
         if any(layers(self.module)):
             return "the model has equilibrium layers, whose solves end at different times"
         if projected(self.module):
@@ -86,7 +99,7 @@ class Task:
         if self.unseeded or any(map(draws_random_numbers, self.module.modules())):
             return "the model draws random numbers (dropout) in training"
         if self.loss.each is None:
-            return "the loss gives only a mean over the batch, not one value a sample"
+            return "the loss gives only a mean over the batch, not one value per sample"
         views = self.space.views(self.w0.expand(2, -1).contiguous())
         try:
             with torch.no_grad():
@@ -100,14 +113,17 @@ class Task:
         return {}
 
     def point(self, name: str) -> RepresentationPoint:
-        """The place after the submodule of this name, or before the head, and which parameters lead there."""
+        """Return the representation point after the submodule `name`, or before the head."""
         if name not in self._points:
             self._points[name] = find_point(self.module, self.space, self.w0, self.sample[0][:2], self.head, name)
         return self._points[name]
 
     @property
     def why_not_twice(self) -> str | None:
-        """What keeps the gradient of a batch from being taken at two vectors alike, or None if nothing does."""
+        """Return what makes a batch's gradients at two vectors incomparable, or None if nothing does.
+
+        Variance reduction needs both gradients to be of the same function.
+        """
         if self.buffer_names:
             return "BatchNorm"
         if self.unseeded or any(map(draws_random_numbers, self.module.modules())):
@@ -115,10 +131,10 @@ class Task:
         return "equilibrium layers" if any(layers(self.module)) else None
 
     def mode(self) -> str:
-        """The fixed rule of `auto`: stacked where every operator is small, threads elsewhere.
+        """Return the execution mode that `auto` selects: stacked if every operator is small, else threads.
 
-        Small are layers of certain kinds with few parameters; where a sample is many rows (a text, a row a character),
-        they must be fewer by as much.
+        An operator is small if its layer is of certain kinds and parameters times rows per sample are few. A sample has
+        several rows if it is a text, one per character.
         """
         small = all(
             isinstance(m, _SMALL) for m in self.module.modules() if next(m.parameters(recurse=False), None) is not None
@@ -129,7 +145,10 @@ class Task:
 
     @torch.no_grad()
     def check_symbols(self, x: Tensor) -> None:
-        """Does the model know all symbols there are? Stacked, an embedding would read another client's rows instead."""
+        """Raise an error if the model cannot handle all symbols in the data.
+
+        In a stack, an embedding would otherwise read rows of another client.
+        """
         flat = x.flatten(1)
         rows = torch.stack([flat.amin(1).argmin(), flat.amax(1).argmax()])
         try:
@@ -141,15 +160,15 @@ class Task:
 
     @property
     def keeps(self) -> bool:
-        """Is there anything of the model's that stays with a client from round to round?"""
+        """Tell whether the model has buffers or fixed points that a client keeps from round to round."""
         return bool(len(self.buffers) or self.fixed_point_shapes)
 
     def fixed_points(self, samples: int) -> dict[str, Tensor]:
-        """Tables for as many samples, of which nothing is known yet; empty where none are to be kept."""
+        """Return blank tables of fixed points for this many samples; no tables if the model keeps none."""
         return {k: torch.zeros(samples, *shape, dtype=t) for k, (shape, t) in self.fixed_point_shapes.items()}
 
     def judge(self, clients: Iterable[dict[str, Solves]]) -> tuple[Solves, str | None]:
-        """The solves of several clients together, and what is wrong with the worst of the layers, if anything is."""
+        """Return the solves of several clients together, and a complaint about the worst layer, if there is one."""
         total = Solves()
         by_layer: dict[str, Solves] = {}
         for client in clients:
@@ -167,11 +186,15 @@ class Task:
         return {}
 
     def step_bytes(self, batch: int, samples: int | None = None) -> int:
-        """The most bytes of tensors in a step of a client with so many samples.
+        """Return the peak size in bytes of the tensors in a training step.
 
-        These are parameters, gradients, what backward needs, and the fixed points that warm starts remember.
+        Parameters, gradients, what the backward pass needs, and the fixed points that warm starts remember count.
+
+        Args:
+            batch: batch size.
+            samples: number of training samples of the client, if it is known.
         """
-        samples = samples or min(batch, _UNKNOWN)
+        samples = samples or min(batch, _DEFAULT_SAMPLES)
         batch = min(batch, samples)
         if (batch, samples) not in self._step_bytes:
             x, y = (t[:1].expand(batch, *t.shape[1:]).contiguous() for t in self.sample)
@@ -188,6 +211,7 @@ class Task:
         return self._step_bytes[batch, samples]
 
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
+        """Return a module with these parameters and buffers; by default the buffers of the initial model."""
         module = self.space.module(self.module, vector)
         for _, layer in layers(module):
             layer.quiet = False

@@ -156,5 +156,5 @@ def test_fedcr_says_what_model_it_needs_and_fedpac_what_data() -> None:
         with pytest.raises(EquipoiseError, match="fedcr needs a model whose representation is random"):
             simulation(FedCR(), module=module)
     for algorithm in (FedPAC(), FedCR()):
-        with pytest.raises(EquipoiseError, match="looks at samples class by class"):
+        with pytest.raises(EquipoiseError, match="needs data with one label per sample"):
             simulation(algorithm, LeastSquares(features=5).federation(), small_mlp(outputs=1), loss="squared")

@@ -22,6 +22,7 @@ from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
 from equipoise.randomness import generator
 from tests.support import datafiles
+from tests.support.waiting import LIMIT
 
 PACKED = [name for name, source in SOURCES.items() if not source.draws]
 OTHER = ["shakespeare", "electricity", "electricity zipped", "medical-mnist"]
@@ -82,7 +83,7 @@ def test_a_corrupted_file_brings_a_sentence_or_sound_data(
         copy.write_bytes(data.draw(st.composite(lambda d, c=content: corrupt(c, d))()) if file == victim else content)
     before = os.environ["EQUIPOISE_CACHE"]
     os.environ["EQUIPOISE_CACHE"] = str(cache)
-    signal.alarm(60)  # a hang is a failure; the real thing takes milliseconds
+    signal.alarm(int(LIMIT))  # a hang is a failure; the real thing takes milliseconds
     try:
         look_and_load(name.split()[0], work, cache)
     finally:

@@ -25,8 +25,10 @@ from tests.support.publisher import (
     files_in,
     md5,
     said,
-    until,
 )
+from tests.support.waiting import LIMIT, until
+
+pytestmark = pytest.mark.usefixtures("in_a_hurry")
 
 
 @pytest.mark.parametrize("sizes", ["length", "chunked", "close"])
@@ -241,8 +243,9 @@ def test_the_final_name_never_holds_half_a_file_even_after_a_kill(
 ) -> None:
     publisher.hold = 70_000
     code = (
-        "import sys; from pathlib import Path; from equipoise.data.downloads import Remote, fetch; "
-        "fetch(Remote(sys.argv[1], (sys.argv[2],)), Path(sys.argv[3]))"
+        "import sys; from pathlib import Path; from equipoise.data import http; "
+        "from equipoise.data.downloads import Remote, fetch; "
+        f"http.TIMEOUT = {LIMIT}; fetch(Remote(sys.argv[1], (sys.argv[2],)), Path(sys.argv[3]))"
     )
     child = subprocess.Popen([sys.executable, "-c", code, remote.name, remote.urls[0], str(tmp_path)])
     try:

@@ -16,6 +16,9 @@ from equipoise.data import http
 from equipoise.data.downloads import Remote, fetch
 from equipoise.errors import EquipoiseError
 from tests.support.publisher import CONTENT, Publisher, files_in, md5, said
+from tests.support.waiting import LIMIT, until
+
+pytestmark = pytest.mark.usefixtures("in_a_hurry")
 
 
 @pytest.mark.parametrize("status", [404, 403, 500, 503, 204, 206, 416, 999])

@@ -141,7 +141,7 @@ def test_a_run_toml_finds_its_data_again(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").rename(tmp_path / "gone")
     gone = run("run", "one/run.toml", "--out", "three")
     assert gone.returncode == 2
-    assert "which is not here" in gone.stderr
+    assert "which does not exist" in gone.stderr
     assert run("run", "one/run.toml", "--data", tmp_path / "gone", "--out", "three", "--quiet").returncode == 0
     odd = tmp_path / "odd.toml"
     odd.write_text("written = 3\n" + file.read_text())

@@ -104,7 +104,7 @@ def test_what_is_compared_depends_on_what_there_is() -> None:
         found[type(algorithm).__name__] = measure(run, "x", 100, lambda done, total: None)
     assert found["FedAvg"].between == "models after local training and the global one"
     assert found["Ditto"].between == "personal models and the global one"
-    assert found["FedReCo"].between == "personal models and those with the consensus in them"
+    assert found["FedReCo"].between == "personal models and consensus models"
     assert found["FedRep"].between == "personal models of two clients"
     assert len(found["FedRep"].pairs) == 15
     # FedRep's clients share all but their heads.

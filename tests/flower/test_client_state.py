@@ -20,7 +20,7 @@ from equipoise.flower.client_state import ClientStateFile, StoredState
 from equipoise.flower.codec import RejectedMessage
 from equipoise.state import State
 from equipoise.storage import tensor_files
-from tests.support.publisher import until
+from tests.support.waiting import LIMIT, until
 
 RUN = "0" * 32
 
@@ -263,11 +263,11 @@ class Waiting:
     def _work(self) -> None:
         with self.home.locked():
             self.entered.set()
-            self.leave.wait(60)
+            self.leave.wait(LIMIT)
 
     def end(self) -> None:
         self.leave.set()
-        self.thread.join(60)
+        self.thread.join(LIMIT)
         assert not self.thread.is_alive()
 
 
@@ -294,12 +294,12 @@ def test_a_second_thread_waits(home: ClientStateFile, waiting: list[Waiting]) ->
         assert not any(one.entered.wait(0.1) for one in waiting)
         other = Waiting(ClientStateFile(home.path.parent, "1" * 32, "ward"))
         waiting.append(other)
-        assert other.entered.wait(60), "another run is another matter"
+        assert other.entered.wait(LIMIT), "another run is another matter"
     until(lambda: any(one.entered.is_set() for one in waiting[:2]))
     assert [one.entered.wait(0.1) for one in waiting[:2]].count(True) == 1
     for one in waiting[:2]:
         one.leave.set()
-    assert all(one.entered.wait(60) for one in waiting[:2])
+    assert all(one.entered.wait(LIMIT) for one in waiting[:2])
 
 
 def test_a_second_process_is_waited_for_however_it_ends(home: ClientStateFile, waiting: list[Waiting]) -> None:
@@ -316,7 +316,7 @@ def test_a_second_process_is_waited_for_however_it_ends(home: ClientStateFile, w
             assert not waiting[0].entered.wait(0.2)
         finally:
             process.kill()
-    assert waiting[0].entered.wait(60)
+    assert waiting[0].entered.wait(LIMIT)
     assert not is_free(home)
     waiting[0].end()
     assert is_free(home)

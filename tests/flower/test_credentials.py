@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from equipoise.errors import EquipoiseError
 from equipoise.flower.credentials import write_certificates, write_key
+from tests.support.waiting import LIMIT
 
 HOSTS = ["superlink.example.org", "127.0.0.1", "::1", "localhost"]
 
@@ -56,7 +57,7 @@ def serving(folder: Path) -> Iterator[int]:
                 if over.is_set():
                     return
                 continue
-            connection.settimeout(10)
+            connection.settimeout(LIMIT)
             with suppress(OSError), context.wrap_socket(connection, server_side=True) as secure:
                 secure.sendall(b"hello")
 
@@ -84,7 +85,7 @@ def greeting(port: int, authority: Path, host: str) -> bytes:
     context.load_verify_locations(authority)
     context.verify_flags |= ssl.VERIFY_X509_STRICT  # the default of later Pythons
     with (
-        socket.create_connection(("127.0.0.1", port), timeout=10) as plain,
+        socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as plain,
         context.wrap_socket(plain, server_hostname=host) as secure,
     ):
         return secure.recv(5)

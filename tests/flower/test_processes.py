@@ -18,7 +18,7 @@ import equipoise
 from equipoise.errors import EquipoiseError
 from equipoise.flower import processes as module
 from equipoise.flower.processes import Processes, free_ports
-from tests.support.publisher import until
+from tests.support.waiting import LIMIT, until
 
 # Whatever goes wrong here, nothing lives longer than a minute.
 # A program that starts two others, one of them, like Flower's, in a session of its own.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.flower.codec import group, named, pack
 from equipoise.flower.protocol import answer_shapes
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload
 from tests.support.flower_memory import run
 from tests.support.tampering import ORDERS, SHAPES, agrees, announced, changed, kept, order_of, problem, raw
 
@@ -146,7 +146,7 @@ def test_scores_that_cannot_be_do_not_spoil_those_of_others(nonsense: str, tmp_p
 
 def test_weights_whose_sum_is_infinite_are_still_weights() -> None:
     huge = torch.tensor([1e308], dtype=torch.float64)
-    uploads = Uploads((0, 1), tuple(Upload(State(w=torch.ones(2)), weight=huge) for _ in range(2)))
+    uploads = RoundUploads((0, 1), tuple(Upload(State(w=torch.ones(2)), weight=huge) for _ in range(2)))
     torch.testing.assert_close(uploads.weights(), torch.tensor([0.5, 0.5], dtype=torch.float64))
 
 

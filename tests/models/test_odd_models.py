@@ -174,7 +174,7 @@ def test_the_global_model_with_buffers_is_some_clients() -> None:
     torch.manual_seed(0)
     given = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
     result = eq.train(given, CLIENTS, eq.FedAvg(lr=0.1, batch=4), head=None, rounds=3)
-    with pytest.raises(eq.EquipoiseError, match="say whose to use"):
+    with pytest.raises(eq.EquipoiseError, match="name a client to use its buffers"):
         result.global_model()
     federation = result.federation
     x, y = federation.gather(torch.from_numpy(federation.test[1]))

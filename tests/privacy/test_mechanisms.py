@@ -33,7 +33,7 @@ from equipoise.privacy.mechanisms import (
 )
 from equipoise.reducers import Mean, Median
 from equipoise.reporting.comparison import compare
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload
 from equipoise.storage.run_index import find_runs
 from tests.support.commands import SMALL, equipoise_command
 from tests.support.problems import simulation
@@ -98,8 +98,10 @@ def test_transforms_compose_in_their_order() -> None:
 
 def test_central_noise_is_on_the_sum() -> None:
     n, m = 100_000, 5
-    uploads = Uploads(tuple(range(m)), tuple(Upload(State(u=torch.full((n,), float(k)).double())) for k in range(m)))
-    sealed = NoisedMeanUploads.of(uploads, gaussian(0.5)(State(u=torch.zeros(n).double()), seeded_noise(2)), "X")
+    uploads = RoundUploads(
+        tuple(range(m)), tuple(Upload(State(u=torch.full((n,), float(k)).double())) for k in range(m))
+    )
+    sealed = NoisedMeanUploads.of(uploads, gaussian(0.5)(State(u=torch.zeros(n).double()), seeded_noise(2)), m, "X")
     noise = (sealed.mean().u - 2.0) * m
     assert float(noise.var()) == pytest.approx(0.25, rel=0.03)
     assert len(sealed) == m
@@ -283,7 +285,7 @@ def test_noise_is_the_seeds_and_another_in_every_exchange_and_for_every_client()
     privacy = Privacy(clip=1.0, sigma=0.1)
     one, two = (finished(FedAvg(lr=0.1), privacy) for _ in range(2))
     assert torch.equal(one.server.w, two.server.w)
-    draws = [one.randomness(r, f"{e} {n}")((3,)) for r in (1, 2) for e in (0, 1) for n in "ab"]
+    draws = [one.draw_noise(r, f"{e} {n}")((3,)) for r in (1, 2) for e in (0, 1) for n in "ab"]
     assert len({tuple(d.tolist()) for d in draws}) == 8
 
 
@@ -303,7 +305,7 @@ def test_the_target_is_met_with_full_and_partial_participation() -> None:
 def test_central_noise_on_a_sum_of_last_messages_stays_in_it() -> None:
     """A client's last message is all that it ever sent; noise on one round's sum would cover the last change alone."""
     run = simulation(Flame(lr=0.1), uploads=UploadSettings(None, Mean(), Privacy(clip=1.0, sigma=2.0, where="central")))
-    uploads = Uploads((0, 1), tuple(Upload(State(u=torch.zeros(50_000).double())) for _ in range(2)))
+    uploads = RoundUploads((0, 1), tuple(Upload(State(u=torch.zeros(50_000).double())) for _ in range(2)))
     spreads = [float(run.pipeline.noised(uploads, last=True).mean().u.var()) for _ in range(4)]
     assert spreads == pytest.approx([(2.0 / 2) ** 2 * k for k in (1, 2, 3, 4)], rel=0.05)
     fresh = simulation(

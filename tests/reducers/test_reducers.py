@@ -14,7 +14,7 @@ from equipoise import state as states
 from equipoise.engine.client_store import ClientStore
 from equipoise.engine.last_uploads import LastUploadTracker
 from equipoise.reducers import REDUCERS, GeometricMedian, Krum, Median, MultiKrum, Reducer, TrimmedMean, WeightedMean
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload, Uploads
 
 EVERY = {name: cls() for name, cls in REDUCERS.items()}
 
@@ -25,7 +25,7 @@ def uploads(rows: Tensor, weights: list[float] | None = None) -> Uploads:
     for k, row in enumerate(rows):
         weight = None if weights is None else torch.tensor([weights[k]], dtype=rows.dtype)
         found.append(Upload(State(a=row[:2], b=row[2:]), weight=weight))
-    return Uploads(tuple(range(len(rows))), tuple(found))
+    return RoundUploads(tuple(range(len(rows))), tuple(found))
 
 
 def reduced(reducer: Reducer, rows: Tensor, weights: list[float] | None = None) -> Tensor:
@@ -217,12 +217,12 @@ def test_the_last_messages_of_all_clients(name: str, on_disk: bool, tmp_path: Pa
     for _ in range(12):
         who = sorted(rng.choice(clients, 2, replace=False).tolist())
         new = {k: torch.from_numpy(rng.normal(size=3)).float() for k in who}
-        sent = Uploads(tuple(who), tuple(Upload(State(u=new[k])) for k in who))
+        sent = RoundUploads(tuple(who), tuple(Upload(State(u=new[k])) for k in who))
         everyone = last.with_round(sent, store)
         truth |= new
         unheard = clients - len(truth) if name in ("mean", "weighted-mean") else 0
         rows = [*truth.values(), *[first.u] * unheard]
-        expected = EVERY[name](Uploads(tuple(range(len(rows))), tuple(Upload(State(u=row)) for row in rows)))
+        expected = EVERY[name](RoundUploads(tuple(range(len(rows))), tuple(Upload(State(u=row)) for row in rows)))
         torch.testing.assert_close(EVERY[name](everyone).u, expected.u, rtol=1e-5, atol=1e-6)
         for k, kept in last.take(everyone).items():
             store.put(k, kept)
@@ -235,14 +235,14 @@ def test_the_last_messages_of_all_clients(name: str, on_disk: bool, tmp_path: Pa
     again = LastUploadTracker(first, clients)
     again.restore(last.tensors())
     assert torch.equal(again.total.u, last.total.u)
-    assert again.heard == last.heard
+    assert again.known == last.known
 
 
 def test_more_clients_than_were_announced_all_count() -> None:
     last = LastUploadTracker(State(u=torch.zeros(2)), 1)
     store = ClientStore(0, last.initial)
     for k, value in enumerate((2.0, 4.0, 9.0)):
-        everyone = last.with_round(Uploads((k,), (Upload(State(u=torch.full((2,), value))),)), store)
+        everyone = last.with_round(RoundUploads((k,), (Upload(State(u=torch.full((2,), value))),)), store)
         for who, kept in last.take(everyone).items():
             store.put(who, kept)
     assert everyone.mean().u.tolist() == [5.0, 5.0]
@@ -254,7 +254,7 @@ def test_a_huge_message_that_is_taken_back_leaves_nothing_behind(huge: float) ->
     last = LastUploadTracker(State(u=torch.zeros(2)), 3)
     store = ClientStore(0, last.initial)
     for who, value in ((0, huge), (1, 1.5), (0, 2.5), (1, 1.25)):
-        everyone = last.with_round(Uploads((who,), (Upload(State(u=torch.full((2,), value))),)), store)
+        everyone = last.with_round(RoundUploads((who,), (Upload(State(u=torch.full((2,), value))),)), store)
         for client, kept in last.take(everyone).items():
             store.put(client, kept)
     assert everyone.mean().u.tolist() == pytest.approx([3.75 / 3] * 2)
@@ -265,8 +265,24 @@ def test_the_sum_does_not_drift() -> None:
     store = ClientStore(0, last.initial)
     for round in range(3000):
         new = torch.from_numpy(1e4 * rng.normal(size=4)).float()
-        everyone = last.with_round(Uploads((round % 3,), (Upload(State(u=new)),)), store)
+        everyone = last.with_round(RoundUploads((round % 3,), (Upload(State(u=new)),)), store)
         for who, kept in last.take(everyone).items():
             store.put(who, kept)
     rows = torch.stack([store.get(k)["sent.u"] for k in range(3)]).double()
     torch.testing.assert_close(last.total.u, rows.sum(0), rtol=1e-11, atol=1e-7)
+
+
+def test_last_uploads_reduced_to_some_fields_still_hold_every_client() -> None:
+    last = LastUploadTracker(State(u=torch.zeros(2), n=torch.ones(1)), 4)
+    store = ClientStore(0, last.initial)
+    for who in range(3):
+        message = State(u=torch.full((2,), float(who)), n=torch.full((1,), 10.0 * who))
+        everyone = last.with_round(RoundUploads((who,), (Upload(message, weight=torch.full((1,), 7.0)),)), store)
+        for client, kept in last.take(everyone).items():
+            store.put(client, kept)
+    some = everyone.only("n")
+    assert len(some) == len(everyone) == 3
+    assert torch.equal(some.mean().n, everyone.mean().n)
+    assert some.mean().n.tolist() == [(0 + 10 + 20 + 1) / 4]  # one has not taken part yet
+    assert some.columns("n", 0, 1).flatten().tolist() == [0, 10, 20]
+    assert set(some.like) == {"n"}

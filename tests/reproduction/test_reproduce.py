@@ -244,7 +244,7 @@ def test_progress_counts_rounds_of_runs_that_are_not_done_yet(papers: Path) -> N
     ("arguments", "words"),
     [
         (["toy-tabel1"], "there is no exhibit 'toy-tabel1'; did you mean 'toy-table1'?"),
-        (["toy-fig1"], "toy-fig1 (Overview) is nothing to run: a drawing"),
+        (["toy-fig1"], "toy-fig1 (Overview) cannot be run: a drawing"),
         (["toy-table1", "--only", "mnist"], "toy-table1 has no part 'mnist'; there is lines"),
         (["--seeds", "3"], "--seeds is for one table or figure"),
         (["toy-table1", "--set", "algorithm.lt=1"], "unknown setting algorithm.lt"),

@@ -53,7 +53,7 @@ def test_every_combination_once_and_lists_that_are_values_stay() -> None:
     [
         ({"seed": []}, "a list of values needs at least one"),
         ({"algorithm": {"lam": [0.1, -1.0]}}, "algorithm.lam = -1.0 is not allowed"),
-        ({"sweep": {"tune": ["algorithm.lr"]}}, "sweep.tune names algorithm.lr, which has not several values"),
+        ({"sweep": {"tune": ["algorithm.lr"]}}, "sweep.tune names algorithm.lr, which has only one value"),
         ({"sweep": {"tunes": ["algorithm.lr"]}}, "unknown setting sweep.tunes"),
         ({"sweep": 3}, "sweep = 3 is not allowed; it must be a section"),
         ({"sweep": {"by": "best"}}, "sweep.by = 'best' is not allowed"),

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 from equipoise.cli.app import main
+from tests.support.waiting import LIMIT
 
 SMALL = """
 rounds = {rounds}
@@ -38,7 +39,7 @@ def equipoise_command(
     if real or options:
         command = [sys.executable, "-m", "equipoise", *words]
         env = {**os.environ, **env}
-        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120, **options)
+        return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=LIMIT, **options)
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
         contextlib.chdir(cwd),

@@ -100,7 +100,7 @@ def simulation(
     loss: Any = "cross-entropy",
     dtype: str = "float64",
     new: bool = True,
-    between: UploadSettings | None = None,
+    uploads: UploadSettings | None = None,
     devices: Devices | None = None,
     **schedule: Any,
 ) -> Simulation:
@@ -118,7 +118,7 @@ def simulation(
     schedule = {"rounds": 4, "participation": 0.5, **schedule}
     engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
     settings = (algorithm, Schedule(**schedule), engine)
-    return Simulation(task, federation, *settings, run_folder, uploads=between, devices=devices)
+    return Simulation(task, federation, *settings, run_folder, uploads=uploads, devices=devices)
 
 
 def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head", **schedule: Any) -> Simulation:

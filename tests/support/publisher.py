@@ -1,4 +1,4 @@
-"""A server on this machine that can behave as badly as servers do, and the fixtures of tests that ask it."""
+"""A web server on this machine that can behave as badly as servers do, and checks of what is fetched from it."""
 
 import hashlib
 import random
@@ -6,15 +6,12 @@ import re
 import socket
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from equipoise.data import downloads, http
 from equipoise.data.downloads import Remote, fetch
 from equipoise.errors import EquipoiseError
 
@@ -135,39 +132,6 @@ class Answer(BaseHTTPRequestHandler):
             self.wfile.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def in_a_hurry() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(downloads, "PAUSE", 0)
-        patch.setattr(http, "TIMEOUT", 20.0)
-        patch.setenv("no_proxy", "127.0.0.1")
-        yield
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Publisher]:
-    publisher = Publisher()
-    thread = threading.Thread(target=publisher.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield publisher
-    publisher.gate.set()
-    publisher.shutdown()
-    thread.join()
-    publisher.server_close()
-
-
-@pytest.fixture
-def publisher(server: Publisher) -> Iterator[Publisher]:
-    server.reset()
-    yield server
-    server.gate.set()
-
-
-@pytest.fixture
-def remote(publisher: Publisher) -> Remote:
-    return Remote("set/file.bin", (publisher.url(),), md5(CONTENT))
-
-
 def said(remote: Remote, folder: Path, *words: str, **options: Any) -> str:
     """The one sentence with which it fails, which has these words in it."""
     with pytest.raises(EquipoiseError) as caught:
@@ -181,10 +145,3 @@ def said(remote: Remote, folder: Path, *words: str, **options: Any) -> str:
 
 def files_in(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

@@ -15,7 +15,7 @@ from equipoise.algorithms.learn2pfed.learnables import SCALARS, Descent, Layout,
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.parameter_space import ParameterSpace
 from equipoise.settings import Count, NonNegative, Positive
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload, Uploads
 
 Family = Literal["lam", "p", "rho", "eta", "gamma", "theta"]
 OfClients = Literal["lam", "rho", "eta", "theta"]
@@ -235,7 +235,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
             share[t] = 0
             share[t, who] = (weights / weights.sum())[known].to(share.dtype)
             heavy = [Upload(u.message, weight=weights[k : k + 1]) for k, u in enumerate(vectors)]
-            w = reduce(Uploads(uploads.who, tuple(heavy))).u  # Eq. 12
+            w = reduce(RoundUploads(uploads.who, tuple(heavy))).u  # Eq. 12
             return State(after, w=w, share=share, w_bar=torch.zeros_like(w))
         cell = 2 * self.cells - 1 - t
         slope = torch.zeros_like(server.slope) if t == self.cells else server.slope.clone()
@@ -243,7 +243,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         # Of log p and log gamma alike: <u_i, u_bar_i>, less the client's part of that sum, as weights are relative.
         slope[:, self._set_of(cell)] -= server.share[cell] * s.sum()
         slope[:, self._set_of(cell), who] += s[known]
-        after |= State(w_bar=len(uploads) * reduce(Uploads(uploads.who, tuple(vectors))).u, slope=slope)
+        after |= State(w_bar=len(uploads) * reduce(RoundUploads(uploads.who, tuple(vectors))).u, slope=slope)
         return after if cell else self._server_stepped(after, uploads, reduce)
 
     def _set_of(self, cell: int) -> int:
@@ -281,7 +281,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         if not self.tied:
             return server
         sent = tuple(Upload(State(tied=u.message.tied)) for u in uploads.uploads)
-        slope = len(uploads) * reduce(Uploads(uploads.who, sent)).tied
+        slope = len(uploads) * reduce(RoundUploads(uploads.who, sent)).tied
         memory = State({name: server[f"tied_{name}"] for name in ("first", "second", "age")})
         after = self._descent(server.tied, slope, memory, axes=1)
         return State(server, tied=after.pop("raw"), **{f"tied_{name}": t for name, t in after.items()})

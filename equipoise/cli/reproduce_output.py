@@ -1,0 +1,182 @@
+"""What `equipoise reproduce` prints: the list of tables and figures, plans, and results beside the paper."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.markup import escape
+from rich.table import Table
+
+from equipoise.cli.console import err_console, out_console
+
+if TYPE_CHECKING:
+    from equipoise.reproduction.comparison import PaperComparison
+    from equipoise.reproduction.exhibits import Exhibit
+    from equipoise.reproduction.runner import Piece
+    from equipoise.storage.run_index import FinishedRun
+
+
+def say(text: str, aside: bool) -> None:
+    """Print a sentence; on the error stream where standard output is for programs."""
+    (err_console if aside else out_console).print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "?"
+    for limit, unit, size in ((90, "s", 1), (5400, "min", 60), (129_600, "h", 3600)):
+        if seconds < limit:
+            return f"{max(1, round(seconds / size))} {unit}"
+    return f"{round(seconds / 86_400)} days"
+
+
+def print_exhibits(place: Path, data: Path | None, as_json: bool) -> None:
+    from equipoise.data.catalogue import entry
+    from equipoise.data.sources import data_folder
+    from equipoise.reproduction import exhibits
+    from equipoise.reproduction import runner as work
+
+    folder = data_folder(data)
+    every = list(exhibits.exhibits(place).values())
+    states = {name: entry(name, folder).state for exhibit in every for name in exhibit.data()}
+    here: dict[str, str] = {}
+    times: dict[str, dict[str, float | None]] = {}
+    for exhibit in every:
+        of = {state: [n for n in exhibit.data() if states[n] in words] for state, words in _DATA_STATES.items()}
+        times[exhibit.id] = {s: work.estimate(exhibit, s) if exhibit.parts else None for s in exhibits.SCALES}
+        here[exhibit.id] = work.status(exhibit, of["missing"], of["subset"], times[exhibit.id]["paper"])
+    if as_json:
+        rows = [
+            {
+                "name": e.id,
+                "title": e.title,
+                "status": here[e.id],
+                "differs": e.differs,
+                "parts": [part.name for part in e.parts],
+                "data": {name: states[name] for name in e.data()},
+                "seconds": times[e.id],
+            }
+            for e in every
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    for paper, about in exhibits.papers(place).items():
+        table = Table(title=escape(about), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+        for column in ("name", "what", "here", "data", "small", "paper"):
+            table.add_column(column, overflow="fold", justify="right" if column in ("small", "paper") else "left")
+        for exhibit in (e for e in every if e.paper == paper):
+            what = exhibit.title + (f" ({exhibit.differs})" if exhibit.differs else "")
+            needs = [name + _DATA_NOTES.get(states[name], "") for name in exhibit.data()]
+            spent = [_duration(times[exhibit.id][s]) if exhibit.parts else "" for s in ("small", "paper")]
+            table.add_row(exhibit.id, escape(what), here[exhibit.id], ", ".join(needs), *spent)
+        out_console.print(table)
+    say(
+        "small, paper: time at that scale with --jobs 2, on the two cores on which experiments/times.json was measured. "
+        "Next: `equipoise reproduce NAME --plan`; `equipoise data get NAME` downloads missing data.",
+        False,
+    )
+
+
+_DATA_STATES = {"missing": ("missing", "damaged"), "subset": ("subset", "bundled")}
+
+
+_DATA_NOTES = {"subset": " (a part)", "bundled": " (a part)", "missing": " (missing)", "damaged": " (damaged)"}
+
+
+def print_json(tables: "list[PaperComparison]", runs: "dict[str, list[FinishedRun]]", pictures: list[Path]) -> None:
+    from equipoise.reporting import comparison
+
+    rows = {part: comparison.compare(some) for part, some in runs.items() if some}
+    shown = {"tables": [table.as_json() for table in tables], "runs": rows, "pictures": list(map(str, pictures))}
+    print(json.dumps(shown, indent=2))
+
+
+def print_plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int, as_json: bool) -> None:
+    if as_json:
+        rows = [
+            {
+                "part": piece.part.name,
+                "file": piece.file,
+                "runs": len(piece.planned()),
+                "done": sum(cell.done(piece.folder) for cell in piece.planned()),
+                "seconds_a_run": piece.seconds,
+            }
+            for piece in pieces
+        ]
+        print(json.dumps(rows, indent=2))
+        return
+    table = Table(title=escape(f"{exhibit.id}: {exhibit.title}"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("part", "file", "runs", "done", "rounds", f"time, {jobs} at a time"):
+        table.add_column(column, overflow="fold", justify="left" if column in ("part", "file") else "right")
+    for piece in pieces:
+        planned = piece.planned()
+        done = sum(cell.done(piece.folder) for cell in planned)
+        rounds = sorted({cell.experiment.schedule.rounds for cell in planned})
+        left = None if piece.seconds is None else (len(planned) - done) * piece.seconds / jobs
+        shown = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+        table.add_row(piece.part.name, f"{piece.file}.toml", str(len(planned)), str(done), shown, _duration(left))
+    out_console.print(table)
+    print_differences(exhibit, pieces, scale)
+    say(f"Runs go to {pieces[0].folder.parent}.", False)
+
+
+def print_tables(exhibit: "Exhibit", tables: "list[PaperComparison]", runs: "list[FinishedRun]") -> None:
+    from equipoise.reporting import comparison, comparison_table
+
+    for paper_table in tables:
+        unit = {"%": ", accuracy in %", "×": ""}.get(paper_table.unit, f", {paper_table.unit}")
+        table = Table(
+            title=escape(f"{exhibit.id}: {paper_table.title}{unit}"),
+            title_justify="left",
+            box=SIMPLE_HEAD,
+            pad_edge=False,
+            padding=(0, 1, 0, 0),
+        )
+        table.add_column("", overflow="fold")
+        for column in paper_table.columns:
+            table.add_column(escape(column), justify="right", overflow="fold")
+        for label, entries in zip(paper_table.rows, paper_table.entries, strict=True):
+            table.add_row(escape(label), *(paper_table.text(entry) for entry in entries))
+        out_console.print(table)
+        if not paper_table.rows:
+            say("No part of this table has been run at this scale.", False)
+    if tables:
+        marked, filled = sum(t.marked() for t in tables), sum(t.filled() for t in tables)
+        several = any(e.seeds > 1 for t in tables for row in t.entries for e in row)
+        spread = "" if several else " With one seed our own spread is unknown; --seeds 5 shows it."
+        say(
+            f"In parentheses: the paper's. ▲ ▼: ours is above or below it by more than both standard deviations "
+            f"together, {marked} of {filled} figures.{spread}",
+            False,
+        )
+    elif runs:
+        out_console.print(comparison_table.as_table(comparison.compare(runs)))
+        if exhibit.shown:
+            out_console.print(_figures(exhibit, runs))
+
+
+def print_differences(exhibit: "Exhibit", pieces: "list[Piece]", scale: str) -> None:
+    """Say how the runs differ from the paper's, so that nobody mistakes one for the other."""
+    from equipoise.reproduction import runner as work
+
+    if sizes := work.reduced(exhibit, pieces):
+        say(f"Scale {scale} (in parentheses: paper): {sizes}.", False)
+    if exhibit.differs:
+        say(f"Different from the paper: {exhibit.differs}.", False)
+
+
+def _figures(exhibit: "Exhibit", runs: "list[FinishedRun]") -> Table:
+    """Return a table of other figures of the summaries, for exhibits that are about them."""
+    from equipoise.reporting import comparison
+    from equipoise.storage import run_index
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("algorithm")
+    table.add_column("settings", overflow="fold")
+    for column in exhibit.shown:
+        table.add_column(column, justify="right")
+    for row, group in zip(comparison.compare(runs), run_index.grouped(runs), strict=True):
+        values = [group[0].summary.get(field) for field in exhibit.shown.values()]
+        table.add_row(row["algorithm"], escape(row["settings"]), *("–" if v is None else f"{v:,}" for v in values))
+    return table

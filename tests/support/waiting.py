@@ -1,0 +1,26 @@
+"""Waiting for a condition, and never for a time: tests must pass on a machine that is busy with other things."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+
+LIMIT = 300.0
+"""Seconds after which a test is given up; it only guards against hanging, so it is far more than any test needs."""
+
+FOREVER = 10**7
+"""Rounds of a run that is still at work when it is interrupted, however late that happens."""
+
+
+def until(condition: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
+    """Wait until the condition holds; fail at once if the process that is to fulfil it ends before."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < end, "the condition never held"
+        time.sleep(0.01)
+
+
+def heed_ctrl_c() -> None:
+    """Make a new process heed SIGINT, as `preexec_fn`: what shells start in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
