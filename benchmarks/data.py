@@ -1,10 +1,10 @@
-"""Seconds from asking for a data set to its first batch, and the memory that it takes: cold, and from the cache.
+"""Measure the seconds until the first batch of a data set, and the memory it takes: cold, and from the cache.
 
     python benchmarks/data.py FOLDER_WITH_DATA [--json FILE] [--only SOURCE] [--uci-rows 140256]
 
-Every figure comes from a process of its own. Cold means that nothing has been decoded before; the files themselves may
-be in the system's memory. Two layouts are made up here, because their publishers offer no small file: FEMNIST's from
-the digits that come with the package, and UCI's quarter-hourly text with random loads, a tenth as long as the real one.
+Every figure comes from a separate process. Cold means that nothing has been decoded before; the files themselves may be
+in the system's memory. Two data sets have no small file, so files with their layout are made here: FEMNIST's from the
+digits that come with the package, and UCI's quarter-hourly text with random loads, a tenth as long as the real one.
 """
 
 import argparse
@@ -79,10 +79,12 @@ def make_uci(folder: Path, rows: int, clients: int = 370) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--only", choices=SOURCES)
-    parser.add_argument("--uci-rows", type=int, default=14_026, help="the real file has 140256")
+    parser.add_argument("folder", type=Path, help="folder of data sets")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--only", choices=SOURCES, help="measure only this data set")
+    parser.add_argument(
+        "--uci-rows", type=int, default=14_026, help="rows of the made UCI file; the real file has 140256"
+    )
     options = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as made:

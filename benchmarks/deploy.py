@@ -1,12 +1,12 @@
-"""What a round costs over Flower, against the same round in the simulator: seconds, and bytes.
+"""Measure the seconds and bytes of a round over Flower, against the same round in the simulator.
 
     python benchmarks/deploy.py [--rounds 5] [--clients 4] [--out FILE.json]
 
-Ditto with an mlp of about 100,000 parameters in float32 on the digits that come with the package, once simulated and
-once deployed as `equipoise deploy local` does: a SuperLink and a SuperNode a client on this machine, with TLS. Between
-each SuperNode and the SuperLink is a port of ours that counts what passes; from the moments at which models pass it is
-also seen how long a client had the order, and how long it waited for the next. All clients share this machine's cores,
-so their processes start more slowly here than each would alone. It is an error if the two runs do not end alike.
+Ditto trains an mlp of about 100,000 parameters in float32 on the digits that come with the package, once simulated and
+once deployed as by `equipoise deploy local`: a SuperLink and one SuperNode per client on this machine, with TLS. A
+proxy between each SuperNode and the SuperLink counts bytes; the times at which models pass show how long a client
+worked on an order, and how long it waited for the next. All clients share the cores of this machine, so their processes
+start more slowly than each would alone. The benchmark fails if the two runs end with different models or metrics.
 """
 
 import argparse
@@ -60,7 +60,7 @@ print(json.dumps([flower - began, torch - flower, time.perf_counter() - torch]))
 
 
 class Proxy:
-    """Ports that pass everything on to the SuperLink and count it, until the block ends."""
+    """Ports that forward everything to the SuperLink and count it, until the block ends."""
 
     def __init__(self):
         self.loop = asyncio.new_event_loop()
@@ -68,7 +68,7 @@ class Proxy:
         self.servers, self.connections = [], 0
         self.bytes = Counter()
         self.bulk = {}
-        "moments at which pieces of a model passed, and in which direction, by node"
+        "times at which pieces of a model passed, and their direction, by node"
 
     def __enter__(self):
         self.thread.start()
@@ -89,7 +89,7 @@ class Proxy:
         await asyncio.gather(*others, return_exceptions=True)
 
     def open(self, node, address):
-        """The address of a port for this node."""
+        """Open a port for this node, and return its address."""
         host, port = address.rsplit(":", 1)
         seen = self.bulk[node] = []
 
@@ -121,13 +121,13 @@ class Proxy:
         writer.write_eof()
 
     def gaps(self, first, then):
-        """Seconds between the last of a model in one direction and the first of the next in the other."""
+        """Return the seconds between the end of a model in one direction and the start of the next in the other."""
         pairs = [pair for seen in self.bulk.values() for pair in pairwise(seen)]
         return [b - a for (a, was), (b, now) in pairs if (was, now) == (first, then)]
 
 
 class Through:
-    """Processes whose SuperNodes find the SuperLink behind the proxy."""
+    """Processes whose SuperNodes reach the SuperLink through the proxy."""
 
     def __init__(self, processes, proxy):
         self.processes, self.proxy = processes, proxy
@@ -144,7 +144,7 @@ class Through:
 
 
 class Counted(LocalDeployment):
-    """A deployment through the proxy, which at its end asks Flower how long the ClientApps were at work."""
+    """A deployment through the proxy, which finally asks Flower how long the ClientApps were at work."""
 
     def __init__(self, proxy, *args):
         super().__init__(*args)
@@ -156,11 +156,11 @@ class Counted(LocalDeployment):
 
     def _watch(self, processes, follow, run):
         super()._watch(processes, follow, run)
-        said = json.loads(processes.call(["flwr", "list", "deployment", "--run-id", run, "--format", "json"]))
-        self.app_seconds = said["runs"][0]["compute-time"]["clientapp-seconds"]
+        answer = json.loads(processes.call(["flwr", "list", "deployment", "--run-id", run, "--format", "json"]))
+        self.app_seconds = answer["runs"][0]["compute-time"]["clientapp-seconds"]
 
 
-class Words(RunCallback):
+class PrintedProgress(RunCallback):
     def on_round_end(self, line):
         print(f"  round {line['round']}", file=sys.stderr, flush=True)
 
@@ -169,9 +169,10 @@ class Words(RunCallback):
 
 
 def imports(processes):
-    """Seconds that so many fresh processes need, started at once, to import what a ClientApp's process imports.
+    """Return the seconds that this many new processes, started at once, need to import what a ClientApp imports.
 
-    By the clock until the last is done, of a core for each, and by the clock for each part.
+    Returns:
+        Wall-clock seconds until the last is done, processor seconds of each, and wall-clock seconds of each import.
     """
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
     started = []
@@ -205,7 +206,7 @@ def round_seconds(folder):
 
 
 def differences(a, b, where=""):
-    """Names of what is not the same in two tables."""
+    """Return what differs between two tables."""
     if isinstance(a, dict) and isinstance(b, dict):
         return [x for k in a.keys() | b.keys() for x in differences(a.get(k), b.get(k), f"{where}.{k}")]
     same = np.isclose(a, b, rtol=CLOSE, atol=CLOSE) if isinstance(a, float) and isinstance(b, float) else a == b
@@ -221,13 +222,13 @@ def rounded(value):
 
 
 def measure(rounds, clients, folder):
-    data = folder / "data"  # empty: the excerpt that comes with the package
+    data = folder / "data"  # empty, so that the excerpt that comes with the package is used
     tables = SETTINGS | {"rounds": rounds, "data": SETTINGS["data"] | {"clients": clients}}
     experiment = Experiment.parse(tables)
     simulated = launch.run(experiment, folder / "simulated", data)
     flower = experiment.with_engine(experiment.engine.model_copy(update={"kind": "flower"}))
     with Proxy() as proxy:
-        local = Counted(proxy, flower, flower.federation(data), folder / "deployed", Words())
+        local = Counted(proxy, flower, flower.federation(data), folder / "deployed", PrintedProgress())
         local.run(resume=False)
     deployed = RunFolder(folder / "deployed")
     summary = deployed.read_summary()
@@ -239,7 +240,7 @@ def measure(rounds, clients, folder):
     theirs = load_model(folder / "deployed" / "global.safetensors").state_dict()
     apart = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
     if not apart <= CLOSE:
-        wrong.append(f"global models: {apart:g} apart")
+        wrong.append(f"global models differ by {apart:g}")
 
     seconds = {name: round_seconds(folder / name) for name in ("simulated", "deployed")}
     median = {name: statistics.median(values) for name, values in seconds.items()}
@@ -260,7 +261,7 @@ def measure(rounds, clients, folder):
             "deployed_rounds": seconds["deployed"],
             "client_from_order_to_answer": statistics.median(proxy.gaps("down", "up")),
             "client_from_answer_to_order": statistics.median(proxy.gaps("up", "down")),
-            # An order each to say who it is, to train in every round, and to score the last models.
+            # Each client gets one order to enrol, one per round to train, and one to score the last models.
             "client_app_an_order": local.app_seconds / (clients * (rounds + 2)),
             "imports": imports_in_turns(clients),
         },
@@ -283,19 +284,19 @@ def show(result):
     seconds, size = result["seconds"], result["bytes"]
     print(f"{result['parameters']:,} parameters, {result['clients']} clients, {result['cores']} cores")
     rows = {
-        "a round, simulated": seconds["simulated_round"],
-        "a round, deployed": seconds["deployed_round"],
-        "  more than simulated": seconds["difference"],
-        "  client has the order": seconds["client_from_order_to_answer"],
-        "    its ClientApp is at work, by Flower's count": seconds["client_app_an_order"],
-        "  client waits for the next": seconds["client_from_answer_to_order"],
+        "one round, simulated": seconds["simulated_round"],
+        "one round, deployed": seconds["deployed_round"],
+        "  difference to simulated": seconds["difference"],
+        "  client works on an order": seconds["client_from_order_to_answer"],
+        "    its ClientApp runs, as Flower counts": seconds["client_app_an_order"],
+        "  client waits for the next order": seconds["client_from_answer_to_order"],
         "imports of a ClientApp's process, alone": seconds["imports"]["alone"]["clock"],
         f"imports of {result['clients']} such processes at once": seconds["imports"]["all_clients_at_once"]["clock"],
-        "  of a core, each": seconds["imports"]["all_clients_at_once"]["core"],
+        "  processor time of each": seconds["imports"]["all_clients_at_once"]["core"],
     }
     for name, value in rows.items():
         print(f"{name:<50}{value:>12.3f} s")
-    print(f"{'deployed to simulated':<50}{seconds['ratio']:>12.0f}")
+    print(f"{'ratio of deployed to simulated':<50}{seconds['ratio']:>12.0f}")
     names = list(size["up"])
     print("\n" + f"{'bytes':<6}" + "".join(f"{name:>19}" for name in names))
     for direction in ("up", "down"):
@@ -305,17 +306,17 @@ def show(result):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--clients", type=int, default=4)
-    parser.add_argument("--out", help="also write the JSON here")
+    parser.add_argument("--rounds", type=int, default=5, help="number of rounds")
+    parser.add_argument("--clients", type=int, default=4, help="number of clients")
+    parser.add_argument("--out", help="also write the figures to this JSON file")
     options = parser.parse_args()
-    for number in (signal.SIGINT, signal.SIGTERM):  # also where a shell started us in the background
+    for number in (signal.SIGINT, signal.SIGTERM):  # also if a shell started this in the background
         signal.signal(number, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory() as folder:
             result, wrong = measure(options.rounds, options.clients, Path(folder))
     except KeyboardInterrupt:
-        sys.exit("stopped; everything is taken down")
+        sys.exit("stopped; all processes have ended")
     except EquipoiseError as error:
         sys.exit(str(error))
     show(result)

@@ -1,11 +1,10 @@
-"""Equilibrium layers: what a training step costs in time and memory, against explicit networks and against torchdeq.
+"""Measure the time and memory of training steps with equilibrium layers, against explicit networks and torchdeq.
 
     python benchmarks/equilibrium.py [--repeats 5] [--only steps,warm] [--out FILE.json]
 
-Everything that is compared takes turns in one process with two threads, and figures are medians. Memory is the most
-that torch's allocator had given out at once within a step, with parameters, gradients, activations and the solver's
-window; a second figure is by how much the process itself grew, each model in a process of its own. Parts that are left
-out with --only stay in FILE.json as they were.
+Everything that is compared takes turns in one process with two threads, and figures are medians. Memory is the peak of
+torch's allocator within a step, including parameters, gradients, activations and the solver's window; a second figure
+is the growth of a separate process for each model. Parts that --only does not name stay in FILE.json as they were.
 """
 
 import argparse
@@ -48,7 +47,7 @@ PEERS = {"deq-resnet-s": "resnet-14", "deq-resnet-m": "resnet-34"}
 
 
 def peak_allocated_bytes(function: Callable[[], object]) -> int:
-    """The most bytes that `function` had from torch's allocator at once, with what operators use inside."""
+    """Return the peak bytes of torch's allocator during `function`, including temporary memory inside operators."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = function()
     del kept
@@ -76,7 +75,7 @@ def step(module, x, y):
 
 
 def turns(functions, repeats):
-    """Median seconds of each, taking turns, after one turn that warms up."""
+    """Return the median seconds of each function; they take turns, after one turn for warming up."""
     taken = {name: [] for name in functions}
     for turn in range(repeats + 1):
         for name, function in functions.items():
@@ -88,9 +87,9 @@ def turns(functions, repeats):
 
 
 def grown(name, settings, results):
-    """By how many MB this process grows at most in two steps."""
+    """Put into `results` how many MB this process grows at most in two steps."""
     torch.set_num_threads(THREADS)
-    step(*built("lenet"))  # what torch takes once
+    step(*built("lenet"))  # the memory that torch takes only once
     before = peak_memory_mb()
     model = built(name, **settings)
     for _ in range(2):
@@ -134,7 +133,7 @@ def steps(repeats):
 
 
 def flat(repeats):
-    """Peak memory of a step with exactly 5 and exactly 50 iterations."""
+    """Measure the peak memory of a step with exactly 5 and exactly 50 iterations."""
     rows = []
     for name in PEERS:
         for gradient in ("jacobian-free", "implicit"):
@@ -162,7 +161,7 @@ def residual(f, x, z):
 
 
 def solvers(repeats):
-    """Every solver to the same residual, on the block of deq-resnet-s."""
+    """Time every solver to the same residual, on the block of deq-resnet-s."""
     rows = []
     f, x = block(64, 128)
     for tol in (1e-3, 1e-4):
@@ -191,7 +190,7 @@ def gradient_of(f, x, out):
 
 
 def against_torchdeq(repeats):
-    """The same block, start, window and relative tolerance; theirs in torch's usual layout and in channels_last."""
+    """Compare with torchdeq on the same block, start, window and tolerance; theirs in two memory layouts."""
     rows = []
     for channels, inner in ((64, 128), (128, 256)):
         f, x = block(channels, inner)
@@ -254,9 +253,9 @@ def against_torchdeq(repeats):
 
 
 def warm(repeats):
-    """The local work of FeDEQ, 3 epochs of the head and 5 of the representation, on digits by their writers.
+    """Measure warm starts in the local training of FeDEQ: 3 epochs of the head and 5 of the body, on digits by writer.
 
-    And 5 epochs of both together (FedAvg), where every step moves the fixed points.
+    The same for 5 epochs of both together (FedAvg), where every step moves the fixed points.
     """
     rows = []
     fedeq = {"name": "fedrep", "head_epochs": 3, "epochs": 5}
@@ -278,7 +277,7 @@ def warm(repeats):
             schedule = Schedule(rounds=10**6, participation=clients, evaluate_every=10**6, checkpoint_every=10**6)
             task = experiment_task(experiment, federation)
             run = Simulation(task, federation, experiment.algorithm, schedule, Engine(workers=THREADS))
-            # The same clients in every round, so that what was kept with them is of use.
+            # The same clients in every round, so that the fixed points that they kept are used.
             run.sample = lambda round, n=clients: list(range(n))
             seconds = []
             for _ in range(rounds):
@@ -300,7 +299,7 @@ def warm(repeats):
 
 
 def projection(repeats):
-    """Rows of a matrix back onto the ball after a step, and sorting them, which other exact methods begin with."""
+    """Time the projection of a matrix's rows onto the ball, and sorting them, with which other exact methods start."""
     torch.manual_seed(0)
     matrix = project_rows(torch.randn(512, 512), 0.95) + 1e-3 * torch.randn(512, 512)
     seconds = turns({"projection": lambda: project_rows(matrix, 0.95), "sort": lambda: matrix.sort(-1)}, 5 * repeats)
@@ -323,14 +322,16 @@ def tidy(row):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default=",".join(PARTS))
-    parser.add_argument("--out")
+    parser.add_argument("--repeats", type=int, default=5, help="timed turns")
+    parser.add_argument("--only", default=",".join(PARTS), help="parts to measure, separated by commas")
+    parser.add_argument("--out", help="also write the figures to this JSON file")
     options = parser.parse_args()
     torch.set_num_threads(THREADS)
     results = {}
     for part in options.only.split(","):
-        print(f"{part}: {(PARTS[part].__doc__ or 'a training step of each model').splitlines()[0]}", flush=True)
+        print(
+            f"{part}: {(PARTS[part].__doc__ or 'Measure a training step of each model.').splitlines()[0]}", flush=True
+        )
         results[part] = [tidy(row) for row in PARTS[part](options.repeats)]
         for row in results[part]:
             print("  ", row, flush=True)

@@ -1,12 +1,14 @@
-"""How long the files of `equipoise reproduce` take: python benchmarks/experiments.py --data DIR
+"""Estimate how long the files of `equipoise reproduce` take.
+
+    python benchmarks/experiments.py --data DIR
 
 Writes experiments/times.json: for every file, every data set that it is used with and every scale, the number of runs
-and the seconds that one of them takes in the mean, on one core. Runs that differ only in seed, partition, attack, noise
-or strengths count alike. One of each other kind does a few rounds, and a later one is timed; where it would take long,
-it is one of a single client with few of its samples, and what a sample took stands for all scales. A sample that is
-scored counts as a third of one through a backward pass.
-The rest is arithmetic, so the figures are estimates: good for an hour or a week, not for minutes. What is in the file
-already is kept; --again measures anew.
+and the mean seconds of one run on one core. Runs that differ only in seed, partition, attack, noise or strengths are
+assumed to take the same time. One run of each kind does a few rounds, and a later round is timed. If that would take
+long, a single client with few samples is timed, and the time per sample is used for all scales. A scored sample counts
+as a third of a sample in a backward pass.
+The rest is arithmetic, so the figures are estimates: they tell an hour from a week, not minutes. Figures that are in
+the file already are kept; --again measures them again.
 """
 
 import argparse
@@ -30,13 +32,13 @@ from equipoise.storage.atomic_files import write_json
 from equipoise.storage.run_folder import flatten, read_toml
 
 MOST, CLIENTS = (28, 280, 2800), 1
-"""Of a client's samples, and of the clients, that a trial takes: more where it is over at once."""
+"""Samples per client, and clients, of a trial; the larger numbers are used if a trial is very short."""
 ENOUGH = 0.5
-"""Seconds of a trial's round in which what is done once hardly counts."""
+"""Seconds of a trial's round above which its fixed costs hardly count."""
 QUICK = 3.0
-"""Seconds of a round that is timed as it is."""
+"""Seconds of a round up to which the round itself is timed."""
 START = 2.0
-"""Seconds before a run's first round, as decoded data are kept."""
+"""Seconds before the first round of a run, with decoded data in the cache."""
 _ALIKE = (
     *("seed", "rounds", "participation", "evaluate_every", "checkpoint_every"),
     *("data.partition", "attack", "privacy", "targets"),
@@ -54,7 +56,7 @@ _known: dict[str, tuple[float, float]] = {}
 
 
 def later_round(experiment: Experiment, name: str, federation: Federation) -> tuple[float, float]:
-    """The seconds that it takes, and those of a sample through a backward pass in it; once for each name."""
+    """Return the seconds of a later round, and of one sample in its backward pass, measured once for each name."""
     if name not in _known:
         _known[name] = _timed(experiment, federation)
     return _known[name]
@@ -77,7 +79,7 @@ def _timed(experiment: Experiment, federation: Federation) -> tuple[float, float
     )
     rounds: list[float] = []
     samples = 0
-    while len(rounds) < 3 and sum(rounds) < QUICK:  # the first one is slower; where it is long, not by much
+    while len(rounds) < 3 and sum(rounds) < QUICK:  # the first round is slower; if it is long, not by much
         spent, before = run.counters.seconds, run.counters.gradient_samples
         run.advance()
         rounds.append(run.counters.seconds - spent)
@@ -92,7 +94,7 @@ def seconds(cell: SweepRun, data: Path) -> float:
     federation = experiment.federation(data)
     clients = len(federation) - len(federation.unseen)
     trained = float(np.mean(federation.train.lengths))
-    # A trial with few samples of few clients, where a whole round would take long.
+    # A trial with few samples of few clients, because a whole round may take long.
     for most in MOST:
         most = min(most, experiment.data.dealing.most or most)
         section = replace(experiment.data, dealing=experiment.data.dealing.model_copy(update={"most": most}))
@@ -102,9 +104,8 @@ def seconds(cell: SweepRun, data: Path) -> float:
         if spent > ENOUGH:
             break
     round = spent / CLIENTS / float(np.mean(tried.train.lengths)) * schedule.cohort(clients) * trained
-    stacked = (
-        execution_mode(experiment.engine, experiment_task(experiment, tried)) == "stacked"
-    )  # few samples say little of its speed
+    # Few samples say little about the speed of the stacked mode.
+    stacked = execution_mode(experiment.engine, experiment_task(experiment, tried)) == "stacked"
     if round < (20 * QUICK if stacked else QUICK):
         round, backward = later_round(experiment, kind(experiment) + str(schedule.cohort(clients)), federation)
     scored = (federation.test.lengths.sum() + federation.validation.lengths.sum()) / 3
@@ -114,7 +115,7 @@ def seconds(cell: SweepRun, data: Path) -> float:
 
 
 def alike(cell: SweepRun) -> str:
-    """Of a file, runs for which the same time is reckoned."""
+    """Return a key that is equal for runs of a file that are assumed to take the same time."""
     schedule = cell.experiment.schedule
     return kind(cell.experiment) + json.dumps([schedule.rounds, schedule.participation, schedule.evaluate_every])
 
@@ -141,7 +142,7 @@ def main(given: argparse.Namespace, wanted: Sequence[Exhibit]) -> None:
                     began = time.perf_counter()
                     try:
                         entry = measured(exhibit, part, file, scale, given.data)
-                    except Exception as error:  # data that are not here: the rest is worth having
+                    except Exception as error:  # such as missing data; the other files are still measured
                         print(f"{name} {scale}: {error}", flush=True)
                         continue
                     found.setdefault(name, {})[scale] = entry
@@ -151,8 +152,8 @@ def main(given: argparse.Namespace, wanted: Sequence[Exhibit]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=Path("data"))
-    parser.add_argument("--again", action="store_true", help="measure what was measured before")
-    parser.add_argument("--only", help="of these exhibits: a part of their name")
+    parser.add_argument("--data", type=Path, default=Path("data"), help="folder of data sets")
+    parser.add_argument("--again", action="store_true", help="measure again what was measured before")
+    parser.add_argument("--only", help="measure only exhibits whose name contains this text")
     options = parser.parse_args()
     main(options, [e for e in exhibits(own()).values() if not options.only or options.only in e.id])

@@ -1,7 +1,10 @@
-"""What a round of local training costs, relative to Ditto's: python benchmarks/fedreco.py --data DIR [--dataset NAME]
+"""Measure the time of a round of local training, relative to Ditto's.
 
-The setting of FedReCo's Table 1, one thread a client. Methods take turns in the same process, so that whatever else the
-machine does falls on all of them; the median over the turns of each method's time over Ditto's is printed.
+    python benchmarks/fedreco.py --data DIR [--dataset NAME]
+
+The setting is that of FedReCo's Table 1, with one thread per client. Methods take turns in the same process, so that
+other load on the machine affects all of them alike. For each method the median over turns of its time divided by
+Ditto's is printed.
 """
 
 import argparse
@@ -24,11 +27,11 @@ METHODS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--dataset", default="fashion-mnist")
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--clients", type=int, default=10, help="that take part in a round, of 50")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of data sets")
+    parser.add_argument("--dataset", default="fashion-mnist", help="fashion-mnist or cifar10")
+    parser.add_argument("--turns", type=int, default=3, help="timed rounds of each method")
+    parser.add_argument("--clients", type=int, default=10, help="clients in a round, of 50")
     arguments = parser.parse_args()
     labels = {"fashion-mnist": 4, "cifar10": 2}[arguments.dataset]
     runs = {}
@@ -67,7 +70,7 @@ def main() -> None:
             seconds[name].append(run.counters.seconds - before)
     for name, run in runs.items():
         ratio = median(a / b for a, b in zip(seconds[name], seconds["ditto"], strict=True))
-        print(f"{name:8}  {ratio:.2f} of Ditto's time a round  ({median(seconds[name]):.2f} s)")
+        print(f"{name:8}  {ratio:.2f} of Ditto's time per round  ({median(seconds[name]):.2f} s)")
         run.close()
 
 

@@ -1,9 +1,9 @@
-"""The rule of engine.mode = "auto": rounds of FedAvg in threads against stacked, taking turns in one process.
+"""Test the rule of engine.mode = "auto": time rounds of FedAvg in threads and stacked, in turns in one process.
 
     python benchmarks/modes.py [--rounds 8] [--out FILE.json]
 
-"small" is what the rule compares with its limit: parameters times rows a sample. Figures are medians over rounds, after
-a first one that warms up (and traces).
+"small" is the number that the rule compares with its limit: parameters times rows per sample. Figures are medians over
+rounds, after a first round for warming up (and tracing).
 """
 
 import argparse
@@ -61,8 +61,8 @@ def start(clients, model, batch, mode):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--out")
+    parser.add_argument("--rounds", type=int, default=8, help="timed rounds of each mode")
+    parser.add_argument("--out", help="also write the figures to this JSON file")
     options = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*performance drop.*")
     rows = []
@@ -70,7 +70,7 @@ def main():
         seconds = {"threads": [], "stacked": []}
         for turn in range(options.rounds + 1):
             for mode, taken in seconds.items():
-                # Each way sets torch's number of threads for itself, so both are opened and closed in their turn.
+                # Each mode sets torch's number of threads, so its executor is opened and closed in every turn.
                 if turn == 0:
                     taken.append(start(clients, model, batch, mode))
                 run = taken[0]

@@ -1,10 +1,10 @@
-"""Many clients: a round with 100 of 100,000 against the same cohort out of 1,000, in one run.
+"""Measure many clients: rounds with 100 of 100,000 clients against rounds with 100 of 1,000.
 
     python benchmarks/scale.py [--clients 100000] [--rounds 40] [--out FILE.json]
 
-Ditto with the softmax model; every client has a personal state (31 kB each, 3.1 GB for 100,000), so that all are kept
-in files and few in memory. Rounds of the two federations take turns; checkpoints every 10 rounds are part of the time,
-evaluation is not. Peak memory is that of a process of its own with the large federation alone.
+The method is Ditto with the softmax model. Every client has a personal state (31 kB each, 3.1 GB for 100,000); all
+states are kept in files, and few in memory. Rounds of the two federations take turns; a checkpoint every 10 rounds is
+part of the time, evaluation is not. Peak memory is that of a separate process with the large federation only.
 """
 
 import argparse
@@ -32,7 +32,7 @@ SAMPLES, COHORT, MEMORY_MB = 100, 100, 256
 
 
 def federation(clients):
-    """Every client draws its samples from one pool: what is measured is the number of clients, not of samples."""
+    """Return a federation whose clients draw from one pool, so that only the number of clients counts."""
     rng = np.random.default_rng(0)
     pool = 20_000
     x, y = torch.from_numpy(rng.random((pool, 784), dtype=np.float32)), torch.from_numpy(rng.integers(0, 10, pool))
@@ -79,9 +79,9 @@ def memory_alone(clients, rounds, folder, answer):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=100_000)
-    parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--out", help="also write the JSON here")
+    parser.add_argument("--clients", type=int, default=100_000, help="clients of the large federation")
+    parser.add_argument("--rounds", type=int, default=40, help="timed rounds of each federation")
+    parser.add_argument("--out", help="also write the figures to this JSON file")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         small, large = start(1_000, Path(folder) / "small"), start(options.clients, Path(folder) / "large")
@@ -101,7 +101,7 @@ def main():
     mean = {name: statistics.mean(values) for name, values in times.items()}
     median = {name: statistics.median(values) for name, values in times.items()}
     result = {
-        "what": f"ditto, softmax, {COHORT} clients a round, {SAMPLES} samples each, checkpoint every 10 rounds",
+        "what": f"ditto, softmax, {COHORT} clients per round, {SAMPLES} samples each, checkpoint every 10 rounds",
         "clients": options.clients,
         "round_seconds_of_1000": round(mean["small"], 4),
         "round_seconds": round(mean["large"], 4),

@@ -1,14 +1,14 @@
-"""Training samples a second: Equipoise against the usual simulator style and against the bare ceiling, in one run.
+"""Measure training samples per second: Equipoise against a common simulator style and against the machine's ceiling.
 
     python benchmarks/throughput.py [--seconds 3] [--repeats 3] [--no-compile] [--out FILE.json]
 
-usual    a module and a DataLoader a client, torch.optim, clients one after another, torch's default threads
-ceiling  the same forward, backward and update steps on batches that lie ready in memory, no federation; the better of
-         one worker a core (threads, or processes) and all cores on each operator, and the better of two ways to hold
-         parameters
-equipoise  whole rounds of FedAvg through the simulator, evaluation apart
+usual      one module and one DataLoader per client, torch.optim, one client after another, torch's default threads
+ceiling    the same forward, backward and update steps on batches that are ready in memory, without a federation; the
+           best of one worker per core (threads or processes) and all cores on each operator, each with two ways to
+           hold parameters
+equipoise  whole rounds of FedAvg in the simulator, without evaluation
 
-Every figure is the median over `repeats` turns, in which all contestants take their turn one after another.
+Every figure is the median over `repeats` turns, in each of which all contestants run one after another.
 """
 
 import argparse
@@ -59,9 +59,9 @@ def build(name, shape):
 
 
 def for_seconds(seconds, work, together=lambda: None):
-    """Call `work` (which returns the samples it trained on) until the time is up; samples a second."""
+    """Call `work`, which returns the number of its samples, until the time is over; return samples per second."""
     work()
-    together()  # workers that are measured at once begin at once, or each would be measured alone for a while
+    together()  # parallel workers must start together, or each would run alone for a while
     samples, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         samples += work()
@@ -90,7 +90,7 @@ def usual(name, shape, batch, samples, seconds, threads=CORES):
 
 
 def ready_steps(name, shape, batch, samples, seconds, threads, views, together=lambda: None):
-    """Steps on batches that lie ready, in this thread: samples a second."""
+    """Do steps on batches that are ready in memory, in this thread; return samples per second."""
     torch.set_num_threads(threads)
     module = build(name, shape)
     x, y = make_data(shape, samples)
@@ -98,7 +98,7 @@ def ready_steps(name, shape, batch, samples, seconds, threads, views, together=l
         module, x = module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
     batches = list(zip(x.split(batch), y.split(batch), strict=True))  # of all clients
     parameters = list(module.parameters())
-    if views:  # gradients accumulate in place, one fused update
+    if views:  # gradients accumulate in place, and there is one fused update
         vector = torch.cat([p.detach().flatten() for p in parameters])
         gradient, offset = torch.zeros_like(vector), 0
         for p in parameters:
@@ -132,7 +132,7 @@ _barrier = None
 
 
 def remember(barrier):
-    """In each process of the pool: where its workers wait for one another."""
+    """Store, in each process of the pool, the barrier at which its workers wait for each other."""
     global _barrier
     _barrier = barrier
 
@@ -198,7 +198,7 @@ class Ours:
 def measure(case, pool, seconds, repeats, compiled):
     name, shape, batch, samples = CASES[case]
     ours = {case: Ours(name, shape, batch, samples)}
-    if compiled and name == "softmax":  # larger products gain nothing from it
+    if compiled and name == "softmax":  # larger matrix products gain nothing from compilation
         ours[f"{case}-compiled"] = Ours(name, shape, batch, samples, compiled=True)
     turns = {"usual": [], "usual, one thread": [], **{key: [] for key in ours}}
     ceilings = {}
@@ -235,7 +235,7 @@ def measure(case, pool, seconds, repeats, compiled):
 
 
 def whole_rounds(rounds=5):
-    """Ditto and lenet, 10 of 100 clients a round, all clients evaluated every round."""
+    """Time rounds of Ditto with lenet, 10 of 100 clients per round, all clients evaluated in every round."""
     shape, samples = (3, 32, 32), 60
     fed = federation(shape, samples, clients=100, held_out=20)
     task = Task(build("lenet", shape), fed.sample())
@@ -259,11 +259,11 @@ def whole_rounds(rounds=5):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=2.0, help="length of a turn")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=list(CASES), action="append")
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
-    parser.add_argument("--out", help="also write the JSON here")
+    parser.add_argument("--seconds", type=float, default=2.0, help="length of one turn")
+    parser.add_argument("--repeats", type=int, default=3, help="number of turns")
+    parser.add_argument("--only", choices=list(CASES), action="append", help="measure only this case")
+    parser.add_argument("--no-compile", action="store_true", help="do not measure torch.compile")
+    parser.add_argument("--out", help="also write the figures to this JSON file")
     options = parser.parse_args()
     compiled = not options.no_compile and shutil.which("g++") is not None
     context = multiprocessing.get_context("spawn")

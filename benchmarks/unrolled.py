@@ -1,10 +1,10 @@
-"""Learn2pFed: epochs over messages, against the same network differentiated in one place; solves by factors.
+"""Measure Learn2pFed: epochs with messages against one autograd graph, and solves with and without a factorisation.
 
     python benchmarks/unrolled.py [--epochs 500] [--out FILE.json]
 
-The polynomial task: ten clients of 100 points, ten cells. *Engine* is a run with all its exchanges (forward and back,
-every message checked and counted); *in one place* is plain PyTorch with all clients' data in sight, a solve a cell, and
-autograd over all cells. They take turns.
+The task is the polynomial one: ten clients of 100 points, ten cells. *Engine* is a run with all its exchanges (forward
+and backward, every message checked and counted); *in one place* is plain PyTorch with the data of all clients, one
+solve per cell, and autograd over all cells. The two take turns.
 """
 
 import argparse
@@ -67,9 +67,9 @@ def seconds(work: Callable[[], object], times: int) -> float:
 
 
 def solves() -> dict[str, float]:
-    """The solves of an epoch, a layer with 401 inputs and 10 outputs: with one factorisation, and without.
+    """Time the solves of an epoch with one factorisation and without, for a layer with 401 inputs and 10 outputs.
 
-    Ten cells forward, the same again on the way back, and their adjoints.
+    An epoch has ten cells forward, the same again backward, and their adjoints.
     """
     x = torch.randn(1000, 401)
     xx, xy, q = x.T @ x, x.T @ torch.randn(1000, 10), torch.randn(401, 10)
@@ -80,19 +80,19 @@ def solves() -> dict[str, float]:
         for _ in range(3 * CELLS):
             fit.solved(rho, q)
 
-    def anew() -> None:
+    def every_time() -> None:
         for _ in range(3 * CELLS):
             torch.linalg.solve(xx + rho * eye, rho * q + xy)
 
-    turns = [(seconds(once, 3) / 3, seconds(anew, 3) / 3) for _ in range(TURNS)]
+    turns = [(seconds(once, 3) / 3, seconds(every_time, 3) / 3) for _ in range(TURNS)]
     a, b = (statistics.median(column) for column in zip(*turns, strict=True))
     return {"factorised_once_ms": round(1e3 * a, 2), "a_solve_a_cell_ms": round(1e3 * b, 2), "ratio": round(b / a, 2)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=500)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--epochs", type=int, default=500, help="number of epochs")
+    parser.add_argument("--out", type=Path, help="also write the figures to this JSON file")
     given = parser.parse_args()
     torch.set_num_threads(1)
     run = simulation()

@@ -1,4 +1,4 @@
-"""What `import equipoise` offers."""
+"""The public names of `import equipoise`."""
 
 from equipoise.algorithms import (
     ALGORITHMS,

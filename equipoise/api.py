@@ -1,4 +1,4 @@
-"""The Python interface: any module, any clients' data, one call."""
+"""The Python interface: `train` takes any module and any clients' data."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -58,18 +58,40 @@ def train(
     track: Sequence[str] = (),
     callback: RunCallback | None = None,
 ) -> Result:
-    """Train a federation of `clients` and return every client's model.
+    """Train a federation, and return every client's model.
 
-    `module` is any nn.Module, and `head` the name of the part that personal-head methods keep on the client.
-    `clients` is a list with a pair (x, y), a Dataset or a dictionary of train, validation and test for each.
-    `loss` is "cross-entropy", "squared" or a function (output, target). `unseen` is the part of the clients that is
-    kept out of training, adapts the result to its own data and is scored apart. `attack` makes some clients malicious,
-    `reducer` is how the server averages (each by name, or with its settings, such as eq.SignFlip(fraction=0.5));
-    `privacy` clips and noises what clients send, such as eq.Privacy(clip=1.0, target_epsilon=8.0);
-    `devices` are classes of clients by the iterations of equilibrium layers that they afford;
-    `select` says on which samples the hybrid model is chosen; `targets` are scores whose first round the summary tells.
-    With `out` the run is also written there, and with `resume` it goes on from where it was; `track` names who else is
-    told of its rounds, "tensorboard" or "mlflow".
+    Args:
+        module: any nn.Module; it is copied.
+        clients: one entry per client: a pair (x, y), a Dataset, or a dictionary of train, validation and test. Or a
+            `Federation`, such as `load_data` returns.
+        algorithm: an algorithm with its settings, such as `eq.Ditto(lam=0.1, lr=0.05)`.
+        head: name of the submodule that personal-head methods keep on the client.
+        loss: "cross-entropy", "squared", or a function (output, target).
+        metric: "accuracy", "rmse", "mse" or a `Metric`; by default the one that belongs to the loss.
+        names: names of the clients.
+        split: train, validation and test fractions of clients that come undivided.
+        unseen: fraction of the clients that is kept out of training, adapts the result and is scored separately.
+        seed: seed of all randomness.
+        rounds: number of rounds.
+        participation: clients per round, as a fraction or as a number.
+        attack: makes some clients malicious; a name, or an attack with settings, such as `eq.SignFlip(fraction=0.5)`.
+        reducer: how the server averages; a name, or a reducer with settings.
+        privacy: clips uploads and adds noise, such as `eq.Privacy(clip=1.0, target_epsilon=8.0)`.
+        devices: classes of clients by the iterations of equilibrium layers that they can afford.
+        evaluate_every: rounds between two evaluations.
+        checkpoint_every: rounds between two checkpoints.
+        select: samples on which the hybrid model is chosen, "validation" or "test".
+        targets: scores; the summary reports the first round that reached each.
+        mode: "auto", "threads" or "stacked".
+        workers: number of threads; 0 for all cores.
+        dtype: "float32" or "float64".
+        out: folder to write the run to.
+        resume: continue the run in that folder.
+        track: trackers that are told of the rounds, "tensorboard" or "mlflow"; needs `out`.
+        callback: is called at the beginning, after every round and at the end.
+
+    Returns:
+        The result: models as ordinary modules, and metrics.
     """
     schedule = read(
         Schedule,

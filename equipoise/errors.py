@@ -1,13 +1,13 @@
-"""The errors a user may meet: one sentence each, shown without a traceback by the command line."""
+"""The errors that users may see: one sentence each, shown by the command line without a traceback."""
 
 
 class EquipoiseError(Exception):
-    """Something the user can put right; the message says what is wrong and what would be right."""
+    """An error that the user can fix; the message says what is wrong and what would be right."""
 
 
 class RunFailed(EquipoiseError):
-    """A run that began well and came to nothing: every update has NaN or infinite numbers."""
+    """A run failed after it had started: all updates contain NaN or infinite numbers."""
 
 
 class Interrupted(Exception):
-    """The user asked to stop; everything up to the last whole round is saved."""
+    """The user interrupted the run; everything up to the last complete round is saved."""

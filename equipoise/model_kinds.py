@@ -4,11 +4,11 @@ COLUMNS = ("validation_loss", "validation_metric", "test_loss", "test_metric")
 
 
 HYBRIDS = {"validation": "hybrid", "test": "oracle"}
-"""What the better of personal and global is called, by the samples on which it was chosen."""
+"""The name of the better of personal and global model, by the samples on which it was chosen."""
 
 
 SCORED = ("personal", "consensus", "global")
-"""The kinds of models: a client's own; the same with what all agree on in the place of its copy; one for all."""
+"""The kinds of models: a client's own; the same with the consensus in place of its copy; one for all clients."""
 
 
 KINDS = (*SCORED, *HYBRIDS.values())

@@ -6,16 +6,34 @@ from torch import Tensor
 
 
 def adam(first: Any, second: Any, count: Any, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Its two means after one more gradient, the count-th, and the direction to go (Kingma and Ba, 2015, Alg. 1)."""
+    """Do one step of Adam (Kingma and Ba, 2015, Alg. 1).
+
+    Args:
+        first: running mean of gradients.
+        second: running mean of squared gradients.
+        count: number of gradients, including this one.
+        g: the gradient.
+
+    Returns:
+        The two new means, and the direction of the step.
+    """
     first = 0.9 * first + 0.1 * g
     second = 0.999 * second + 0.001 * g.square()
     return first, second, (first / (1 - 0.9**count)) / ((second / (1 - 0.999**count)).sqrt() + 1e-8)
 
 
 class LocalOptimizer:
-    """A step of SGD, with or without momentum, or Adam, in place, for (P,) and (cohort, P) alike."""
+    """SGD, with or without momentum, or Adam, for vectors of shape (P,) or (cohort, P)."""
 
     def __init__(self, rule: str, lr: float, momentum: float = 0.0, clip: float | None = None):
+        """Create an optimizer with an empty memory.
+
+        Args:
+            rule: "sgd" or "adam".
+            lr: learning rate.
+            momentum: momentum of SGD.
+            clip: largest norm of a gradient.
+        """
         self.lr, self.clip = lr, clip
         self.adam, self.momentum = rule == "adam", momentum
         self.first: Any = 0.0
@@ -23,6 +41,7 @@ class LocalOptimizer:
         self.count = 0
 
     def __call__(self, v: Tensor, g: Tensor) -> None:
+        """Move v by one step against the gradient g, in place."""
         if self.clip is not None:
             g = g * (self.clip / g.norm(dim=-1, keepdim=True).clamp(min=self.clip))
         if self.adam:

@@ -12,12 +12,15 @@ Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 MOST = 1_000_000_000
-"""More of anything cannot be meant; it goes without saying in what is allowed."""
+"""The limit of counts, which only catches mistakes and is not mentioned in the allowed values."""
 Count = Annotated[int, Field(ge=1, le=MOST)]
 
 
 class Settings(BaseModel):
-    """Immutable; unknown keys, wrong types and values out of range are errors. A string under a field explains it."""
+    """Immutable settings, checked when they are created.
+
+    Unknown keys, wrong types and values out of range are errors. A string under a field explains it.
+    """
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
@@ -27,7 +30,7 @@ class Settings(BaseModel):
     def __init__(self, **values: Any) -> None:
         self._check(_tuples(values), type(self).__name__)
 
-    # pydantic's mark of an __init__ that does no more than validate
+    # tells pydantic that this __init__ only validates
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     def _check(self, values: Mapping[str, Any], where: str) -> None:
@@ -37,18 +40,18 @@ class Settings(BaseModel):
             raise EquipoiseError(_sentence(type(self), error, values, where)) from None
 
     def table(self) -> dict[str, Any]:
-        """As it stands in TOML, every default written out; what is off (None) is left out."""
+        """Return the settings as a TOML table, including all defaults; what is None is left out."""
         values = self.model_dump().items()
         return {key: list(v) if isinstance(v, tuple) else v for key, v in values if v is not None}
 
     @classmethod
     def summary(cls) -> str:
-        """The first sentence of the class's documentation."""
+        """Return the first line of the class's docstring."""
         return (cls.__doc__ or "").strip().split("\n")[0]
 
     @classmethod
     def describe(cls) -> list[dict[str, Any]]:
-        """Every parameter with its type, default, allowed range and meaning, for `equipoise list`."""
+        """Return every parameter's name, default, allowed values and meaning, for `equipoise list`."""
         properties = cls.model_json_schema()["properties"] if cls.model_fields else {}
         return [
             {
@@ -89,16 +92,26 @@ S = TypeVar("S", bound=Settings)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """' (did you mean ...?)', or the whole list when nothing is near."""
+    """Return the end of a message about an unknown word: the most similar known word, or all if none is similar."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; there is {', '.join(known) or 'none'}"
+    return f"; did you mean {close[0]!r}?" if close else f"; available: {', '.join(known) or 'none'}"
 
 
 def choose(registry: Mapping[str, type[S]], table: Mapping[str, Any], where: str, key: str = "name") -> tuple[str, S]:
-    """The settings of the thing that `table` names, and its name."""
+    """Read the settings of the registered class that `table` names.
+
+    Args:
+        registry: the classes by their names.
+        table: the settings, with the name.
+        where: the name of the table, for error messages.
+        key: the key of the name in the table.
+
+    Returns:
+        The name, and the settings.
+    """
     if key not in table:
-        raise EquipoiseError(f"{where}.{key} is missing; there is {', '.join(registry)}")
+        raise EquipoiseError(f"{where}.{key} is missing; available: {', '.join(registry)}")
     name = table[key]
     if not isinstance(name, str) or name not in registry:
         raise EquipoiseError(f"{where}.{key} = {name!r} is unknown{nearest(str(name), registry)}")
@@ -107,24 +120,30 @@ def choose(registry: Mapping[str, type[S]], table: Mapping[str, Any], where: str
 
 
 def name_of(registry: Mapping[str, type[S]], settings: S) -> str:
-    """As files name it; what somebody has written themselves goes by the name of its class."""
+    """Return the registered name of settings, or the name of their class if it is not registered."""
     return next((name for name, cls in registry.items() if cls is type(settings)), type(settings).__name__)
 
 
 def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:
-    """`table` as checked settings; what is wrong is told with its full name, `where`.key."""
+    """Read checked settings from a table.
+
+    Args:
+        cls: the class of the settings.
+        table: their values.
+        where: the name of the table; error messages call a setting `where`.key.
+    """
     settings = cls.__new__(cls)
     settings._check(_tuples(table), where)
     return settings
 
 
 def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
-    """TOML has no tuples; fields that are tuples take lists."""
+    """Turn lists into tuples, because TOML has only lists."""
     return {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
 
 
 def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, Any], where: str) -> str:
-    """The first thing that is wrong, and what would be right."""
+    """Return a sentence about the first error: what is wrong, and what would be right."""
     first = error.errors()[0]
     if not first["loc"]:
         return f"{where or cls.__name__} is not allowed: {first['msg'].removeprefix('Value error, ')}"

@@ -1,4 +1,4 @@
-"""Your own module and your own data: a personal model for every client in about ten lines.
+"""Your own module and your own data: a personal model for every client, in about ten lines.
 
 python examples/own_model.py
 """
@@ -11,7 +11,7 @@ import equipoise as eq
 rng = np.random.default_rng(0)
 common = rng.normal(size=(20, 3))
 clients = []
-for _ in range(12):  # twelve hospitals, say: the same task, each with a slant and a size of its own
+for _ in range(12):  # for example hospitals: the same task, each with its own bias and number of samples
     x = rng.normal(size=(rng.integers(40, 120), 20)).astype("float32")
     y = (x @ (common + 0.7 * rng.normal(size=common.shape))).argmax(axis=1)
     clients.append((x, y))

@@ -1,11 +1,11 @@
 """Record what the program does, and compare two recordings: a refactoring must not change any number.
 
     python scripts/behaviour.py record DIR       all algorithms in both modes, a resumed run, a deployment
-    python scripts/behaviour.py resume OLD DIR   finish with this version the run that version OLD was stopped in
+    python scripts/behaviour.py resume OLD DIR   finish with this version a run that the version of OLD started
     python scripts/behaviour.py compare OLD NEW  list every difference; exit code 1 if there is one
 
-Only the command line and the files of run folders are used, so that two versions whose modules have nothing in common
-can be compared. Clocks and memory are left out, and so is what `--help` says beyond the names of commands and options.
+Only the command line and the files of run folders are used, so that two versions with entirely different modules can be
+compared. Times, memory and the wording of `--help` are ignored; the names of options are compared.
 """
 
 import argparse
@@ -107,7 +107,7 @@ def without_clocks(value: Any) -> Any:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """What a run folder holds: numbers as they are, tensors and texts by their digests."""
+    """Return the contents of a run folder: numbers as they are, tensors and texts as digests."""
     found: dict[str, Any] = {}
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         name = str(path.relative_to(folder))
@@ -127,6 +127,7 @@ def contents(folder: Path) -> dict[str, Any]:
 
 
 def record(out: Path) -> None:
+    """Record all algorithms in both modes, a resumed run, a deployment, listings and helps."""
     out = out.resolve()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
@@ -156,7 +157,7 @@ def record(out: Path) -> None:
     helps = {c: program(*c.split(), "--help", cwd=out).stdout for c in COMMANDS}
     begun = ["run", "base.toml", "--set", "algorithm.name=flame", "--out", "begun", "--quiet"]
     program(*begun, "--set", "rounds=4", cwd=out)
-    shutil.copytree(out / "begun", out / "half")  # as a kill in the third round would leave it
+    shutil.copytree(out / "begun", out / "half")  # as if it had been killed in the third round
     (out / "half" / "summary.json").unlink()
     for later in (out / "half" / "checkpoint").glob("*-000004.*"):
         later.unlink()
@@ -177,7 +178,7 @@ def record(out: Path) -> None:
 
 
 def resume(old: Path, out: Path) -> None:
-    """Does this version finish what another one began, with the same bytes?"""
+    """Check that this version finishes a run of another version with the same bytes."""
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     shutil.copy(old / "base.toml", out)
@@ -200,6 +201,7 @@ def differ(a: Any, b: Any, where: str) -> list[str]:
 
 
 def compare(old: Path, new: Path) -> None:
+    """Print every difference between two recordings."""
     a, b = (json.loads((folder / "recorded.json").read_text()) for folder in (old, new))
     wording = [d for part in ("help_text",) for d in differ(a.pop(part), b.pop(part), part)]
     for part in (a, b):
@@ -211,9 +213,7 @@ def compare(old: Path, new: Path) -> None:
     differences = differ(a, b, "")
     print(*differences, sep="\n")
     same = sum(len(v) if isinstance(v, dict) else 1 for v in a["runs"].values())
-    print(
-        f"{len(a['runs'])} runs, {same} files, {len(differences)} differences; wording of {len(wording)} helps differs"
-    )
+    print(f"{len(a['runs'])} runs, {same} files, {len(differences)} differences; {len(wording)} help texts differ")
     sys.exit(bool(differences))
 
 

@@ -1,9 +1,9 @@
-"""Make the excerpt of digits by writer that is shipped in the package, from MNIST and QMNIST's labels.
+"""Make the excerpt of digits by writer that comes with the package, from MNIST and the labels of QMNIST.
 
     python scripts/make_excerpt.py FOLDER_WITH_MNIST_AND_QMNIST_LABELS
 
-The first 60,000 rows of QMNIST's training labels belong to MNIST's training images one to one; their third column is
-the writer. 80 writers are taken evenly over all who wrote at least 60 digits.
+The first 60,000 rows of QMNIST's training labels correspond to MNIST's training images; their third column is the
+writer. The excerpt has 80 writers, selected evenly from all writers with at least 60 digits.
 """
 
 import sys

@@ -1,7 +1,12 @@
-"""Draw docs/report.png, the picture of a report in the README: python scripts/picture_of_report.py REPORT.html
+"""Draw docs/report.png, the picture of a report in the README. Needs Chromium.
 
-The report is that of `equipoise reproduce flame-table3 --only fashion-mnist` and of `equipoise reproduce flame-fig3
---only fashion-mnist --seeds 5`, made by `equipoise report runs/flame --out REPORT.html --title FLAME`. Needs Chromium.
+    python scripts/picture_of_report.py REPORT.html
+
+Make the report with these commands:
+
+    equipoise reproduce flame-table3 --only fashion-mnist
+    equipoise reproduce flame-fig3 --only fashion-mnist --seeds 5
+    equipoise report runs/flame --out REPORT.html --title FLAME
 """
 
 import shutil

@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from tests.support.problems import IN_MODES, KINDS, LeastSquares, registered
+
+# How long an example takes says nothing on a busy machine.
+settings.register_profile("equipoise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("equipoise")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -16,6 +16,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.engine.assembly import experiment_module
 from equipoise.executors.build import execution_mode
 from equipoise.runs import launch
+from tests.support.waiting import LIMIT
 
 RNG = np.random.default_rng(0)
 CLIENTS = [(RNG.normal(size=(20, 4)).astype("float32"), RNG.integers(0, 3, 20)) for _ in range(4)]
@@ -86,7 +87,7 @@ def test_a_loss_of_ones_own(reduction: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "hinge"}, "unknown loss 'hinge'; there is cross-entropy, squared"),
+        ({"loss": "hinge"}, "unknown loss 'hinge'; available: cross-entropy, squared"),
         ({"metric": "f1"}, "unknown metric 'f1'"),
         ({"head": "fc"}, "no parameters under head='fc'"),
         ({"participation": 9}, "participation = 9 is more than the 4 clients"),
@@ -185,4 +186,4 @@ from equipoise import *
 assert Ditto is equipoise.Ditto is equipoise.ALGORITHMS["ditto"]
 assert not hasattr(equipoise, "nothing")
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)

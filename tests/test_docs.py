@@ -29,10 +29,8 @@ from equipoise.reproduction.exhibits import Exhibit, exhibits, find, own
 from equipoise.runs.sweep import expand_sweep
 from equipoise.settings import read
 from equipoise.storage.run_folder import read_toml
-from tests.support.commands import equipoise_command
+from tests.support.commands import ROOT, equipoise_command
 from tests.support.problems import simulation
-
-ROOT = Path(__file__).parent.parent
 
 
 def blocks(file: str, language: str) -> list[str]:
@@ -197,7 +195,7 @@ def test_the_published_counts_of_parameters_are_those_of_the_models() -> None:
 def test_the_example_of_an_equilibrium_learns(capsys: pytest.CaptureFixture) -> None:
     example = runpy.run_path(str(ROOT / "examples" / "equilibrium.py"))
     assert example["main"](epochs=4) > 0.5
-    assert "iterations a sample" in capsys.readouterr().out
+    assert "iterations per sample" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)

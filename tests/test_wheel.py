@@ -6,7 +6,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.support.commands import ROOT
+from tests.support.waiting import LIMIT
 
 
 def test_the_wheel_has_every_module_and_every_file_that_the_program_reads(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ def test_the_wheel_has_every_module_and_every_file_that_the_program_reads(tmp_pa
         tmp_path,
         source,
     ]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    subprocess.run(command, check=True, capture_output=True, timeout=LIMIT)
     [wheel] = tmp_path.glob("*.whl")
     found = set(zipfile.ZipFile(wheel).namelist())
     inside = {str(p.relative_to(ROOT)) for p in (ROOT / "equipoise").rglob("*") if p.is_file()}

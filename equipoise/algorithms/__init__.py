@@ -1,4 +1,4 @@
-"""The registry of algorithms: one file a paper, one line here."""
+"""The registry of algorithms: one file per paper, one line per algorithm here."""
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.cfl import CFL

@@ -1,4 +1,4 @@
-"""Answers from the nearest of a client's own samples, as its model's body sees them."""
+"""Predictions from the nearest of a client's own samples, in the feature space of its model."""
 
 from collections.abc import Sequence
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from equipoise.algorithms.local_data import ClientSamples
 from equipoise.representations.head_features import HeadTargets
 
-_PAIRS = 4 << 20  # distances that are held at once
+_PAIRS = 4 << 20  # number of distances in memory at once
 
 
 class Neighbours:
-    """A client's training samples, laid out by their features: what the head of its model reads."""
+    """A client's training samples, found by their features: what the head of its model reads."""
 
     def __init__(self, module: nn.Module, head: str, x: Tensor, y: Tensor, scale: float = 1.0):
         self.module, self.head, self.scale = module, module.get_submodule(head), scale
@@ -24,7 +24,7 @@ class Neighbours:
 
     @torch.no_grad()
     def answers(self, x: Tensor, ks: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """For each point of x: what the model answers by itself, and what the nearest k samples do, for every k."""
+        """Return the model's own predictions for x and, for every k, those of the nearest k samples."""
         features, outputs = self.points.look(self.module, self.head, x)
         own = outputs if self.classes is None else outputs.softmax(-1)
         at_once = max(1, _PAIRS // len(self.features))
@@ -41,12 +41,12 @@ class Neighbours:
         return found
 
     def mixed(self, own: Tensor, nearest: Tensor, mix: float) -> Tensor:
-        """As outputs of a model: of classes, the logarithms of their probabilities."""
+        """Return the mixture as a model's outputs: for classes, the logarithms of their probabilities."""
         both = (1 - mix) * own + mix * nearest
         return both if self.classes is None else both.clamp(min=torch.finfo(both.dtype).tiny).log()
 
     def best(self, own: ClientSamples, ks: Sequence[int], mixes: Sequence[float]) -> tuple[int, float]:
-        """The k and the weight with the best score on the validation samples, or the first ones if there are none."""
+        """Return the k and the mix that score best on the validation samples, or the first ones if there are none."""
         x, y = own.validation
         if not len(y):
             return ks[0], mixes[0]
@@ -62,7 +62,7 @@ class Neighbours:
 
 
 class Mixed(nn.Module):
-    """A module that answers together with a client's nearest samples."""
+    """A module that mixes its predictions with those of a client's nearest samples."""
 
     def __init__(self, neighbours: Neighbours, k: int, mix: float):
         super().__init__()

@@ -1,7 +1,8 @@
-"""A random projection of long vectors to short ones, the same for all, that costs no more than a pass over the vector.
+"""A random projection of long vectors to short ones, the same for all clients, at the cost of one pass over the vector.
 
-Coordinates are shuffled and dealt to the rows; a row is the sum of its own, each with a random sign, over the root of
-their number. So the rows are orthonormal, and nothing but the shuffled order and the signs is kept.
+The coordinates of a vector are shuffled and distributed over the rows of P. Each entry of the result is the sum of its
+row's coordinates with random signs, divided by the square root of their number. So the rows of P are orthonormal, and
+only the order and the signs are stored.
 """
 
 from functools import lru_cache
@@ -13,7 +14,7 @@ from equipoise import randomness
 
 
 class Projection:
-    """P, with d_sub orthonormal rows of length d: `P(v)` is P v, and `P.back(y)` is its transpose times y."""
+    """The matrix P with d_sub orthonormal rows of length d: `P(v)` is P v, and `P.back(y)` is P' y."""
 
     def __init__(self, d: int, d_sub: int, seed: int):
         rng = randomness.torch_generator(seed, "projection", d, d_sub)
@@ -21,7 +22,7 @@ class Projection:
         order = torch.randperm(d, generator=rng)
         signs = torch.randint(2, (d,), generator=rng) * 2.0 - 1
         self.shape = (d_sub, each)
-        # Rows whose share is one short end with a stand-in of weight zero.
+        # Rows with one coordinate less are padded with an entry of weight zero.
         self.order = torch.zeros(d_sub * each, dtype=torch.int64)
         self.weights = torch.zeros(d_sub * each, dtype=torch.float64)
         rank = torch.arange(d)
@@ -39,9 +40,11 @@ class Projection:
         return dealt.reshape(*v.shape[:-1], *self.shape).sum(-1)
 
     def back(self, y: Tensor) -> Tensor:
+        """Multiply y by the transpose of P."""
         return y.index_select(-1, self.row) * self.weight.to(y.dtype)
 
 
 @lru_cache(maxsize=4)
 def projection(d: int, d_sub: int, seed: int) -> Projection:
+    """Return the projection from d to d_sub dimensions for a seed, from a cache."""
     return Projection(d, d_sub, seed)

@@ -1,4 +1,4 @@
-"""CFL: one model for all, until clients pull apart; then a model for each group of them."""
+"""CFL: one model for all clients until their updates contradict each other, then one model per group of clients."""
 
 from typing import Annotated, ClassVar
 
@@ -13,39 +13,39 @@ from equipoise.state import RoundUploads, State, Upload, Uploads
 
 
 class CFL(Algorithm):
-    """FedAvg within groups of clients, which are split where their updates contradict each other (CFL).
+    """FedAvg within groups of clients, which are split when their updates contradict each other (CFL).
 
-    w: a model a group; delta: a client's update of its group's; a group is split in two when the mean of its updates is
-    short (shorter than eps1: all together stand still) while some are long (eps2: each alone would still move), so that
-    the largest cosine between the updates of two clients on different sides is smallest.
+    w: one model per group; delta: a client's update of its group's model. A group is split in two when the mean of its
+    updates is short (below eps1: the group has converged) while some of them are long (above eps2: single clients have
+    not). The split minimises the largest cosine between updates of clients on different sides.
     """
 
     paper: ClassVar[str] = "Sattler et al., Clustered Federated Learning, 2020, Algorithms 1 and 3"
 
     eps1: Positive = 0.4
-    "a group is split when the norm of its mean update is below this ..."
+    "norm of a group's mean update below which it may be split"
     eps2: Positive = 1.6
-    "... and the norm of its longest update above this"
+    "norm of a group's longest update above which it may be split; both conditions must hold"
     gamma_max: Fraction = 0.0
-    "split only if sqrt((1 - the largest cosine across) / 2) is above this, which says how noisy updates may be"
+    "bound on the noise of updates; a split needs sqrt((1 - largest cosine across it) / 2) above this"
     quiet: Annotated[int, Field(ge=0, le=1_000_000)] = 20
-    "rounds before the first split"
+    "number of rounds before the first split"
     groups: Count = 8
-    "most groups"
+    "largest number of groups"
 
     def init_server(self, start: Start) -> State:
         own = start.w0.new_zeros(start.clients)
         return State(
             w=start.w0.expand(self.groups, -1).clone(),
-            group=own,  # of each client, by its number
-            delta=start.w0.new_zeros((start.clients, start.space.size)),  # the last one of each; zero if there is none
+            group=own,  # group of each client, by its number
+            delta=start.w0.new_zeros((start.clients, start.space.size)),  # last update of each client, or zero
             round=own.new_zeros(1),
         )
 
     def broadcast(self, server: State, client: int) -> State:
         if client < len(server.group):
             return State(w=server.w[int(server.group[client])])
-        return State(w=self.global_model(server))  # of a newcomer nobody knows the group
+        return State(w=self.global_model(server))  # the group of a newcomer is not known
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         delta = data.descend(down.w) - down.w
@@ -74,11 +74,11 @@ class CFL(Algorithm):
         return State(w=w, group=group, delta=delta, round=after)
 
     def _apart(self, delta: Tensor) -> Tensor:
-        """Which of these clients form the second half, if there are two halves at all."""
+        """Return a mask of the clients on the second side of the best split; all False if it is not good enough."""
         unit = torch.nn.functional.normalize(delta.double(), dim=-1)
         cosines = unit @ unit.T
-        side = torch.arange(len(delta))  # the most alike are joined until two sides are left; then nothing across is
-        rows, columns = torch.triu_indices(len(delta), len(delta), offset=1)  # more alike than the next pair would be
+        side = torch.arange(len(delta))  # the most similar are joined until two sides are left (single linkage), which
+        rows, columns = torch.triu_indices(len(delta), len(delta), offset=1)  # minimises the largest cosine across
         for k in cosines[rows, columns].argsort(descending=True, stable=True).tolist():
             one, other = side[rows[k]].item(), side[columns[k]].item()
             if one != other:
@@ -97,5 +97,5 @@ class CFL(Algorithm):
         return data.descend(down.w, epochs=self.adapt_epochs)
 
     def global_model(self, server: State) -> Tensor:
-        """The mean over clients of their groups' models."""
+        """Return the mean over clients of their groups' models."""
         return server.w[server.group.long()].mean(0)

@@ -1,4 +1,4 @@
-"""Ditto: a personal model beside the global one, pulled towards it."""
+"""Ditto: a global model, and personal models pulled towards it."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class Ditto(Algorithm):
-    """A global model by FedAvg and, beside it, personal models pulled towards it; lam = 0 is Local.
+    """A global model trained by FedAvg, and personal models pulled towards it; lam = 0 is Local (Ditto).
 
     w: the global model; w_i: client i's copy of it; v: its personal model.
     """
@@ -19,11 +19,11 @@ class Ditto(Algorithm):
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
 
     lam: NonNegative = 1.0
-    "strength of the pull of the personal model towards the global one"
+    "strength of the pull of the personal model towards the global model"
     personal_lr: Positive | None = None
-    "learning rate of the personal model; lr where it is not given"
+    "learning rate of the personal model; by default lr"
     personal_epochs: Count | None = None
-    "passes that train the personal model; epochs where it is not given"
+    "passes that train the personal model; by default epochs"
 
     def init_server(self, start: Start) -> State:
         return State(w=start.w0)

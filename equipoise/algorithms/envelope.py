@@ -1,4 +1,4 @@
-"""What methods share whose personal models minimise f(theta) + lam/2 ||theta - w||^2: a Moreau envelope."""
+"""The base of algorithms whose personal models minimise f(theta) + lam/2 ||theta - w||^2, a Moreau envelope."""
 
 from torch import Tensor
 
@@ -9,16 +9,16 @@ from equipoise.state import State
 
 
 class Envelope(Algorithm):
-    """A personal model theta, kept by the client, pulled towards w.
+    """A personal model theta, kept by the client and pulled towards w.
 
-    What of a model takes part in the agreement is `seen`: all of it, or a projection (`lp_proj.py`).
+    What clients agree on is `seen`: the whole model, or a projection of it (`lp_proj.py`).
     """
 
     lam: Positive = 1.0
-    "strength of the pull of the personal model towards the client's copy of the global one"
+    "strength of the pull of the personal model towards the client's copy of the global model"
 
     def pull(self, theta: Tensor, w: Tensor, data: LocalData) -> Tensor:
-        """The gradient of lam/2 ||theta - w||^2."""
+        """Return the gradient of lam/2 ||seen(theta) - w||^2."""
         return self.back(self.lam * (self.seen(theta, data.seed) - w), data)
 
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
@@ -32,12 +32,13 @@ class Envelope(Algorithm):
         return server.w
 
     def seen(self, theta: Tensor, seed: int) -> Tensor:
+        """Return what clients agree on: the model, or a projection of it."""
         return theta
 
     def back(self, pull: Tensor, data: LocalData) -> Tensor:
-        """From the space of what is seen to that of the model: the transpose of `seen`."""
+        """Apply the transpose of `seen`, from the space of what is seen to that of the model."""
         return pull
 
     def begins(self, client: State, down: State) -> Tensor:
-        """Where the model of a client that took no part begins."""
+        """Return the model that a client which took no part in training adapts."""
         return down.w

@@ -1,4 +1,4 @@
-"""FedADMM: one model for all, agreed upon by ADMM."""
+"""FedADMM: one global model, on which clients agree by ADMM."""
 
 from typing import ClassVar, Literal
 
@@ -14,19 +14,19 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedADMM(TrainsOtherModel, UsesLastUploads, Algorithm):
-    """One model for all on which clients agree by ADMM; without duals and rho, if all take part, it is FedAvg.
+    """One global model on which clients agree by ADMM; dual = false and rho = 0 is FedAvg if all take part (FedADMM).
 
-    theta: the client's model; w: the global one; pi: the dual of theta = w; u: what is sent; alpha = 1 / clients.
+    theta: the client's model; w: the global model; pi: the dual of theta = w; u: what is sent; alpha = 1 / clients.
     """
 
     paper: ClassVar[str] = "Zhou and Li, Federated Learning via Inexact ADMM, TPAMI 2023; FLAME, Eq. 19"
 
     rho: NonNegative = 0.1
-    "strength of the agreement; above 0 where there are duals"
+    "strength of the pull of the clients' models towards the global model; above 0 with duals"
     dual: bool = True
-    "have duals; without them rho is a proximal term"
+    "use dual variables; without them rho is the weight of a proximal term"
     begin: Literal["global", "own"] = "global"
-    "where local training begins: at the global model, or at the client's last"
+    "start of local training: the global model, or the client's last model"
 
     def model_post_init(self, _: object) -> None:
         if self.dual and not self.rho:
@@ -44,7 +44,7 @@ class FedADMM(TrainsOtherModel, UsesLastUploads, Algorithm):
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w, pi, rho, alpha = down.w, client.pi, self.rho, 1 / client.clients
-        # The smallest alpha f(theta) + <pi, theta - w> + rho/2 ||theta - w||^2, divided by alpha.
+        # Minimise alpha f(theta) + <pi, theta - w> + rho/2 ||theta - w||^2, divided by alpha.
         theta = data.descend(
             w if self.begin == "global" else client.theta,
             pull=lambda theta: (pi + rho * (theta - w)) / alpha,

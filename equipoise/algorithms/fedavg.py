@@ -1,4 +1,4 @@
-"""FedAvg: one model for all, the mean of what the clients make of it."""
+"""FedAvg: one global model, the mean of the models that clients train from it."""
 
 from typing import ClassVar
 
@@ -10,9 +10,9 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedAvg(Algorithm):
-    """Federated averaging: local training from the global model, then the mean weighted by samples.
+    """Federated averaging: local training from the global model, then a mean weighted by numbers of samples.
 
-    w: the global model; w_i: client i's; n_i: its number of samples.
+    w: the global model; w_i: client i's model; n_i: its number of samples.
     """
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017, Alg. 1"

@@ -1,4 +1,4 @@
-"""FedAvg+FT: the global model, fine-tuned by every client for itself."""
+"""FedAvg+FT: FedAvg's global model, fine-tuned by every client on its own data."""
 
 from typing import ClassVar
 
@@ -12,13 +12,13 @@ from equipoise.state import State
 
 
 class FedAvgFT(FedAvg):
-    """FedAvg, then every client trains the global model on its own data; what it learns so is never sent."""
+    """FedAvg, then every client fine-tunes the global model on its own data; the result is never sent."""
 
     paper: ClassVar[str] = "Yu et al., Salvaging Federated Learning by Local Adaptation, 2020"
     trains_as: ClassVar[type[Algorithm] | None] = FedAvg
 
     finetune_epochs: Count = 1
-    "passes over the client's data that make the global model its own"
+    "passes over the client's data that fine-tune the global model"
 
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.descend(down.w, epochs=self.finetune_epochs)

@@ -1,4 +1,4 @@
-"""FedBABU: a body for all, learned with a head that never learns; the head is everybody's own, at the end."""
+"""FedBABU: a common body, trained with a fixed random head; every client fine-tunes the result."""
 
 from typing import ClassVar
 
@@ -12,19 +12,19 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedBABU(Algorithm):
-    """Only the body is trained and averaged, with the head as it was drawn; then every client fine-tunes for itself.
+    """The body is trained and averaged with a fixed random head; then every client fine-tunes the model (FedBABU).
 
-    theta_ext: the common body; theta_cls: the head that all begin with. With an empty head this is FedAvg+FT.
+    theta_ext: the common body; theta_cls: the initial head, the same for all. With an empty head it is FedAvg+FT.
     """
 
     paper: ClassVar[str] = "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
 
     finetune_epochs: Count = 5
-    "passes over the client's data that make the global model its own"
+    "passes over the client's data that fine-tune the global model"
     finetune_part: Part = "all"
-    "what they train: all, head or body"
+    "part of the model that is fine-tuned: all, head or body"
     finetune_lr: Positive | None = None
-    "learning rate of fine-tuning; lr where it is not given"
+    "learning rate of fine-tuning; by default lr"
 
     @property
     def requires(self) -> Requirements:

@@ -1,4 +1,4 @@
-"""FedCR: representations are random, and those of a class are distributed alike at all clients."""
+"""FedCR: random representations, with the same distribution of a class at all clients."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -16,7 +16,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class Divergence(LossTerm):
-    """KL(r(z|y) | p(z|x)), both normal with independent coordinates."""
+    """The divergence KL(r(z|y) || p(z|x)) of normal distributions with independent coordinates."""
 
     @staticmethod
     def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
@@ -27,16 +27,16 @@ class Divergence(LossTerm):
 
 
 class FedCR(Algorithm):
-    """Random representations z, normal given x; those of a class are drawn to what all clients' samples of it say.
+    """Random representations, pulled towards one distribution per class that all clients share (FedCR).
 
-    phi: the common body, which gives the mean and the spread of z; h: a client's head; p(z|x): what the body makes of a
-    sample; r(z|y): the product of the p(z|x) of all samples of a class, of all clients, and of a standard normal one.
+    phi: the common body, which gives mean and standard deviation of the representation z; h: a client's head; p(z|x):
+    the normal distribution of z given x; r(z|y): the product of p(z|x) of all clients' samples of class y, and N(0, 1).
     """
 
     paper: ClassVar[str] = "Zhang et al., FedCR: Across-Client Common Representation, ICML 2023; KL as in its code"
 
     beta: NonNegative = 1e-4
-    "strength of the pull of p(z|x) to r(z|y)"
+    "strength of the pull of p(z|x) towards r(z|y)"
 
     @property
     def requires(self) -> Requirements:
@@ -71,7 +71,7 @@ class FedCR(Algorithm):
         return State(h=data.space.head(w)), Upload(message, reference=State(phi=down.phi), weight=data.size)
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
-        # Densities multiply, so what their exponents are made of adds up; a standard normal one is among them.
+        # In a product of normal densities natural parameters add up; those of the standard normal one are 1 and 0.
         total = reduce(uploads.only("precision", "shift"))
         precision = 1 + len(uploads) * total.precision.clamp(min=0)  # noise may make it negative
         mean = len(uploads) * total.shift / precision
@@ -85,7 +85,7 @@ class FedCR(Algorithm):
 
 
 def _natural(h: Tensor) -> Tensor:
-    """The natural parameters of p(z|x): its precision, and its mean times it."""
+    """Return the natural parameters of p(z|x): the precision, and the mean times the precision."""
     mean, sd = normal(h)
     precision = sd**-2
     return torch.cat([precision, mean * precision], dim=-1)

@@ -1,4 +1,4 @@
-"""FeDEQ: a shared representation, agreed upon by ADMM, and heads of one's own."""
+"""FeDEQ: a shared body, on which clients agree by ADMM, and personal heads."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -14,24 +14,24 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FeDEQ(HasConsensusModel, UsesLastUploads, Algorithm):
-    """Clients agree by ADMM on the body, an equilibrium or any other, and keep their heads (FeDEQ).
+    """Clients agree by ADMM on the body, with or without an equilibrium layer, and keep personal heads (FeDEQ).
 
-    theta: the consensus on the body; theta_i: the client's copy of it; lam_i: the dual of theta_i = theta; w_i: its
-    head; rho: strength of the agreement. Personal models have theta_i, consensus models theta in its place.
+    theta: the consensus on the body; theta_i: the client's copy of it; lam_i: the dual of theta_i = theta; w_i: the
+    client's head; rho: the penalty parameter. Personal models contain theta_i, consensus models theta instead.
     """
 
     paper: ClassVar[str] = "FeDEQ: a shared equilibrium representation learned by ADMM consensus, Algorithm 1"
 
     rho: Positive = 0.01
-    "strength of the pull of the copies towards each other"
+    "strength of the pull of the copies towards the consensus"
     average: Literal["plain", "dual"] = "plain"
-    "plain: the mean of the round's theta_i, as printed; dual: of all clients' last theta_i + lam_i / rho, exact ADMM"
+    "plain: mean of the round's theta_i, as in the paper; dual: mean of all clients' last theta_i + lam_i / rho"
     begin: Literal["own", "consensus"] = "own"
-    "where a round's training of theta_i begins: at the client's own, as printed, or at the consensus that it received"
+    "start of a round's training of theta_i: the client's own theta_i, as in the paper, or the received consensus"
     head_epochs: Count = 3
-    "passes that fit the head to the consensus, before the body's"
+    "passes that fit the head to the consensus, before those that train the body"
     head_lr: Positive | None = None
-    "learning rate of the head; lr where it is not given"
+    "learning rate of the head; by default lr"
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 5
     "passes over the client's training data in a round that train the body"
 
@@ -51,7 +51,7 @@ class FeDEQ(HasConsensusModel, UsesLastUploads, Algorithm):
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         theta, rho = down.theta, self.rho
-        v = data.descend(  # line 8: w_i on L_i(theta, .), the received theta standing still
+        v = data.descend(  # line 8: w_i on L_i(theta, .), with the received theta fixed
             data.space.join(theta, client.w_i), part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1
         )
         w_i = data.space.head(v)
@@ -65,7 +65,7 @@ class FeDEQ(HasConsensusModel, UsesLastUploads, Algorithm):
         kept = State(theta_i=theta_i, lam_i=lam_i, w_i=w_i)
         if self.average == "plain":
             return kept, Upload(State(theta=theta_i), reference=down)
-        before = State(theta=client.theta_i + client.lam_i / rho)  # its last message
+        before = State(theta=client.theta_i + client.lam_i / rho)  # the client's last message
         return kept, Upload(State(theta=theta_i + lam_i / rho), reference=before)
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:

@@ -1,4 +1,4 @@
-"""FedPAC: features of a class lie together at all clients, and heads are put together from those that help."""
+"""FedPAC: features of a class are aligned across clients, and each head is a combination of the heads that help it."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -16,7 +16,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class Alignment(LossTerm):
-    """R: how far features lie from their class's centre."""
+    """R: the squared distance of features from the centre of their class."""
 
     @staticmethod
     def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
@@ -24,20 +24,20 @@ class Alignment(LossTerm):
 
 
 class FedPAC(Algorithm):
-    """A common extractor whose features are pulled to common centres of the classes; a head made of several clients'.
+    """A common extractor, features pulled towards common class centres, and combined heads (FedPAC).
 
-    theta: the extractor; phi_i: client i's head; c: the classes' centres over all clients; mu_i: the client's own, each
-    times the class's share of its samples; V_i: the variance of its features; alpha_ij: how much of phi_j is in phi_i.
+    theta: the extractor; phi_i: client i's head; c: the class centres over all clients; mu_i: the client's own, each
+    times the class's share of its samples; V_i: the variance of its features; alpha_ij: the weight of phi_j in phi_i.
     """
 
     paper: ClassVar[str] = "Xu et al., Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023"
 
     lam: NonNegative = 1.0
-    "strength of the pull of features to their class's centre"
+    "strength of the pull of features towards the centre of their class"
     head_epochs: Count = 1
-    "passes that train the head, before the extractor's"
+    "passes that train the head, before those that train the extractor"
     head_lr: Positive | None = None
-    "learning rate of the head; lr where it is not given"
+    "learning rate of the head; by default lr"
 
     @property
     def requires(self) -> Requirements:
@@ -47,19 +47,19 @@ class FedPAC(Algorithm):
         classes, width = start.outputs, start.point(HEAD).width
         return State(
             theta=start.space.body(start.w0),
-            phi=start.space.head(start.w0).expand(start.clients, -1).clone(),  # of each client, by its number
+            phi=start.space.head(start.w0).expand(start.clients, -1).clone(),  # head of each client, by its number
             c=start.w0.new_zeros((classes, width)),
             known=start.w0.new_zeros(classes),
         )
 
     def broadcast(self, server: State, client: int) -> State:
-        newcomer = client >= len(server.phi)  # nobody knows what suits it
+        newcomer = client >= len(server.phi)  # no combination is known for it
         phi = server.phi.mean(0) if newcomer else server.phi[client]
         return State(theta=server.theta, phi=phi, c=server.c, known=server.known)
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w = data.space.join(down.theta, down.phi)
-        mu, V = self._statistics(w, data)  # of the extractor as it came
+        mu, V = self._statistics(w, data)  # with the extractor as received
         w = data.descend(w, part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1)
         pull = Alignment(given=State(c=down.c, weight=self.lam * down.known))
         w = data.descend(w, part="body", term=pull if self.lam else None)
@@ -98,10 +98,9 @@ def _with_count(h: Tensor) -> Tensor:
 
 
 def combination(mu: Sequence[Tensor], V: Sequence[Tensor]) -> Tensor:
-    """alpha, a row a client: the weights with the least expected error of a head put together with them.
+    """Return alpha, one row per client: the weights that minimise the expected error of the combined head.
 
-    Row i is the smallest sum_j alpha_j^2 V_j + |sum_j alpha_j (mu_i - mu_j)|^2 over weights that are not negative and
-    sum to one.
+    Row i minimises sum_j alpha_j^2 V_j + |sum_j alpha_j (mu_i - mu_j)|^2 over non-negative weights that sum to one.
     """
     from scipy.optimize import nnls
 
@@ -113,8 +112,8 @@ def combination(mu: Sequence[Tensor], V: Sequence[Tensor]) -> Tensor:
         P = np.diag(variance) + apart @ apart.T
         values, vectors = np.linalg.eigh(P / max(np.trace(P), 1e-300) * len(mu))
         root = np.sqrt(values.clip(min=0))[:, None] * vectors.T
-        # On rays a quadratic form is q t^2, and min over t of q t^2 + (t - 1)^2 grows with q: with one more row that
-        # asks for the sum one, the ray of the smallest without a condition on the sum is that of the smallest with it.
+        # For weights of sum t in a fixed direction the form is q t^2, and min over t of q t^2 + (t - 1)^2 grows with
+        # q. So least squares with one more row, which asks for the sum one, finds the best direction.
         alpha, _ = nnls(np.vstack([root, np.ones(len(mu))]), np.append(np.zeros(len(mu)), 1.0))
         row[:] = alpha / alpha.sum()
     return torch.from_numpy(found)

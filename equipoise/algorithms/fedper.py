@@ -1,4 +1,4 @@
-"""FedPer: a common body, a head of one's own, trained together."""
+"""FedPer: a common body and personal heads, trained together."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedPer(Algorithm):
-    """The body is averaged, the head never leaves the client; both are trained at once.
+    """The body is averaged, the head never leaves the client, and both are trained together (FedPer).
 
     w_b: the common body; w_p: a client's head.
     """

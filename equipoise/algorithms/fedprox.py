@@ -1,4 +1,4 @@
-"""FedProx: FedAvg whose clients are held near the global model."""
+"""FedProx: FedAvg with a proximal term that keeps clients near the global model."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from equipoise.state import State, Upload
 class FedProx(FedAvg):
     """FedAvg with the proximal term mu/2 ||w_i - w||^2 in every client's loss; mu = 0 is FedAvg.
 
-    w: the global model; w_i: client i's.
+    w: the global model; w_i: client i's model.
     """
 
     paper: ClassVar[str] = "Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020, Eq. 2"

@@ -1,4 +1,4 @@
-"""FedReCo: everybody's own model, and consensus on what the models make of samples, not on their parameters."""
+"""FedReCo: personal models, and consensus on their representations of samples instead of their parameters."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,21 +17,21 @@ from equipoise.state import State, Upload, Uploads
 
 
 class Discord(LossTerm):
-    """H: how far the representations of two extractors lie apart."""
+    """H: the squared distance between the representations of two extractors."""
 
     @staticmethod
     def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
-        """The squared distance, at each of the places as much as given.weight says."""
+        """Return the sum of squared distances over the representation points, weighted by given.weight."""
         apart = [(a - b).square().sum(-1) for a, b in zip(h, probed, strict=True)]
         return torch.stack(apart, dim=-1) @ given.weight
 
 
 class FedReCo(HasConsensusModel, Algorithm):
-    """Representations are pulled towards those of a common probe, which moves to meet them; models are never shared.
+    """Representations are pulled towards those of a common probe, which follows them; models stay private (FedReCo).
 
-    u_i, v_i: client i's extractor and head; u_0: the probe, an extractor as well; h: the representation of a sample;
-    H_i: the mean over the client's samples of |h(u_i) - h(u_0)|^2, of which only the gradient in u_0 is sent.
-    lam = 0 is Local, head and extractor in turn.
+    u_i, v_i: client i's extractor and head; u_0: the probe, which is an extractor too; h: the representation of a
+    sample; H_i: the mean over the client's samples of |h(u_i) - h(u_0)|^2, of which only the gradient in u_0 is sent.
+    lam = 0 is Local, with head and extractor trained in turn.
     """
 
     paper: ClassVar[str] = "Consensus Optimization at Representation (FedReCo), 2023, Alg. 1"
@@ -39,17 +39,17 @@ class FedReCo(HasConsensusModel, Algorithm):
     lam: NonNegative = 0.01
     "strength of the pull of a client's representations towards the probe's"
     server_lr: NonNegative = 0.001
-    "learning rate of the probe (eta_0); 0 leaves it as it began"
+    "learning rate of the probe (eta_0); 0 keeps the initial probe"
     head_epochs: Count = 1
-    "passes that train the head, before the extractor's"
+    "passes that train the head, before those that train the extractor"
     head_lr: Positive | None = None
-    "learning rate of the head; lr where it is not given"
+    "learning rate of the head; by default lr"
     sent_batches: Count = 1
-    "batches of which the gradient is made that is sent"
+    "number of batches used for the gradient that is sent"
     variance_reduction: bool = False
-    "correct the pull of each batch by what it is amiss where the round began (partial variance reduction)"
+    "correct the pull on each batch by its error at the start of the round (partial variance reduction)"
     split: tuple[str, ...] = ()
-    "submodule whose output is the representation, in place of what the head reads; of several, clients take turns"
+    "submodule whose output is the representation, instead of the head's input; with several, clients take turns"
 
     @property
     def requires(self) -> Requirements:
@@ -60,7 +60,7 @@ class FedReCo(HasConsensusModel, Algorithm):
         return self.split or (HEAD,)
 
     def _reaches(self, of: Start | LocalData) -> Tensor:
-        """A row a place to split: which parameters its extractor has."""
+        """Return one row per representation point: the mask of its extractor's parameters."""
         return torch.stack([of.point(name).reach for name in self._at])
 
     def init_server(self, start: Start) -> State:
@@ -77,15 +77,15 @@ class FedReCo(HasConsensusModel, Algorithm):
 
     @staticmethod
     def _mine(down: State) -> Tensor:
-        """How much each place to split counts for the client: 1 or 0."""
+        """Return the weight of each representation point for the client: 1 or 0."""
         return down.get("mine", torch.ones(*down.u_0.shape[:-1], 1, dtype=down.u_0.dtype))
 
     def _own(self, down: State, data: LocalData) -> Tensor:
-        """Which parameters the client's extractor has: 1 or 0."""
+        """Return the mask of the client's extractor's parameters: 1 or 0."""
         return self._mine(down) @ self._reaches(data).to(down.u_0.dtype)
 
     def _parts(self, down: State, data: LocalData) -> tuple[dict[str, Any], dict[str, Any]]:
-        """What of the vector is v_i and what u_i, for `descend`: slices, if that is what they are."""
+        """Return v_i and u_i as arguments of `descend`: by name if they are the head and the body, else as masks."""
         reaches, body = self._reaches(data), torch.zeros(data.space.size, dtype=torch.bool)
         body[data.space.part("body")] = True
         if len(reaches) == 1 and torch.equal(reaches[0], body):
@@ -94,13 +94,13 @@ class FedReCo(HasConsensusModel, Algorithm):
         return {"part": 1 - u}, {"part": u}
 
     def _with_probe(self, w: Tensor, down: State, data: LocalData) -> Tensor:
-        """w with the probe in the place of the client's extractor."""
+        """Return w with the probe in place of the client's extractor."""
         probe = w.clone()
         probe[..., self._reaches(data).any(0)] = down.u_0.expand(*w.shape[:-1], -1)
         return torch.where(self._own(down, data) > 0, probe, w)
 
     def _local(self, w: Tensor, down: State, data: LocalData, epochs: int | None = None) -> Tensor:
-        """Alg. 1, lines 8 to 17."""
+        """Train head and extractor (Alg. 1, lines 8 to 17)."""
         v, u = self._parts(down, data)
         w = data.descend(w, **v, epochs=epochs or self.head_epochs, lr=self.head_lr, stream=1)
         if self.lam == 0 or not down.u_0.shape[-1]:
@@ -113,8 +113,8 @@ class FedReCo(HasConsensusModel, Algorithm):
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w = self._local(client.w, down, data)
         if not down.u_0.shape[-1]:
-            return State(w=w), Upload(State(g=torch.zeros_like(down.u_0)))  # a model that is all head
-        # H is the same seen from both sides: its gradient in u_0 is that at u_0 of the distance from u_i.
+            return State(w=w), Upload(State(g=torch.zeros_like(down.u_0)))  # the whole model is head
+        # H is symmetric: its gradient in u_0 is the gradient, at u_0, of the distance from u_i.
         H = Discord(self._at, w, State(weight=self._mine(down)))
         g = data.term_gradient(H, self._with_probe(w, down, data), steps=self.sent_batches, stream=2)
         return State(w=w), Upload(State(g=g[..., self._reaches(data).any(0)]))

@@ -1,4 +1,4 @@
-"""FedRep: a common representation; the head is fitted to it first, then the body is moved."""
+"""FedRep: a common body; every client first fits its head to it, then trains the body."""
 
 from typing import ClassVar
 
@@ -11,17 +11,17 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedRep(Algorithm):
-    """Many passes on the head with the body fixed, then the body with the head fixed; only the body is sent.
+    """Clients train the head with the body fixed, then the body with the head fixed; only the body is sent (FedRep).
 
-    phi: the common representation (body); h: a client's head. With an empty head this is FedAvg.
+    phi: the common representation (body); h: a client's head. With an empty head it is FedAvg.
     """
 
     paper: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021, Alg. 1"
 
     head_epochs: Count = 1
-    "passes that fit the head, before the body's"
+    "passes that fit the head, before those that train the body"
     head_lr: Positive | None = None
-    "learning rate of the head; lr where it is not given"
+    "learning rate of the head; by default lr"
 
     @property
     def requires(self) -> Requirements:

@@ -1,4 +1,4 @@
-"""FL-DEQ: federated averaging in which a client counts by how many iterations of its equilibrium it can afford."""
+"""FL-DEQ: federated averaging weighted by the equilibrium iterations that each client can afford."""
 
 from typing import ClassVar, Literal
 
@@ -10,15 +10,15 @@ from equipoise.state import State, Upload
 
 
 class FlDEQ(FedAvg):
-    """FedAvg for devices of unequal power: each counts by its iterations, which [devices] sets (FL-DEQ).
+    """FedAvg for devices of unequal power, weighted by their numbers of iterations, which [devices] sets (FL-DEQ).
 
-    theta (here w): the global model; k_n: most iterations of a solve that client n affords.
+    theta (here w): the global model; k_n: the iteration limit of equilibrium solves on client n.
     """
 
     paper: ClassVar[str] = "FL-DEQ: equilibrium models in federated averaging, Eq. 14"
 
     fusion: Literal["iterations", "plain"] = "iterations"
-    "what a client counts by in the average: its iterations k_n, or all clients equally"
+    "weight of a client in the average: its iteration limit k_n, or the same for all"
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         theta_n = data.descend(down.w)

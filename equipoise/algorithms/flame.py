@@ -1,4 +1,4 @@
-"""FLAME: Moreau envelopes, agreed upon by ADMM."""
+"""FLAME: Moreau envelopes solved by ADMM."""
 
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
@@ -16,24 +16,24 @@ from equipoise.state import State, Upload, Uploads
 
 
 class Flame(UsesLastUploads, Envelope):
-    """Personal models near copies of a global one, on which all clients agree by ADMM (FLAME).
+    """Personal models near copies of a global model, on which all clients agree by ADMM (FLAME).
 
     theta: the personal model; w_i: the client's copy of the global model w; pi: the dual of w_i = w; u: what is sent;
-    alpha: the client's weight; lam: strength of the Moreau envelope; rho: of the agreement.
+    alpha: the client's weight; lam: strength of the Moreau envelope; rho: the penalty parameter of ADMM.
     """
 
     paper: ClassVar[str] = "FLAME: Moreau envelopes solved by ADMM, Algorithm 1"
 
     rho: Positive = 0.1
-    "strength of the pull of the copies towards each other"
+    "strength of the pull of the copies towards the global model"
     alpha: Literal["equal", "samples"] = "equal"
-    "a client's weight in the objective: 1 / clients, or its part of all samples"
+    "a client's weight in the objective: 1 / clients, or its share of all samples"
     epsilon: NonNegative = 0.0
-    "local training goes on until the squared gradient of its objective is at most this; 0: for `epochs` passes"
+    "squared norm of the local objective's gradient at which local training stops; 0: train for `epochs` passes"
     nu: Annotated[float, Field(gt=0, lt=1)] = 0.9
-    "by which epsilon shrinks each time that a client takes part"
+    "factor by which epsilon shrinks each time a client takes part"
     most_epochs: Count = 50
-    "passes in a round after which a client stops though epsilon is not reached"
+    "largest number of passes in a round, if epsilon is not reached before"
 
     @property
     def requires(self) -> Requirements:
@@ -75,7 +75,7 @@ class Flame(UsesLastUploads, Envelope):
     def _inexact(
         self, theta: Tensor, pull: Callable[[Tensor], Tensor], alpha: Tensor, epsilon: Tensor, data: LocalData
     ) -> Tensor:
-        """Passes over the data until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon."""
+        """Train until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon."""
         active = torch.ones_like(data.size, dtype=torch.bool)
         for k in range(self.most_epochs):
             gradient = alpha * (data.full_gradient(theta, active=active) + pull(theta))
@@ -86,4 +86,4 @@ class Flame(UsesLastUploads, Envelope):
         return theta
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
-        return State(w=reduce(uploads).u)  # Eq. 14: the mean of all clients' last u, not active of those in the round
+        return State(w=reduce(uploads).u)  # Eq. 14: the mean of all clients' last u, not only of the round's

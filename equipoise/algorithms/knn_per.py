@@ -1,4 +1,4 @@
-"""kNN-Per: a global model whose answers every client mixes with those of its own nearest samples."""
+"""kNN-Per: a global model whose predictions every client mixes with those of its nearest own samples."""
 
 from typing import Annotated, ClassVar
 
@@ -17,10 +17,10 @@ Weight = Annotated[float, Field(ge=0, le=1)]
 
 
 class KnnPer(PredictsFromSamples, FedAvg):
-    """FedAvg; a client predicts with the global model and its nearest own samples, seen as the model's body sees them.
+    """FedAvg; a client mixes the global model's predictions with those of its nearest own samples (kNN-Per).
 
-    k: how many neighbours; mix: their weight in the answer, 0 being the global model alone. With several values, each
-    client takes those that are best on its validation samples; without such samples, the first ones.
+    k: the number of neighbours, nearest in what the head reads; mix: their weight, 0 being the global model alone. With
+    several values, each client takes those that are best on its validation samples, or the first ones if it has none.
     """
 
     paper: ClassVar[str] = "Marfoq et al., Personalized FL through Local Memorization, ICML 2022, Eqs. 7 to 9"
@@ -29,9 +29,9 @@ class KnnPer(PredictsFromSamples, FedAvg):
     k: Annotated[tuple[Count, ...], Field(min_length=1)] = (10, 5, 20)
     "numbers of neighbours to choose from"
     mix: Annotated[tuple[Weight, ...], Field(min_length=1)] = (0.5, 0.0, 0.25, 0.75, 1.0)
-    "weights of the neighbours' answer to choose from; the global model's is 1 - mix"
+    "weights of the neighbours' predictions to choose from; the global model has weight 1 - mix"
     scale: Positive = 1.0
-    "a neighbour at distance d counts by exp(-d / scale)"
+    "scale of distances; a neighbour at distance d has weight exp(-d / scale)"
 
     @property
     def requires(self) -> Requirements:
@@ -41,7 +41,7 @@ class KnnPer(PredictsFromSamples, FedAvg):
         return down.w
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
-        return down.w  # it has samples to look up, which is all that is personal here
+        return down.w  # its own samples are all that is personal here
 
     def predictor(self, module: nn.Module, samples: ClientSamples) -> nn.Module:
         neighbours = Neighbours(module, samples.head, *samples.train, scale=self.scale)

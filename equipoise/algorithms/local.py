@@ -1,4 +1,4 @@
-"""Local training: the baseline in which nobody talks to anybody."""
+"""Local training: the baseline without communication."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Lp-Proj-2: only a random projection of the models is agreed upon; by gradient steps, or by ADMM."""
+"""Lp-Proj-2: clients agree only on a random projection of their models, by gradient steps or by ADMM."""
 
 from typing import ClassVar
 
@@ -13,10 +13,10 @@ from equipoise.state import State
 
 
 class _Projected(Settings):
-    """What of a model takes part in the agreement: P theta, with a fixed random P of d_sub rows."""
+    """What clients agree on: P theta, with a fixed random matrix P of d_sub rows."""
 
     d_sub: Count = 1000
-    "length of the projected models, which is all that travels; at most the number of parameters"
+    "length of the projected models, which are all that is sent; at most the number of parameters"
 
     def _projection(self, d: int, seed: int) -> Projection:
         return projection(d, min(self.d_sub, d), seed)
@@ -28,25 +28,25 @@ class _Projected(Settings):
         return self._projection(data.space.size, data.seed).back(pull)
 
     def begins(self, client: State, down: State) -> Tensor:
-        return client.theta  # the initial model: w is no model
+        return client.theta  # the initial model, because w is a projection
 
     def global_model(self, server: State) -> Tensor | None:
-        return None  # a projection is no usable model
+        return None  # a projection cannot predict
 
 
 class LpProj(_Projected, PFedMe):
-    """pFedMe in which clients agree on a random projection of their models only (Lp-Proj-2).
+    """pFedMe in which clients agree only on a random projection of their models (Lp-Proj-2).
 
-    theta: the personal model; w, w_i: of the length d_sub; the personal step pulls by lam P'(P theta - w_i).
+    theta: the personal model; w, w_i: vectors of length d_sub; the pull of the personal step is lam P'(P theta - w_i).
     """
 
     paper: ClassVar[str] = "Lin et al., Personalized FL towards Communication Efficiency, Robustness, Fairness, 2022"
 
 
 class FlameLpProj(_Projected, Flame):
-    """FLAME in which clients agree on a random projection of their models only (ADMM-based Lp-Proj-2).
+    """FLAME in which clients agree only on a random projection of their models (ADMM-based Lp-Proj-2).
 
-    theta: the personal model; w, w_i, pi, u: of the length d_sub; Lemma 3 reads pi = lam alpha (P theta - w_i).
+    theta: the personal model; w, w_i, pi, u: vectors of length d_sub; Lemma 3 becomes pi = lam alpha (P theta - w_i).
     """
 
     paper: ClassVar[str] = "FLAME: Moreau envelopes solved by ADMM, Algorithm 2"

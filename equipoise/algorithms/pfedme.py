@@ -1,4 +1,4 @@
-"""pFedMe: Moreau envelopes, minimised by gradient steps."""
+"""pFedMe: Moreau envelopes minimised by gradient steps."""
 
 from typing import Annotated, ClassVar
 
@@ -13,24 +13,24 @@ from equipoise.state import State, Upload, Uploads
 
 
 class PFedMe(Envelope):
-    """Personal models near a global one, which takes gradient steps towards them (pFedMe).
+    """Personal models near a global model, which takes gradient steps towards them (pFedMe).
 
-    theta: the personal model; w_i: the client's copy of the global model w; eta: the rate of its steps (`global_lr`);
+    theta: the personal model; w_i: the client's copy of the global model w; eta: its learning rate (`global_lr`);
     R: `local_rounds`; K: `inner_steps`.
     """
 
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Alg. 1"
 
     lam: Positive = 15.0
-    "strength of the pull of the personal model towards the client's copy of the global one"
+    "strength of the pull of the personal model towards the client's copy of the global model"
     global_lr: Positive = 0.005
-    "rate of the steps of the client's copy of the global model"
+    "learning rate of the client's copy of the global model"
     local_rounds: Count = 20
-    "steps of that copy in a round, each after a new personal model"
+    "steps of that copy in a round, each after an update of the personal model"
     inner_steps: Annotated[int, Field(ge=0, le=100_000)] = 5
-    "steps of the personal model on one batch before each of them; 0: `epochs` passes over all data instead"
+    "steps of the personal model on one batch before each step of the copy; 0: `epochs` passes over all data"
     beta: Positive = 1.0
-    "how far the server goes from the last global model to the clients' mean"
+    "step size of the server from the last global model towards the clients' mean; 1: the mean itself"
 
     def init_server(self, start: Start) -> State:
         return State(w=self.seen(start.w0, start.seed))
@@ -46,7 +46,7 @@ class PFedMe(Envelope):
         return State(theta=theta), Upload(State(w=w_i), reference=down)
 
     def _solve(self, theta: Tensor, w_i: Tensor, data: LocalData, r: int) -> Tensor:
-        """Towards the smallest f(theta) + lam/2 ||theta - w_i||^2, from the last solution (Eq. 7)."""
+        """Minimise f(theta) + lam/2 ||theta - w_i||^2 approximately, starting at the last solution (Eq. 7)."""
 
         def pull(theta: Tensor) -> Tensor:
             return self.pull(theta, w_i, data)

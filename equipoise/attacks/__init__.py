@@ -1,4 +1,4 @@
-"""The registry of attacks: one file a subject, one line here."""
+"""The registry of attacks; to add one, write it in a file of this package and add a line here."""
 
 from equipoise.attacks.base import Attack, AttackContext
 from equipoise.attacks.labels import LabelPoison

@@ -1,4 +1,4 @@
-"""What an attack is: what malicious clients do to their data, and what they send instead of the truth."""
+"""The contract of an attack: what malicious clients train on, and what they send in place of their updates."""
 
 from abc import ABC
 from collections.abc import Sequence
@@ -17,36 +17,39 @@ from equipoise.state import State
 
 @dataclass(frozen=True)
 class AttackContext:
-    """All that attackers may know when they forge the messages of a round: an omniscient one uses all of it."""
+    """What attackers know when they forge the messages of a round; an omniscient attack uses all of it."""
 
     round: int
+    "number of the round"
     names: tuple[str, ...]
-    "the malicious clients of the round"
+    "names of the malicious clients of the round"
     own: tuple[State, ...]
-    "what each of them would send if it were honest"
+    "messages that each of them would send if it were honest"
     benign: tuple[State, ...]
-    "what the benign clients of the round sent"
+    "messages of the benign clients of the round"
     server: State
     "the server's state before the round"
     seed: int
+    "seed of the run"
 
     def generator(self, name: str) -> torch.Generator:
+        """Return the random generator of a malicious client for this round."""
         return randomness.torch_generator(self.seed, "attack", self.round, name)
 
 
 class Attack(Settings, ABC):
-    """Malicious clients. They act on the quantity that the algorithm's paper sends, in every engine."""
+    """Malicious clients, which act in every engine on the messages that the algorithm's paper defines."""
 
     fraction: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    "which part of the clients is malicious, drawn from the seed"
+    "fraction of the clients that are malicious, drawn from the seed"
     clients: tuple[str, ...] = ()
-    "the names of the malicious clients, in place of a fraction"
+    "names of the malicious clients, in place of a fraction"
 
     def malicious(self, names: Sequence[str], seed: int) -> frozenset[str]:
-        """Who of these clients is malicious."""
+        """Return the names of those clients that are malicious."""
         if unknown := sorted(set(self.clients) - set(names)):
             raise EquipoiseError(
-                f"attack.clients names {unknown[0]!r}, which is none of the {len(names)} clients that train; "
+                f"attack.clients names {unknown[0]!r}, which is not one of the {len(names)} clients that train; "
                 f"they have names such as {min(names)!r}"
             )
         if self.clients:
@@ -57,17 +60,19 @@ class Attack(Settings, ABC):
             drawn = randomness.generator(seed, "malicious").choice(len(ordered), count, replace=False)
             chosen = {ordered[i] for i in drawn}
         if len(chosen) == len(names):
-            raise EquipoiseError("all clients are malicious; scores are those of benign clients, so there must be one")
+            raise EquipoiseError("all clients are malicious; at least one must be benign, as only those are scored")
         return frozenset(chosen)
 
-    def messages(self, scene: AttackContext) -> Sequence[State]:
-        """What the malicious clients of a round send, in the order of `scene.names`."""
-        return [self.message(own, scene.generator(name)) for own, name in zip(scene.own, scene.names, strict=True)]
+    def messages(self, context: AttackContext) -> Sequence[State]:
+        """Return the messages that the malicious clients of a round send, in the order of `context.names`."""
+        return [
+            self.message(own, context.generator(name)) for own, name in zip(context.own, context.names, strict=True)
+        ]
 
     def message(self, own: State, rng: torch.Generator) -> State:
-        """What a malicious client sends that knows no more than its own honest message."""
+        """Return the message of a malicious client that knows only its own honest message."""
         return own
 
     def labels(self, y: Tensor, classes: int | None, rng: torch.Generator) -> Tensor:
-        """What a malicious client trains on in place of its training targets y; it is the same in every round."""
+        """Return the targets that a malicious client trains on in place of y; they are the same in every round."""
         return y

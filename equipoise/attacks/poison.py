@@ -1,4 +1,4 @@
-"""Poisoned data: what malicious clients train on."""
+"""Poisoned data, on which malicious clients train."""
 
 from collections.abc import Collection
 from dataclasses import replace
@@ -11,7 +11,14 @@ from equipoise.data.federation import Federation
 
 
 def poison_labels(federation: Federation, attack: Attack, malicious: Collection[str], seed: int) -> Federation:
-    """The federation with the training targets that its malicious clients have; what they are scored on is left."""
+    """Return the federation with the poisoned training targets of its malicious clients.
+
+    Args:
+        federation: the federation; its validation and test targets are kept.
+        attack: the attack that changes the targets.
+        malicious: the names of the malicious clients.
+        seed: the seed of the run.
+    """
     y = federation.y.clone()
     for who, name in enumerate(federation.names):
         if name in malicious:

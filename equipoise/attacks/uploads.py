@@ -1,4 +1,4 @@
-"""Attacks on messages that need no knowledge of other clients."""
+"""Attacks on messages that need no knowledge about other clients."""
 
 from typing import ClassVar
 
@@ -16,11 +16,11 @@ def _normal(variance: float, rng: torch.Generator) -> float:
 
 
 class SameValue(Attack):
-    """The message is p in every coordinate, p ~ N(0, variance), drawn anew for every client and round."""
+    """The message is p in every coordinate, with p ~ N(0, variance) drawn for every client and round."""
 
     paper: ClassVar[str] = _FLAME
     variance: NonNegative = 0.1
-    "of p"
+    "variance of p"
 
     def message(self, own: State, rng: torch.Generator) -> State:
         p = _normal(self.variance, rng)
@@ -28,11 +28,11 @@ class SameValue(Attack):
 
 
 class SignFlip(Attack):
-    """The message is -|p| times the honest one, p ~ N(0, variance), drawn anew for every client and round."""
+    """The message is -|p| times the honest one, with p ~ N(0, variance) drawn for every client and round."""
 
     paper: ClassVar[str] = _FLAME
     variance: NonNegative = 0.1
-    "of p"
+    "variance of p"
 
     def message(self, own: State, rng: torch.Generator) -> State:
         p = _normal(self.variance, rng)
@@ -44,7 +44,7 @@ class Gaussian(Attack):
 
     paper: ClassVar[str] = _FLAME
     variance: NonNegative = 0.1
-    "of every coordinate"
+    "variance of every coordinate"
 
     def message(self, own: State, rng: torch.Generator) -> State:
         scale = self.variance**0.5

@@ -1,22 +1,22 @@
-"""Whoever wants to see how a run goes."""
+"""The interface for following the progress of a run."""
 
 from typing import Any
 
 
 class RunCallback:
-    """Told of every round; this one keeps quiet."""
+    """Receives the events of a run; this base class ignores them."""
 
     def on_data_progress(self, done: int, total: int) -> None:
-        """Data are being decoded; this much of it is done."""
+        """Handle progress in decoding the data: `done` of `total` parts."""
 
     def on_run_begin(self, rounds: int, done: int) -> None:
-        """`done` of `rounds` are there already."""
+        """Handle the start of a run, of which `done` of `rounds` rounds are already finished."""
 
     def on_round_end(self, line: dict[str, Any]) -> None:
-        """A round is over; `line` is what metrics.jsonl says of it."""
+        """Handle the end of a round; `line` is its line in metrics.jsonl."""
 
     def on_run_end(self, summary: dict[str, Any]) -> None:
-        """All rounds are done; `summary` is what summary.json says."""
+        """Handle the end of the run; `summary` is the content of summary.json."""
 
     def on_message(self, text: str) -> None:
-        """Something a person should know, in a sentence."""
+        """Handle a message for the user: a warning or other news, in one sentence."""

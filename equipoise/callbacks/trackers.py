@@ -1,6 +1,6 @@
-"""Rounds and results for those who follow their experiments with TensorBoard or MLflow; off unless `track` says so.
+"""Experiment trackers: rounds and results are sent to TensorBoard or MLflow if the setting `track` names them.
 
-A tracker that fails is told of once and left alone: no run is lost because somebody's server is down.
+A tracker that fails is reported once and then dropped: no run fails because a tracking server is down.
 """
 
 import json
@@ -19,11 +19,11 @@ from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder, flatten
 
 MLFLOW_RUN = "mlflow.json"
-"""In the run folder: which run of MLflow's it is, so that a resumed one goes on there."""
+"""File in the run folder with the id of the run in MLflow, so that a resumed run continues there."""
 
 
 def flatten_numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """What of a line or a summary can be drawn, as `personal/accuracy`."""
+    """Return the numbers in a line of metrics or in a summary, with names such as `personal/accuracy`."""
     found: dict[str, float] = {}
     for key, value in line.items():
         if isinstance(value, Mapping):
@@ -34,14 +34,14 @@ def flatten_numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, floa
 
 
 class Tracker(RunCallback):
-    """Somebody else who is told of a run."""
+    """Receives the events of a run, and its end if it does not finish."""
 
     def on_interrupted(self, failed: bool) -> None:
-        """It came to nothing, or somebody stopped it."""
+        """Handle the end of a run that failed or was stopped."""
 
 
 class TensorBoard(Tracker):
-    """Event files in the folder tensorboard/ of the run."""
+    """Writes event files into the folder tensorboard/ of the run."""
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]):
         from torch.utils.tensorboard import SummaryWriter
@@ -71,13 +71,16 @@ class TensorBoard(Tracker):
 
 
 class MLflow(Tracker):
-    """A run where MLFLOW_TRACKING_URI points, else in ./mlflow.db; its experiment is MLFLOW_EXPERIMENT_NAME, else
-    equipoise."""
+    """Logs to MLflow.
+
+    The tracking server is MLFLOW_TRACKING_URI, by default ./mlflow.db; the experiment is MLFLOW_EXPERIMENT_NAME, by
+    default equipoise.
+    """
 
     def __init__(self, folder: RunFolder, settings: Mapping[str, Any]):
         from mlflow.tracking import MlflowClient
 
-        logging.getLogger("mlflow").setLevel(logging.WARNING)  # how it makes its tables is nobody's business here
+        logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it logs how it creates its tables
         self.folder, self.settings = folder, settings
         self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{Path('mlflow.db').resolve()}"))
         self.run = ""
@@ -117,7 +120,7 @@ TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Tracker]] = {"tenso
 
 
 class TrackedCallback(RunCallback):
-    """Passes everything on to a callback and to trackers."""
+    """Forwards events to a callback and to trackers, and drops trackers that fail."""
 
     def __init__(self, callback: RunCallback, trackers: dict[str, Tracker]):
         self.callback, self.trackers = callback, trackers
@@ -127,36 +130,44 @@ class TrackedCallback(RunCallback):
 
     def on_run_begin(self, rounds: int, done: int) -> None:
         self.callback.on_run_begin(rounds, done)
-        self._pass_on(lambda tracker: tracker.on_run_begin(rounds, done))
+        self._forward(lambda tracker: tracker.on_run_begin(rounds, done))
 
     def on_round_end(self, line: dict[str, Any]) -> None:
         self.callback.on_round_end(line)
-        self._pass_on(lambda tracker: tracker.on_round_end(line))
+        self._forward(lambda tracker: tracker.on_round_end(line))
 
     def on_run_end(self, summary: dict[str, Any]) -> None:
         self.callback.on_run_end(summary)
-        self._pass_on(lambda tracker: tracker.on_run_end(summary))
+        self._forward(lambda tracker: tracker.on_run_end(summary))
 
     def on_message(self, text: str) -> None:
         self.callback.on_message(text)
 
     def on_interrupted(self, failed: bool) -> None:
-        self._pass_on(lambda tracker: tracker.on_interrupted(failed))
+        """Report to the trackers that the run failed or was stopped."""
+        self._forward(lambda tracker: tracker.on_interrupted(failed))
 
-    def _pass_on(self, what: Callable[[Tracker], None]) -> None:
+    def _forward(self, event: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.trackers.items()):
             try:
-                what(tracker)
-            except Exception as error:  # whatever a foreign library throws, the run goes on
+                event(tracker)
+            except Exception as error:  # whatever the tracker's library raises, the run continues
                 del self.trackers[name]
-                self.callback.on_message(f"{name} is not told of this run any more: {type(error).__name__}: {error}")
+                self.callback.on_message(f"{name} failed and is not used any more: {type(error).__name__}: {error}")
 
 
 @contextmanager
 def with_trackers(
     callback: RunCallback, names: Sequence[str], folder: RunFolder, settings: Mapping[str, Any]
 ) -> Iterator[RunCallback]:
-    """The callback, and beside it the trackers that are asked for; they hear it too when a run does not end well."""
+    """Yield a callback that also reports to trackers, and report to them if the run fails or is stopped.
+
+    Args:
+        callback: the callback to extend.
+        names: names of trackers.
+        folder: the run folder.
+        settings: all settings of the run, which trackers record.
+    """
     if not names:
         yield callback
         return
@@ -168,11 +179,11 @@ def with_trackers(
             raise EquipoiseError(
                 f"track = [{name!r}] needs {name}, which is not installed; pip install 'equipoise[{name}]'"
             ) from None
-        except Exception as error:  # as later: no run is lost because of a tracker
-            callback.on_message(f"{name} is not told of this run: {type(error).__name__}: {error}")
-    both = TrackedCallback(callback, trackers)
+        except Exception as error:  # as above: no run fails because of a tracker
+            callback.on_message(f"{name} failed and is not used: {type(error).__name__}: {error}")
+    tracked = TrackedCallback(callback, trackers)
     try:
-        yield both
+        yield tracked
     except BaseException as error:
-        both.on_interrupted(failed=not isinstance(error, Interrupted | KeyboardInterrupt))
+        tracked.on_interrupted(failed=not isinstance(error, Interrupted | KeyboardInterrupt))
         raise

@@ -1,4 +1,4 @@
-"""The command line: every command is a file of this room."""
+"""The command-line program, which collects the commands of this package."""
 
 import sys
 from importlib.metadata import version
@@ -27,9 +27,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Personalised federated learning: every client ends with a model of its own, and all learn from each other."
+    help="Personalised federated learning: every client gets its own model, and all learn from each other."
     "\n\n"
-    "Begin with `equipoise demo`; then write a TOML file (see `equipoise run --help`) and run it.",
+    "Start with `equipoise demo`. Then write a TOML file (see `equipoise run --help`) and run it.",
 )
 for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, cka, export):
     app.command()(command)
@@ -53,7 +53,7 @@ def _options(
 
 
 def main() -> None:
-    """Run the command line.
+    """Run the command-line program.
 
     Errors that the user can fix are printed as one sentence; all others keep their traceback.
     """
@@ -63,10 +63,10 @@ def main() -> None:
         _fail(error, 1)
     except EquipoiseError as error:
         _fail(error, 2)
-    except OSError as error:  # a disk or a permission that is missing, wherever it shows
+    except OSError as error:  # such as a full disk or a missing permission
         _fail(error, 2)
     except MemoryError as error:
-        _fail(f"there is not enough memory for this: {error or 'ask for less'}", 2)
+        _fail(f"there is not enough memory: {error or 'use a smaller model, batch or data set'}", 2)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 

@@ -1,4 +1,4 @@
-"""The command that compares representations."""
+"""The command `equipoise cka`."""
 
 import json
 from pathlib import Path
@@ -14,21 +14,28 @@ from equipoise.errors import EquipoiseError
 
 
 def cka(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="The folders of runs.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.png", help="The picture; else cka.png in the first run.")
+        Path | None,
+        typer.Option("--out", metavar="FILE.png", help="Picture to write; default: cka.png in the first run."),
     ] = None,
     data: Data = None,
     samples: Annotated[
-        int, typer.Option("--samples", min=2, max=5000, help="Test samples that models are compared on.")
+        int, typer.Option("--samples", min=2, max=5000, help="Number of test samples to compare models on.")
     ] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """How alike clients' models and the global one represent samples, layer by layer (linear CKA: 1 is alike, 0 not).
+    """Compare clients' models with the global model, layer by layer.
 
-    Compared are personal models or, where a method has none, models after one more local training, before they are
-    averaged. Without a global model the consensus stands for it, or clients are compared with each other. All are asked
-    about the same test samples, of all clients. Every run folder gets its figures in cka.json.
+    \b
+        equipoise cka runs/ditto
+        equipoise cka runs/ditto runs/fedrep --out cka.png
+
+    The measure is linear CKA: 1 if two layers represent samples in the same way, 0 if they are unrelated.
+
+    If a method has no personal models, the clients' models after one more local training are compared. Without a global
+    model, the consensus model takes its place, or clients are compared with each other. All models represent the same
+    test samples of all clients. The figures of each run are written to cka.json in its folder.
     """
     from equipoise.reporting import plots
     from equipoise.runs.launch import reopen

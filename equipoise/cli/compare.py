@@ -11,6 +11,8 @@ from equipoise.cli.report import finished
 
 
 class Format(StrEnum):
+    """Formats of the table."""
+
     table = "table"
     md = "md"
     csv = "csv"
@@ -19,10 +21,17 @@ class Format(StrEnum):
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
-    format: Annotated[Format, typer.Option("--format", help="How to print it.")] = Format.table,
-    fairness: Annotated[bool, typer.Option("--fairness", help="How evenly each method serves the clients.")] = False,
+    format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.table,
+    fairness: Annotated[bool, typer.Option("--fairness", help="Show how evenly scores spread over clients.")] = False,
 ) -> None:
-    """A table over runs; mean ± standard deviation where runs differ only in the seed."""
+    """Compare runs in a table.
+
+    \b
+        equipoise compare runs/ditto runs/fedavg
+        equipoise compare runs --format csv > runs.csv
+
+    Runs that differ only in the seed are one row, with mean ± standard deviation.
+    """
     from equipoise.reporting import comparison, comparison_table
 
     rows = comparison.compare(finished(folders)[0])

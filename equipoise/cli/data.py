@@ -1,4 +1,4 @@
-"""The commands `equipoise data`: list data sets, and download them."""
+"""The commands `equipoise data`: list and download data sets."""
 
 import json
 import shlex
@@ -20,16 +20,19 @@ from rich.table import Table
 
 from equipoise.cli.console import Data, ProgressCallback, err_console, interrupted, out_console, progress_bar
 
-data_app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Data sets: what is here, and how to get more."
-)
+data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and download data sets.")
 
 
 @data_app.command("list")
-def data_list(
-    data: Data = None, as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False
-) -> None:
-    """What is there, complete or a subset, and where it was found."""
+def data_list(data: Data = None, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """List data sets and where they are.
+
+    \b
+        equipoise data list
+        equipoise data list --data /data
+
+    For each data set you see whether it is complete, only a subset, or missing.
+    """
     from dataclasses import asdict
 
     from equipoise.data.catalogue import entries
@@ -47,22 +50,27 @@ def data_list(
         table.add_row(entry.name, entry.state, escape(entry.detail), escape(entry.where))
     out_console.print(table)
     out_console.print(
-        f"Looked in {escape(str(folder))}; --data or $EQUIPOISE_DATA names another folder.", highlight=False
+        f"Data folder: {escape(str(folder))}; choose another with --data or $EQUIPOISE_DATA.", highlight=False
     )
 
 
 @data_app.command("get")
 def data_get(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, as in `equipoise data list`.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a data set, as in `equipoise data list`.")],
     data: Data = None,
     mirror: Annotated[
-        str | None, typer.Option("--from", metavar="URL", help="A folder on the web with files of the same names.")
+        str | None, typer.Option("--from", metavar="URL", help="Web folder that has files with the same names.")
     ] = None,
 ) -> None:
-    """Fetch a data set from its publisher into the data folder.
+    """Download a data set into the data folder.
 
-    A download that breaks off goes on where it was when the command is given again. Checksums, or at least the counts,
-    are verified; a file under its own name is always whole. Files that are there already are left alone.
+    \b
+        equipoise data get cifar10
+        equipoise data get cifar10 --data /data --from https://mirror.example/cifar10
+
+    Files come from the publisher unless --from names another source. To resume an interrupted download, repeat the
+    command. Checksums, or at least counts, are verified, and a file gets its final name only when it is complete.
+    Existing files are kept.
     """
     from equipoise.data.catalogue import download, verify
     from equipoise.data.sources import data_folder
@@ -81,7 +89,7 @@ def data_get(
         with progress_bar("") as reading:
             entry = verify(name, folder, ProgressCallback(reading, name).on_data_progress)
     except KeyboardInterrupt:
-        interrupted("stopped; what has come is kept", shlex.join(["equipoise", *sys.argv[1:]]))
+        interrupted("stopped, the partial download is kept", shlex.join(["equipoise", *sys.argv[1:]]))
     out_console.print(
         f"{entry.name}: {entry.state}, {escape(entry.detail)}, in {escape(entry.where)}",
         highlight=False,

@@ -9,7 +9,14 @@ from equipoise.errors import Interrupted
 
 
 def demo(out: Out = None) -> None:
-    """Compare five methods on handwritten digits of 80 writers, in under a minute, without any download."""
+    """Compare five methods on handwritten digits, without a download.
+
+    \b
+        equipoise demo
+        equipoise demo --out runs/first
+
+    The 80 writers of the digits are the clients. It takes less than a minute, prints a table and draws a picture.
+    """
     from equipoise.reporting import comparison, comparison_table, plots
     from equipoise.runs.demo import DEFAULT_FOLDER
     from equipoise.runs.demo import demo as run_demo
@@ -25,16 +32,14 @@ def demo(out: Out = None) -> None:
     picture = folder / "accuracy.png"
     plots.draw("scores", found, picture)
     out_console.print(comparison_table.as_table(comparison.compare(found)))
-    say = lambda text: out_console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
-    say(
-        "personal: every client's own model; global: one for all; hybrid: the better of the two, by validation samples."
-    )
-    say(f"Picture:     {escape(str(picture))}")
-    say(f"Run folders: {escape(str(folder))}/local, fedavg, …")
-    say("Try next:")
-    say(f"  equipoise report {escape(shlex.quote(str(folder)))} --out report.html")
-    say(f"  equipoise compare {escape(shlex.quote(str(folder)))} --format md")
+    show = lambda text: out_console.print(text, highlight=False, soft_wrap=True)  # noqa: E731
+    show("personal: each client's own model; global: one model for all; hybrid: the better one by validation samples.")
+    show(f"Picture:     {escape(str(picture))}")
+    show(f"Run folders: {escape(str(folder))}/local, fedavg, …")
+    show("Try next:")
+    show(f"  equipoise report {escape(shlex.quote(str(folder)))} --out report.html")
+    show(f"  equipoise compare {escape(shlex.quote(str(folder)))} --format md")
     config = escape(shlex.quote(str(folder / "ditto" / "run.toml")))
-    say(f"  equipoise run {config} --set algorithm.lam=1.0 --out runs/ditto-lam1")
-    say(f"  equipoise export {escape(shlex.quote(str(folder / 'ditto')))} --client 0 --out client-0.safetensors")
-    say("  equipoise list algorithms")
+    show(f"  equipoise run {config} --set algorithm.lam=1.0 --out runs/ditto-lam1")
+    show(f"  equipoise export {escape(shlex.quote(str(folder / 'ditto')))} --client 0 --out client-0.safetensors")
+    show("  equipoise list algorithms")

@@ -1,4 +1,4 @@
-"""Commands about deployments: a federation over real machines, on Flower."""
+"""The commands `equipoise deploy`: federations over real machines, with Flower."""
 
 import math
 import shlex
@@ -20,7 +20,7 @@ from equipoise.errors import EquipoiseError
 deploy_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="A federation over real machines, on Flower. Begin with `equipoise deploy local FILE.toml`.",
+    help="Run a federation over real machines, with Flower. Start with `equipoise deploy local FILE.toml`.",
 )
 
 _DEFAULT = {
@@ -36,27 +36,32 @@ def _need_flower() -> None:
         raise EquipoiseError("deployments need Flower; install it with: pip install 'equipoise[flower]'")
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     out_console.print(escape(text), highlight=False, soft_wrap=True)
 
 
 @deploy_app.command("init")
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write the app into.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write the app into.")],
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE.toml]", help="The experiment; else Ditto on digits-by-writer, to begin with."),
+        typer.Argument(metavar="[FILE.toml]", help="Experiment; default: Ditto on digits-by-writer."),
     ] = None,
     sets: Sets = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="The server's run folder; else DIR-run, beside DIR.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Run folder of the server; default: DIR-run.")
     ] = None,
     data: Data = None,
 ) -> None:
-    """Write a Flower app for an experiment; `flwr run DIR SUPERLINK` starts it.
+    """Write a Flower app for an experiment.
 
-    The server has no data, so [deploy] must say what a sample looks like: it is filled in from the data set that the
-    experiment names, or you give deploy.shape and deploy.outputs. A model and data of your own go into DIR/app.py.
+    \b
+        equipoise deploy init app
+        equipoise deploy init app experiment.toml --out runs/hospital
+
+    Start the app with `flwr run DIR SUPERLINK`. The server has no data, so it needs the shape of a sample: it is taken
+    from the data set of the experiment, or you set deploy.shape and deploy.outputs. Put your own model and data into
+    DIR/app.py.
     """
     _need_flower()
     from equipoise.config.experiment import Experiment, override
@@ -77,25 +82,32 @@ def init(
     whole = folder.resolve()
     target = out or whole.with_name(whole.name + "-run")
     app_template.write_app(folder, experiment, target)
-    _say(f"The app is in {folder}; its server will write into {target}")
-    _say("Next, with a SuperLink in Flower's configuration (docs/deploy.md tells how):")
-    _say(f"  flwr run {shlex.quote(str(folder))} SUPERLINK --stream")
+    _print(f"The app is in {folder}; its server will write into {target}")
+    _print("Next, with a SuperLink in Flower's configuration (see docs/deploy.md):")
+    _print(f"  flwr run {shlex.quote(str(folder))} SUPERLINK --stream")
 
 
 @deploy_app.command("local")
 def local(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
-    clients: Annotated[int, typer.Option("--clients", metavar="N", min=1, max=64, help="How many SuperNodes.")] = 4,
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Experiment.")],
+    clients: Annotated[
+        int, typer.Option("--clients", metavar="N", min=1, max=64, help="Number of clients (SuperNodes).")
+    ] = 4,
     sets: Sets = None,
     out: Out = None,
     data: Data = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last whole round.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume after the last complete round.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Hide the progress bar and the table.")] = False,
 ) -> None:
-    """Run an experiment as a real deployment on this machine: a SuperLink and a SuperNode a client, on loopback.
+    """Run an experiment as a deployment on this machine.
 
-    TLS and node authentication are on, with certificates and keys made for the purpose. The run folder is the same as
-    that of `equipoise run`; keys, clients' data and states, and all logs are in its folder `deployment`.
+    \b
+        equipoise deploy local examples/digits.toml --clients 4
+        equipoise deploy local examples/digits.toml --clients 4 --resume
+
+    This starts a SuperLink and one SuperNode per client, with TLS and node authentication. The output folder has the
+    same files as that of `equipoise run`; its folder `deployment` has the keys, the clients' data and states, and all
+    logs.
     """
     _need_flower()
     from equipoise.config.experiment import Experiment
@@ -118,17 +130,17 @@ def local(
     again += [x for s in sets or [] for x in ("--set", s)] + ["--out", str(folder)]
     again += ["--data", str(data)] if data else []
     try:
-        with _ending_in_order(), nullcontext() if quiet else progress:
+        with _sigterm_as_ctrl_c(), nullcontext() if quiet else progress:
             run(resume)
     except KeyboardInterrupt:
-        interrupted(f"stopped after round {bar.done}, everything is taken down", shlex.join([*again, "--resume"]))
+        interrupted(f"stopped after round {bar.done}, and all processes have ended", shlex.join([*again, "--resume"]))
     if not quiet:
         out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs([folder]))))
-        _say(f"Run folder: {folder}")
+        _print(f"Run folder: {folder}")
 
 
-class _ending_in_order:
-    """A request to end (SIGTERM) is answered like Ctrl-C: everything is taken down first."""
+class _sigterm_as_ctrl_c:
+    """Handles SIGTERM like Ctrl-C, so that all processes are stopped first."""
 
     def __enter__(self) -> None:
         self.before = signal.signal(signal.SIGTERM, self._stop)
@@ -143,36 +155,48 @@ class _ending_in_order:
 
 @deploy_app.command("certificates")
 def certificates(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write them into.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write the certificates into.")],
     hosts: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="NAME", help="Name or address under which clients reach the SuperLink."),
+        typer.Option("--host", metavar="NAME", help="Name or address of the SuperLink, as clients reach it."),
     ] = None,
-    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="How long they are valid.")] = 365,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=3650, help="Days for which the certificates are valid.")
+    ] = 365,
 ) -> None:
-    """Make a certificate for a SuperLink and the authority that signs it.
+    """Make certificates for a SuperLink.
 
-    ca.crt goes to every machine; server.pem and server.key stay with the SuperLink.
+    \b
+        equipoise deploy certificates certificates --host superlink.example.org
+
+    ca.crt is the certificate of the authority: copy it to every machine. Keep server.pem and server.key with the
+    SuperLink.
     """
     _need_flower()
     from equipoise.flower.credentials import write_certificates
 
     if (folder / "server.key").exists():
-        raise EquipoiseError(f"{folder} has certificates already; choose another folder, or remove them first")
+        raise EquipoiseError(f"{folder} has certificates already; choose another folder or remove them first")
     write_certificates(folder, hosts or ["127.0.0.1", "localhost"], days)
-    _say(f"{folder}: ca.crt (for every machine), server.pem and server.key (for the SuperLink only)")
+    _print(f"{folder}: ca.crt (for every machine), server.pem and server.key (for the SuperLink only)")
 
 
 @deploy_app.command("client")
 def client(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The client's folder: key, settings, state.")],
-    name: Annotated[str, typer.Option("--name", help="Who it is; no other client may have the same name.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the client: key, settings, state.")],
+    name: Annotated[str, typer.Option("--name", help="Name of the client, which no other client may have.")],
     data: Annotated[
-        Path | None, typer.Option("--data", metavar="PATH", help="Folder or file with its samples; else DIR/data.")
+        Path | None, typer.Option("--data", metavar="PATH", help="Folder or file with its samples; default: DIR/data.")
     ] = None,
-    unseen: Annotated[bool, typer.Option("--unseen", help="Take no part in training, only adapt the result.")] = False,
+    unseen: Annotated[
+        bool, typer.Option("--unseen", help="Do not take part in training, only adapt the result.")
+    ] = False,
 ) -> None:
-    """Set up a client on its machine: a key of its own and its settings."""
+    """Make the key and the settings of a client, on its machine.
+
+    \b
+        equipoise deploy client clients/ward-3 --name ward-3 --data /data/ward-3
+    """
     _need_flower()
     from equipoise.flower import app_template
     from equipoise.flower.credentials import write_key
@@ -183,12 +207,12 @@ def client(
         raise EquipoiseError(f"{folder} is a client already; choose another folder")
     settings = app_template.write_settings(folder, name, data or folder / "data", unseen)
     write_key(folder / "key")
-    _say(f"{settings} says who it is and where its data and its state are; {folder / 'key'} never leaves this machine.")
-    _say("Give the operator of the SuperLink this file, to be registered:")
+    _print(f"{settings} names the client, its data and its state; {folder / 'key'} must never leave this machine.")
+    _print("Give the public key to the operator of the SuperLink, to register it:")
     key, toml = (shlex.quote(str(path)) for path in (folder / "key", settings))
-    _say(f"  flwr supernode register {shlex.quote(str(folder / 'key.pub'))} SUPERLINK --name {shlex.quote(name)}")
-    _say("Then start the client, with the operator's ca.crt:")
-    _say(
+    _print(f"  flwr supernode register {shlex.quote(str(folder / 'key.pub'))} SUPERLINK --name {shlex.quote(name)}")
+    _print("Then start the client with the operator's ca.crt:")
+    _print(
         f"  flower-supernode --superlink HOST:PORT --root-certificates ca.crt --auth-supernode-private-key {key} "
         f"--node-config {toml}"
     )
@@ -196,10 +220,16 @@ def client(
 
 @deploy_app.command("check")
 def check(
-    settings: Annotated[Path, typer.Argument(metavar="client.toml", help="The client's settings.")],
-    app: Annotated[Path, typer.Option("--app", metavar="DIR", help="The app, as `deploy init` wrote it.")],
+    settings: Annotated[Path, typer.Argument(metavar="client.toml", help="Settings of the client.")],
+    app: Annotated[Path, typer.Option("--app", metavar="DIR", help="App that `deploy init` wrote.")],
 ) -> None:
-    """Look whether a client's data fit the experiment, before its SuperNode is started."""
+    """Check that a client's data fit the experiment.
+
+    \b
+        equipoise deploy check clients/ward-3/client.toml --app app
+
+    Do this before you start the client's SuperNode.
+    """
     _need_flower()
     from equipoise.flower import App
     from equipoise.flower.client import Client
@@ -213,7 +243,7 @@ def check(
     assert spec.loader is not None
     sys.path.insert(0, str(app.resolve()))
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
+    sys.modules[spec.name] = module  # where dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -224,6 +254,6 @@ def check(
     one = Client(found.plan, read_toml(settings), found.data)
     federation = one.data()
     sizes = {name: int(getattr(federation, name).lengths[0]) for name in ("train", "validation", "test")}
-    _say(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))
+    _print(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))
     sent = sum(math.prod(shape) for shape, _ in one.schema.up.values())
-    _say(f"In a round it sends {sent:,} numbers ({', '.join(one.schema.up)}), and nothing else of its data.")
+    _print(f"In a round it sends {sent:,} numbers ({', '.join(one.schema.up)}), and nothing else of its data.")

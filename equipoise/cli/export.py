@@ -11,18 +11,25 @@ from equipoise.errors import EquipoiseError
 
 
 def export(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write, .safetensors.")],
-    client: Annotated[str | None, typer.Option("--client", metavar="K", help="A client's number or name.")] = None,
-    global_: Annotated[bool, typer.Option("--global", help="The global model.")] = False,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="File to write (.safetensors).")],
+    client: Annotated[str | None, typer.Option("--client", metavar="K", help="Number or name of a client.")] = None,
+    global_: Annotated[bool, typer.Option("--global", help="Export the global model.")] = False,
     data: Data = None,
 ) -> None:
-    """Write a personal model or the global one as safetensors; equipoise.load_model(FILE) loads it again."""
+    """Export a personal model or the global model as safetensors.
+
+    \b
+        equipoise export runs/ditto --client 0 --out client-0.safetensors
+        equipoise export runs/ditto --global --out global.safetensors
+
+    Load the file with equipoise.load_model(FILE).
+    """
     from equipoise.runs.export import export_model
     from equipoise.runs.launch import reopen
 
     if (client is None) == (not global_):
-        raise EquipoiseError("say which model to export: either --client K or --global")
+        raise EquipoiseError("name the model to export: either --client K or --global")
     result, experiment = reopen(folder, data)
     name = export_model(result, experiment, client, out)
     out_console.print(

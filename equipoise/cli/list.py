@@ -23,10 +23,17 @@ class Kind(StrEnum):
 
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Only this one, with all its settings.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Show only this entry, with all its settings.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """What there is to choose from, with parameters, defaults and papers."""
+    """List what there is to choose from, with settings, defaults and papers.
+
+    \b
+        equipoise list algorithms
+        equipoise list models deq-mlp        all settings of one model
+    """
     from equipoise.runs.listing import listing
 
     entries = listing(kind.value, name)

@@ -13,6 +13,8 @@ from equipoise.errors import EquipoiseError
 
 
 class Plot(StrEnum):
+    """Kinds of pictures."""
+
     scores = "scores"
     losses = "losses"
     attacks = "attacks"
@@ -22,17 +24,24 @@ class Plot(StrEnum):
 
 def plot(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="The picture.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Picture to write.")],
     kind: Annotated[Plot, typer.Option("--kind", help="What to draw.")] = Plot.scores,
 ) -> None:
-    """A picture of runs; a line or a point is the mean of runs that differ only in the seed.
+    """Draw a picture of runs.
 
     \b
-    scores    test scores against rounds
-    losses    test losses against rounds
-    attacks   scores of benign clients against the part of malicious ones, a panel an attack
-    fairness  variance of test losses over clients against the mean score
-    learned   how strongly each client's parameters are tied to the others', before and after (learn2pfed)
+        equipoise plot runs/ditto runs/fedavg --out scores.png
+        equipoise plot runs/flame --kind fairness --out fairness.png
+
+    \b
+    The kinds of picture:
+        scores    test scores against rounds
+        losses    test losses against rounds
+        attacks   scores of benign clients against the fraction of malicious ones
+        fairness  variance of test losses over clients against the mean score
+        learned   how strongly learn2pfed ties clients' parameters to each other
+
+    A line or a point is the mean of runs that differ only in the seed.
     """
     from equipoise.reporting import plots
 

@@ -1,4 +1,4 @@
-"""The command that makes a page of runs."""
+"""The command `equipoise report`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,30 +14,31 @@ if TYPE_CHECKING:
 
 
 def finished(folders: list[Path]) -> "tuple[list[FinishedRun], int]":
-    """The runs that are done; how many are not is said, and told."""
+    """Return the finished runs in these folders, and the number of unfinished ones, which are reported."""
     from equipoise.storage.run_index import find_runs, unfinished
 
     found = find_runs(folders)
     if left := len(unfinished(folders)):
-        err_console.print(f"equipoise: {left} runs are not finished and left out", highlight=False)
+        err_console.print(f"equipoise: unfinished runs skipped: {left}", highlight=False)
     return found, left
 
 
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of run folders.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="The page.")] = Path("report.html"),
-    title: Annotated[str, typer.Option("--title", help="What stands at its head.")] = "",
+    out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="Page to write.")] = Path("report.html"),
+    title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "",
 ) -> None:
-    """One HTML file about runs: charts to look into, a table to sort, the papers' figures, the configuration.
+    """Write an HTML report of runs.
 
     \b
         equipoise report runs/ditto runs/fedavg --out report.html
-        equipoise report runs/flame --out flame.html          all that `equipoise reproduce` ran of a paper
+        equipoise report runs/flame --out flame.html
 
-    It needs no network and no other file, so it can be sent by mail and opened in twenty years. In it are scores and
-    losses against rounds with bands over seeds, scores against bytes, personal against global models client by client,
-    how evenly clients are served, scores under attack, who has which labels, what Learn2pFed shares, and layers' CKA
-    (`equipoise cka` first), each where the runs have it.
+    The report is one file that needs no network and no other files, so you can send it by mail. It has interactive
+    charts, a table that you can sort, all configurations, and the comparison with a paper if `equipoise reproduce` made
+    the runs. Charts show, as far as the runs have them: scores and losses against rounds, scores against bytes sent,
+    personal against global models for each client, how evenly scores spread over clients, scores under attack, the
+    labels of each client, what Learn2pFed shares, and the similarity of layers (run `equipoise cka` first).
     """
     from equipoise.reporting import html
 

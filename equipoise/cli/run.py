@@ -12,17 +12,17 @@ from equipoise.errors import Interrupted
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Experiment.")],
     sets: Sets = None,
     out: Out = None,
     data: Data = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint, if there is one.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint, if there is one.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Hide the progress bar and the table.")] = False,
 ) -> None:
     """Run an experiment.
 
     \b
-    A small one, with nothing to download:
+    An example, small.toml, which needs no download:
         rounds = 20
         [data]
         name = "digits-by-writer"
@@ -31,8 +31,14 @@ def run(
         [algorithm]
         name = "ditto"
 
-    Everything else has a default; `equipoise list algorithms` shows what there is. The run folder gets run.toml (every
-    setting), metrics.jsonl (a line a round), timings.jsonl, clients.csv, summary.json and checkpoint/.
+    \b
+        equipoise run small.toml
+        equipoise run small.toml --set algorithm.lam=1.0 --out runs/lam1
+        equipoise run small.toml --resume
+
+    All other settings have defaults; `equipoise list algorithms` shows the algorithms. The output folder (default:
+    runs/FILE-ALGORITHM-seedN) gets run.toml with all settings, metrics.jsonl with one line per round, timings.jsonl,
+    clients.csv, summary.json and checkpoint/.
     """
     from equipoise.config.experiment import Experiment
     from equipoise.reporting import comparison, comparison_table
@@ -53,7 +59,7 @@ def run(
     except Interrupted:
         again = ["equipoise", "run", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += ["--data", str(data)] if data else []
-        interrupted(f"stopped after round {bar.done}, all of it saved", shlex.join([*again, "--resume"]))
+        interrupted(f"stopped after round {bar.done}, all rounds are saved", shlex.join([*again, "--resume"]))
     if not quiet:
         out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs([folder]))))
         out_console.print(f"Run folder: {escape(str(folder))}", highlight=False)

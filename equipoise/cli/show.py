@@ -13,17 +13,21 @@ from equipoise.errors import EquipoiseError
 
 
 def show(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment (a run.toml will also do).")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Experiment, or the run.toml of a run.")],
     sets: Sets = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.png", help="The picture; else FILE-federation.png, here.")
+        Path | None, typer.Option("--out", metavar="FILE.png", help="Picture to write; default: FILE-federation.png.")
     ] = None,
     data: Data = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The numbers for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
 ) -> None:
-    """What a federation looks like: who has how much of what, in numbers and as a picture.
+    """Show what a federation looks like, in numbers and as a picture.
 
-    The picture shows clients against labels, the clients' sizes, and samples of a few of them.
+    \b
+        equipoise show examples/digits.toml
+        equipoise show examples/digits.toml --set data.clients=20 --out digits.png
+
+    The picture shows the labels of each client, the clients' sizes, and samples of a few clients.
     """
     from equipoise.config.experiment import Experiment
     from equipoise.data.sources import data_folder

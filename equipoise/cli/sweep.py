@@ -1,4 +1,4 @@
-"""The command that runs many experiments from one file."""
+"""The command `equipoise sweep`."""
 
 import shlex
 from pathlib import Path
@@ -12,21 +12,25 @@ from equipoise.errors import Interrupted, RunFailed
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment, with lists of values in it.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Experiment with lists of values.")],
     sets: Sets = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The folder of all its runs.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Folder of all run folders.")] = None,
     data: Data = None,
     scale: Annotated[
         str | None,
-        typer.Option("--scale", metavar="NAME", help="Which [scale.NAME] to lay over the file; small if there is one."),
+        typer.Option("--scale", metavar="NAME", help="Section [scale.NAME] to apply; default: small, if any."),
     ] = None,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Runs at a time.")] = 1,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar and no table.")] = False,
+    jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Number of runs at a time.")] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Hide the progress bar and the table.")] = False,
 ) -> None:
-    """Run an experiment with every combination of the values that are listed in it.
+    """Run all combinations of the values that an experiment lists.
 
     \b
-    Three strengths, two data sets' worth of labels, five seeds: 30 runs.
+        equipoise sweep sweep.toml --jobs 2
+        equipoise sweep sweep.toml --scale smoke
+
+    \b
+    Five seeds, two partitions and three values of lam: 30 runs.
         seed = [0, 1, 2, 3, 4]
         [data]
         name = "fashion-mnist"
@@ -41,7 +45,8 @@ def sweep(
         tune = ["algorithm.lam"]
 
     \b
-    What belongs together stands in a variant; methods that train alike (fedavg, fedavg-ft, knn-per) train once.
+    Settings that belong together go into a variant.
+    Methods with the same training train only once (here fedavg-ft and knn-per).
         [[variant]]
         algorithm = { name = "fedeq" }
         model = { name = "deq-mlp" }
@@ -51,8 +56,8 @@ def sweep(
         [scale.smoke]
         rounds = 2
 
-    With `sweep.tune`, the best value is chosen on validation samples with the first seed, and the other seeds run with
-    it alone: 10 runs fewer here. What is done stays done: the same command goes on where it was stopped.
+    With `sweep.tune`, the best value is chosen on validation samples with the first seed, and the other seeds use only
+    that value: 14 runs in place of 30. The same command resumes a stopped sweep; finished runs are not repeated.
     """
     from equipoise.reporting import comparison, comparison_table
     from equipoise.runs import process_pool as processes
@@ -65,7 +70,7 @@ def sweep(
     progress = progress_bar("runs")
     progress.disable = quiet
 
-    def told(cell: sweeps.SweepRun, notes: list[str]) -> None:
+    def report(cell: sweeps.SweepRun, notes: list[str]) -> None:
         progress.advance(bar)
         for note in notes:
             err_console.print(f"equipoise: {escape(note)}", highlight=False)
@@ -73,25 +78,25 @@ def sweep(
     def execute(wanted: list[sweeps.SweepRun], what: str = "") -> None:
         there = sum(cell.done(folder) or cell.failed(folder) for cell in wanted)
         progress.reset(bar, total=len(wanted), completed=there, score=what)
-        processes.execute(wanted, folder, data, jobs, told)
+        processes.execute(wanted, folder, data, jobs, report)
 
     try:
         with progress:
             bar = progress.add_task(file.stem, total=None, score="")
-            execute(sweeps.tuned(every, settings, folder)[0], "(choosing)")
+            execute(sweeps.tuned(every, settings, folder)[0], "(tuning)")
             chosen = sweeps.tuned(every, settings, folder)[1]
             execute(chosen)
     except (Interrupted, KeyboardInterrupt):
         again = ["equipoise", "sweep", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += ["--scale", scale] if scale else []
         again += [*(["--data", str(data)] if data else []), "--jobs", str(jobs)]
-        interrupted("stopped, all whole rounds are saved", shlex.join(again))
+        interrupted("stopped, all complete rounds are saved", shlex.join(again))
     done = [cell.folder(folder) for cell in chosen if cell.done(folder)]
     if done and not quiet:
         out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs(done))))
         out_console.print(f"Run folders: {escape(str(folder))}", highlight=False)
     if failed := [cell.folder(folder) for cell in chosen if cell.failed(folder)]:
         raise RunFailed(
-            f"{len(failed)} of {len(chosen)} runs came to nothing, the first in {failed[0]}: "
-            f"its {sweeps.FAILED} says why, and while that file is there it is not tried again"
+            f"{len(failed)} of {len(chosen)} runs failed, the first in {failed[0]}; "
+            f"its {sweeps.FAILED} has the reason; delete that file to run it again"
         )

@@ -1,4 +1,4 @@
-"""The command that follows a run."""
+"""The command `equipoise watch`."""
 
 import time
 from pathlib import Path
@@ -12,51 +12,51 @@ from equipoise.errors import EquipoiseError
 
 
 def watch(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run, or one with a run in it.")],
-    once: Annotated[bool, typer.Option("--once", help="Only one look.")] = False,
-    every: Annotated[float, typer.Option("--every", min=0.1, max=3600, help="Seconds between looks.")] = 1.0,
-    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the run to begin.")] = 10.0,
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder, or a folder of run folders.")],
+    once: Annotated[bool, typer.Option("--once", help="Show the run once and exit.")] = False,
+    every: Annotated[float, typer.Option("--every", min=0.1, max=3600, help="Seconds between updates.")] = 1.0,
+    wait: Annotated[float, typer.Option("--wait", min=0, help="Seconds to wait for the run to start.")] = 10.0,
 ) -> None:
-    """Follow a run in the terminal: curves, when it will end, the slowest clients.
+    """Watch a run in the terminal.
 
     \b
         equipoise run examples/digits.toml --out runs/ditto &
         equipoise watch runs/ditto
 
-    It only reads the folder, so it may be started, stopped with Ctrl-C and started again at any time, and by several
-    people. Of a folder with many runs it takes the one that was written last. It ends when the run does; its exit code
-    is 1 if that stopped before its last round. Clients are timed where each is worked on alone: in deployments, and in
-    simulations with `engine.mode = "threads"`.
+    You see curves, the remaining time and the slowest clients. The command only reads the folder: you can stop it with
+    Ctrl-C and start it again at any time. In a folder with many runs it shows the newest one. It ends with the run; the
+    exit code is 1 if the run stopped before its last round. Clients are timed if each is trained alone: in deployments,
+    and in simulations with `engine.mode = "threads"`.
     """
     from equipoise.reporting.live_view import RunView, render
 
-    path = _begun(folder, 0.0 if once else wait)
-    look = RunView.at(path)
+    path = _wait_for_run(folder, 0.0 if once else wait)
+    view = RunView.at(path)
     if once:
-        out_console.print(render(look, out_console.width, out_console.height))
+        out_console.print(render(view, out_console.width, out_console.height))
         return
     with Live(console=out_console, auto_refresh=False, vertical_overflow="crop") as live:
         try:
             while True:
-                live.update(render(look, out_console.width, out_console.height), refresh=True)
-                if not look.working:
+                live.update(render(view, out_console.width, out_console.height), refresh=True)
+                if not view.working:
                     break
                 time.sleep(every)
-                look = RunView.at(path)
+                view = RunView.at(path)
         except KeyboardInterrupt:
-            err_console.print("equipoise: the run goes on; watch it again at any time", highlight=False)
+            err_console.print("equipoise: the run continues; watch it again at any time", highlight=False)
             return
-    if look.summary is None:
+    if view.summary is None:
         err_console.print(
-            f"equipoise: nobody works in {path}: it stopped after round {look.done} of {look.rounds}; "
-            "the command that began it goes on with --resume",
+            f"equipoise: no process is working on {path}: it stopped after round {view.done} of {view.rounds}; "
+            "to resume it, repeat the command that started it with --resume",
             highlight=False,
         )
         raise SystemExit(1)
 
 
-def _begun(folder: Path, wait: float) -> Path:
-    """The run that is meant, once it is there."""
+def _wait_for_run(folder: Path, wait: float) -> Path:
+    """Return the newest run in a folder, waiting for one to start."""
     from equipoise.storage.run_index import newest
 
     until = time.monotonic() + wait

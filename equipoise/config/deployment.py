@@ -1,4 +1,4 @@
-"""The section [deploy]: what a deployment waits for, and what the server must be told of data that it never sees."""
+"""The section [deploy]: what a deployment waits for, and what the server must know about data that it never sees."""
 
 from typing import Annotated, Literal
 
@@ -10,33 +10,33 @@ Length = Annotated[int, Field(ge=1, le=10**6)]
 
 
 class Deploy(Settings):
-    """How a federation over real machines is run."""
+    """Settings of a deployment on real machines."""
 
     clients: Count = 2
-    "clients that the first round waits for"
+    "number of clients that the first round waits for"
     wait: Positive = 600.0
-    "seconds that it waits for them"
+    "seconds that the first round waits for them"
     deadline: Positive = 600.0
-    "seconds after which a round closes with the answers that are there"
+    "seconds after which a round closes with the replies received so far"
     minimum: Count = 1
-    "accepted updates without which a round is asked again"
+    "smallest number of accepted updates; a round with fewer is repeated"
     attempts: Count = 3
-    "how often a round is asked before the run stops"
+    "number of times that a round is tried before the run stops"
     evaluate: bool = True
-    "do clients send the scores of their models on their own data?"
+    "whether clients send the scores of their models on their own data"
     names: tuple[str, ...] = ()
-    "the names of the clients that may take part; empty: all whom the SuperLink lets in"
+    "names of the clients that may take part; empty: all that the SuperLink admits"
     threads: Annotated[int, Field(ge=0)] = 0
-    "threads of a client's computations; 0: all cores of its machine"
+    "number of threads that a client computes with; 0: all cores of its machine"
     title: str = ""
-    "what the data are called in tables"
+    "name of the data in tables"
     shape: tuple[Length, ...] = ()
     "shape of a sample's input, such as [1, 28, 28]"
     inputs: Literal["numbers", "symbols"] = "numbers"
-    "numbers, or whole numbers that stand for symbols (text)"
+    "kind of the inputs: numbers, or integers that stand for symbols (text)"
     outputs: Count | None = None
-    "numbers that the model gives for a sample: classes, or the size of the target"
+    "number of outputs of the model for a sample: classes, or the size of the target"
     targets: Literal["classes", "numbers"] = "classes"
-    "labels, or numbers"
+    "kind of the targets: labels, or numbers"
     target_shape: tuple[Length, ...] = ()
     "shape of a sample's target; empty for a single label or number"

@@ -1,4 +1,4 @@
-"""Classes of devices: how many iterations of an equilibrium layer's solve each client can afford in training."""
+"""Device classes: the iteration limits of equilibrium solves in training, which differ between clients."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -14,12 +14,12 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Devices(Settings):
-    """Which clients are weak: a budget of iterations for each class of devices, and how many clients are in each."""
+    """Device classes: an iteration limit for each class, and the fraction of the clients in it."""
 
     iterations: tuple[Count, ...] = ()
-    "most iterations of a solve in training, each way, a number a class of devices; none: as the model says"
+    "largest number of iterations of a solve in training, forward and backward, for each class; empty: the model's own"
     fractions: tuple[Share, ...] = ()
-    "which part of the clients is in each class, drawn from the seed; they sum to 1"
+    "fraction of the clients in each class, drawn from the seed; they sum to 1"
 
     def model_post_init(self, _: object) -> None:
         if len(self.iterations) != len(self.fractions):
@@ -34,7 +34,7 @@ class Devices(Settings):
             )
 
     def budgets(self, names: Sequence[str], seed: int) -> dict[str, int]:
-        """The iterations that each of these clients affords; empty where there are no classes."""
+        """Return the iteration limit of each of these clients; empty if there are no classes."""
         if not self.iterations:
             return {}
         ordered = sorted(names)

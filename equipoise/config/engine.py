@@ -1,4 +1,4 @@
-"""The settings of a run that are not the algorithm's: how long, how many, and by what means."""
+"""Settings of a run that are not the algorithm's: its schedule, and the engine that executes it."""
 
 from typing import Annotated, Literal
 
@@ -12,28 +12,29 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 class Schedule(Settings):
-    """How long, how many, how often."""
+    """The schedule of a run: rounds, participation, evaluation and checkpoints."""
 
     seed: Annotated[int, Field(ge=0)] = 0
-    "all randomness comes from it"
+    "seed of all randomness"
     rounds: Count = 50
-    "how often server and clients talk"
+    "number of communication rounds"
     participation: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)] = 1.0
-    "clients in a round: a fraction of them (0.1), or a whole number (10)"
+    "clients in a round: a fraction of all (0.1), or a number (10)"
     evaluate_every: Count = 1
-    "rounds between two evaluations; the last round is always evaluated"
+    "number of rounds between two evaluations; the last round is always evaluated"
     checkpoint_every: Count = 10
-    "rounds between two checkpoints; the last round is always saved"
+    "number of rounds between two checkpoints; the last round is always saved"
     select: Literal["validation", "test"] = "validation"
-    "on which samples the better of personal and global is chosen; test flatters: it is then called an oracle"
+    "samples that decide between personal and global model; test gives optimistic scores, which are called an oracle"
 
     targets: tuple[float, ...] | None = None
-    "scores; the summary tells in which round each kind of model first reached them"
+    "scores; the summary reports the round in which each kind of model first reached them"
 
     track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
-    "who else is told of rounds and results, beside the run folder; each is an extra to install"
+    "trackers that also receive rounds and results, besides the run folder; each is an extra to install"
 
     def cohort(self, clients: int) -> int:
+        """Return the number of clients in a round."""
         if isinstance(self.participation, int):
             if self.participation > clients:
                 raise EquipoiseError(
@@ -44,17 +45,17 @@ class Schedule(Settings):
 
 
 class Engine(Settings):
-    """How the clients are worked on."""
+    """How clients are trained: the kind of engine, and its resources."""
 
     kind: Literal["simulate", "flower"] = "simulate"
-    "simulate: all clients in this process; flower: clients elsewhere (a deployment says so in its run.toml)"
+    "simulate: all clients in this process; flower: clients on other machines (set in the run.toml of a deployment)"
     mode: Literal["auto", "threads", "stacked"] = "auto"
-    "threads: a client a thread; stacked: many clients in one call; auto: stacked where the model's operators are small"
+    "threads: one client per thread; stacked: many clients in one call; auto: stacked for models with small operators"
     workers: Annotated[int, Field(ge=0)] = 0
-    "threads at work; 0: all cores"
+    "number of threads; 0: all cores"
     dtype: Literal["float32", "float64"] = "float32"
-    "numbers to compute with"
+    "floating-point type of all computations"
     compile: bool = False
-    "stacked mode: pass the step to torch.compile (needs a C++ compiler; seconds once, then faster)"
+    "whether stacked mode passes the step to torch.compile (needs a C++ compiler; slow once, then faster)"
     memory_mb: Count = 1024
-    "clients' states beyond this are kept in files of the run folder"
+    "memory for clients' states in MB; those beyond it are kept in files of the run folder"

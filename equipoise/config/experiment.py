@@ -1,4 +1,4 @@
-"""An experiment as TOML: read strictly, written out with every default."""
+"""Experiments as TOML: read with strict checks, written with every default."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -31,12 +31,14 @@ _REDUCER = "weighted-mean"
 
 @dataclass(frozen=True)
 class Experiment:
+    """All settings of one run, checked."""
+
     schedule: Schedule
     data: DataSection | None
-    "None where every client brings its own"
+    "section [data]; None if every client has its own data"
     model_name: str
     model: ModelSettings | None
-    "None where the user's own is given in Python"
+    "section [model]; None if the user gives a model in Python"
     algorithm_name: str
     algorithm: Algorithm
     engine: Engine
@@ -50,11 +52,11 @@ class Experiment:
 
     @staticmethod
     def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED) -> "Experiment":
-        """Checked settings; a deployment needs less than a simulation, which must have everything here."""
+        """Check the tables of a configuration; `needs` are the sections that must be there, fewer for a deployment."""
         tables = {k: v for k, v in tables.items() if k != WRITTEN}
         for key, value in tables.items():
             if key in ("sweep", "variant", "scale") or (key in _SECTIONS and isinstance(value, list)):
-                raise EquipoiseError(f"the file asks for many runs ([{key}]); start them with `equipoise sweep`")
+                raise EquipoiseError(f"the file describes many runs ([{key}]); start them with `equipoise sweep`")
             known = [*_SECTIONS, *Schedule.model_fields]
             if key not in known:
                 raise EquipoiseError(
@@ -94,6 +96,13 @@ class Experiment:
 
     @staticmethod
     def load(path: Path, sets: Sequence[str] = (), needs: Sequence[str] = _NEEDED) -> "Experiment":
+        """Read a configuration file.
+
+        Args:
+            path: the TOML file.
+            sets: changes as `section.key=value`.
+            needs: the sections that must be there.
+        """
         return Experiment.parse(override(read_toml(path), sets), needs)
 
     @property
@@ -102,11 +111,11 @@ class Experiment:
         return UploadSettings(self.attack, self.reducer, self.privacy)
 
     def deployed(self) -> "Experiment":
-        """As it is run over real machines."""
+        """Return the experiment with the engine of deployments."""
         return replace(self, engine=self.engine.model_copy(update={"kind": "flower"}))
 
     def tables(self) -> dict[str, Any]:
-        """The whole configuration, every default written out."""
+        """Return the whole configuration, with every default."""
         return {
             **self.schedule.table(),
             **({"data": self.data.table()} if self.data else {}),
@@ -121,13 +130,17 @@ class Experiment:
         }
 
     def federation(self, folder: Path, progress: DataProgress = lambda done, total: None) -> Federation:
+        """Load the data, and return the federation."""
         if self.data is None:
             raise EquipoiseError("the section [data] is missing")
         return self.data.federation(folder, self.schedule.seed, progress)
 
 
 def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
-    """`section.key=value` on top; the value is written as in TOML, and quotes around words may be left out."""
+    """Apply changes written as `section.key=value` to the tables, and return them.
+
+    Values are written as in TOML; quotes around words may be left out.
+    """
     for item in sets:
         key, equals, text = item.partition("=")
         if not equals or not key.strip() or key.strip().split(".")[0] == WRITTEN:
@@ -140,7 +153,7 @@ def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
         at = [tables]
         for step in path:
             found = [table.setdefault(step, {}) for table in at]
-            # Of a section that is there several times ([[algorithm]], in a sweep) every one is changed.
+            # If a section is there several times ([[algorithm]] in a sweep), all of them are changed.
             at = [table for each in found for table in (each if isinstance(each, list) else [each])]
             if not all(isinstance(table, dict) for table in at):
                 raise EquipoiseError(f"--set {item} is not allowed; {step} is a setting, not a section")

@@ -1,4 +1,4 @@
-"""The settings of a run that act on uploads: an attack, a reducer and privacy."""
+"""Settings of a run that act on uploads: an attack, a reducer and privacy."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from equipoise.reducers import Mean, Reducer, WeightedMean
 
 @dataclass(frozen=True)
 class UploadSettings:
-    """What happens to uploads on their way to the server's next state."""
+    """What happens to uploads before the server aggregates them."""
 
     attack: Attack | None = None
     reducer: Reducer = field(default_factory=WeightedMean)
@@ -19,6 +19,6 @@ class UploadSettings:
     def __post_init__(self) -> None:
         if self.privacy is not None and self.privacy.central and not isinstance(self.reducer, (Mean, WeightedMean)):
             raise EquipoiseError(
-                "privacy.where = 'central' adds noise to a sum, so that reducer.name must be 'mean'; with other rules "
+                "privacy.where = 'central' adds noise to a sum, so reducer.name must be 'mean'; with other reducers "
                 "use privacy.where = 'local'"
             )

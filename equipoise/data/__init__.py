@@ -1,0 +1,1 @@
+"""Data sets and their division among clients: sources, downloads, the cache, partitions and federations."""

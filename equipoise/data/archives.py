@@ -18,7 +18,7 @@ _OPENERS: dict[str, Callable[[Path], object]] = {".gz": gzip.open, ".xz": lzma.o
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def archive_errors(path: Path) -> Iterator[None]:
     """Turn every error of reading a packed file into one sentence."""
     try:
         yield
@@ -34,17 +34,17 @@ def told(path: Path) -> Iterator[None]:
 @contextmanager
 def opened(path: Path) -> Iterator[BinaryIO]:
     """Open a file for reading; if its name ends with .gz or .xz, it is unpacked on the way."""
-    with told(path), cast(BinaryIO, _OPENERS.get(path.suffix, lambda p: p.open("rb"))(path)) as file:
+    with archive_errors(path), cast(BinaryIO, _OPENERS.get(path.suffix, lambda p: p.open("rb"))(path)) as file:
         yield file
 
 
 def content(path: Path, limit: int) -> bytes:
-    """Return the content of a file; more than `limit` bytes are an error, because a small file can unpack to gigabytes."""
+    """Return the content of a file; more than `limit` bytes are an error (a zip bomb)."""
     with opened(path) as file:
-        return within(path, path.name, file, limit)
+        return read_limited(path, path.name, file, limit)
 
 
-def within(path: Path, name: str, file: BinaryIO, limit: int) -> bytes:
+def read_limited(path: Path, name: str, file: BinaryIO, limit: int) -> bytes:
     """Read a file to its end; more than `limit` bytes are an error.
 
     Args:
@@ -62,25 +62,25 @@ def within(path: Path, name: str, file: BinaryIO, limit: int) -> bytes:
 def tar_members(path: Path, names: tuple[str, ...], limit: int) -> dict[str, bytes]:
     """Return the regular files with these base names in a .tar.gz; everything else in it is ignored."""
     found = {}
-    with told(path), tarfile.open(path, "r:gz") as archive:
+    with archive_errors(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:
             name = Path(member.name).name
             file = archive.extractfile(member) if member.isreg() and name in names else None
             if file is not None:
-                found[name] = within(path, name, cast(BinaryIO, file), limit)
+                found[name] = read_limited(path, name, cast(BinaryIO, file), limit)
     return found
 
 
 def tar_sizes(path: Path, names: tuple[str, ...]) -> dict[str, int]:
     """Return the sizes in bytes of the regular files with these base names in a .tar.gz."""
-    with told(path), tarfile.open(path, "r:gz") as archive:
+    with archive_errors(path), tarfile.open(path, "r:gz") as archive:
         return {Path(m.name).name: m.size for m in archive if m.isreg() and Path(m.name).name in names}
 
 
 def first_existing(folders: list[Path], names: list[str]) -> Path | None:
     """Return the first of these names that exists in the first folder that has any of them, or None."""
     for folder in folders:
-        with told(folder):
+        with archive_errors(folder):
             for name in names:
                 if (folder / name).is_file():
                     return folder / name

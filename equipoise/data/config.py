@@ -31,7 +31,7 @@ class DataSettings(Settings):
     most: Count | None = None
     "largest number of training samples per client, drawn from the seed; all validation and test samples are kept"
     unseen: Fraction = 0.0
-    "fraction of the clients that take no part in training; they adapt the result to their data, with scores of their own"
+    "fraction of the clients that do not train; they adapt the result to their data and are scored separately"
 
 
 @dataclass(frozen=True)

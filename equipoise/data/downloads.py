@@ -44,7 +44,7 @@ class Remote:
     "checksum that the publisher gives; None: none is published, and the number of samples is checked instead"
 
 
-def _silent(done: int, total: int | None) -> None:
+def _no_progress(done: int, total: int | None) -> None:
     pass
 
 
@@ -53,7 +53,7 @@ def fetch(
     folder: Path,
     *,
     mirror: str | None = None,
-    progress: Progress = _silent,
+    progress: Progress = _no_progress,
     check: Callable[[Path], None] | None = None,
 ) -> Path:
     """Download a file unless it exists already, and return its path.
@@ -72,13 +72,13 @@ def fetch(
         The path of the file.
     """
     target = folder / remote.name
-    with _writing(target):
+    with _write_errors(target):
         if target.is_dir():
             raise EquipoiseError(f"cannot fetch {target}: a folder of that name exists; move it away")
         if target.exists():
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
-    with _claimed(target) as part:
+    with _locked_part(target) as part:
         if target.exists():  # another process has just finished the download
             return target
         failure = EquipoiseError(f"no address is known for {remote.name}; put the file at {target} by hand")
@@ -88,13 +88,13 @@ def fetch(
             except RequestRefused as error:
                 failure = error
             else:
-                _look_at(part, check)
+                _run_check(part, check)
                 part.finish()
                 return target
         raise failure
 
 
-def _look_at(part: "_Part", check: Callable[[Path], None] | None) -> None:
+def _run_check(part: "_Part", check: Callable[[Path], None] | None) -> None:
     if check is None:
         return
     try:
@@ -112,7 +112,7 @@ def _addresses(remote: Remote, mirror: str | None) -> tuple[str, ...]:
 
 
 @contextmanager
-def _writing(target: Path) -> Iterator[None]:
+def _write_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -154,7 +154,7 @@ class _Part:
             return None
 
     def clear(self) -> None:
-        with _writing(self.target):
+        with _write_errors(self.target):
             self.file.truncate(0)
             self.sidecar.unlink(missing_ok=True)
         self.resumed = False
@@ -166,30 +166,30 @@ class _Part:
 
     def append(self, block: bytes) -> None:
         rest = memoryview(block)
-        with _writing(self.target):
+        with _write_errors(self.target):
             while rest:
                 rest = rest[self.file.write(rest) :]
 
     def md5(self) -> str:
-        with _writing(self.target):
+        with _write_errors(self.target):
             self.file.seek(0)
             return file_digest(self.file, lambda: md5(usedforsecurity=False)).hexdigest()
 
     def finish(self) -> None:
-        with _writing(self.target):
+        with _write_errors(self.target):
             os.fsync(self.file.fileno())
             self.path.replace(self.target)
             self.sidecar.unlink(missing_ok=True)
 
 
 @contextmanager
-def _claimed(target: Path) -> Iterator[_Part]:
+def _locked_part(target: Path) -> Iterator[_Part]:
     """Open the partial download and lock it for this process; the lock ends with the process."""
     while True:
-        with _writing(target):
+        with _write_errors(target):
             part = _Part(target)
         with part.file:
-            with _writing(target):
+            with _write_errors(target):
                 try:
                     fcntl.flock(part.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError:

@@ -264,7 +264,8 @@ def from_clients(
             unknown = set(client) - set(SPLITS)
             if unknown or "train" not in client:
                 raise EquipoiseError(
-                    f"client {name!r} has the parts {sorted(client)}; it needs 'train' and may have 'validation' and 'test'"
+                    f"client {name!r} has the parts {sorted(client)}; it needs 'train', and may have 'validation' and "
+                    "'test'"
                 )
             parts = [take(client[k], name) if k in client else np.empty(0, np.int64) for k in SPLITS]
         else:

@@ -89,9 +89,7 @@ def length_of_whole(url: str, response: http.client.HTTPResponse, target: Path) 
     if given is None or response.chunked:  # chunks carry their own lengths
         return None
     if not re.fullmatch(r"[0-9]{1,18}", given):
-        raise RequestRefused(
-            url, f"the server gives {given[:40]!r} as the file's length, which is not a number of bytes"
-        )
+        raise RequestRefused(url, f"the server gives {given[:40]!r} as the length, which is not a number of bytes")
     return int(given)
 
 

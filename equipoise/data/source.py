@@ -80,16 +80,14 @@ class Source(Settings, ABC):
 
     def look_at(self, path: Path) -> DatasetStatus:
         """Check one file for damage and return what is in it; needed where the publisher gives no checksum."""
-        raise TypeError(
-            f"{type(self).__name__} has a file without a checksum, so that it needs a method look_at to check it"
-        )
+        raise TypeError(f"{type(self).__name__} has a file without a checksum, so it needs a method look_at")
 
 
 class MissingFile(EquipoiseError):
     """A file does not exist, which some sources do not treat as an error."""
 
 
-def missing(name: str, looked: list[Path], cls: type[Source]) -> MissingFile:
+def missing_file(name: str, looked: list[Path], cls: type[Source]) -> MissingFile:
     """Return the error for a file that does not exist.
 
     Args:

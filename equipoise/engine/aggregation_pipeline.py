@@ -1,6 +1,6 @@
-"""From the uploads of a round to the server's next state: attack, last uploads, central noise, reduction.
+"""The steps from the uploads of a round to the server's next state: attack, last uploads, central noise, reduction.
 
-Both engines use it. It owns what these steps remember between rounds.
+Both engines use the pipeline. It owns what these steps remember between rounds.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ _NOISE = "privacy.noise."
 
 
 class Snapshot(NamedTuple):
-    """What the pipeline remembers, to go back to if a round is broken off."""
+    """What the pipeline remembers, to restore it if a round is interrupted."""
 
     released: Counter[str]
     sums: int
@@ -122,9 +122,11 @@ class AggregationPipeline:
         return NoisedMeanUploads.of(uploads, fresh, count, type(self.algorithm).__name__)
 
     def snapshot(self) -> Snapshot:
+        """Return what the pipeline remembers."""
         return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise)
 
     def rollback(self, snapshot: Snapshot) -> None:
+        """Restore a snapshot."""
         self.ledger.released, self.ledger.sums, self.noise = snapshot
 
     def facts(self) -> dict[str, Any]:
@@ -137,11 +139,11 @@ class AggregationPipeline:
         return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()}
 
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
-        """Take back what was saved of privacy."""
+        """Restore what a checkpoint saved about privacy."""
         self.ledger.restore(facts.get("privacy", {}), rounds)
         self.noise = State({k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)})
 
     def restore_last(self, tensors: dict[str, Tensor]) -> None:
-        """Take back what was saved of the last uploads."""
+        """Restore what a checkpoint saved about the last uploads."""
         if self.last is not None:
             self.last.restore(tensors)

@@ -1,4 +1,4 @@
-"""Assemble a run from its parts: the initial model, the task, and the run in its folder."""
+"""Functions that assemble a run from its parts: the initial model, the task, and the run folder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ AnyRun = TypeVar("AnyRun", bound=Run)
 
 
 def initial_module(build: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """Build the initial model; every seed has its own."""
+    """Build the initial model, with parameters that depend on the seed only."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(randomness.key(seed, "model") % 2**63)
         return build()
@@ -42,9 +42,10 @@ def build_task(
     """Build the task of training `module`.
 
     Args:
+        module: the model.
         samples: a federation, or a few samples (x, y), which show what inputs and targets look like.
-        engine: settings, of which the number format is used.
-        head: the name of the submodule that is the head.
+        engine: the engine settings, which determine the number format.
+        head: name of the submodule that is the head, or names of several.
         loss: by default cross-entropy for labels and squared error for numbers.
         metric: by default the one that belongs to the loss.
     """
@@ -63,7 +64,7 @@ def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int
 
 
 def experiment_task(experiment: Experiment, federation: Federation) -> Task:
-    """Build the task of an experiment whose data are all here."""
+    """Build the task of an experiment whose data are all on this machine."""
     module = experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs)
     return build_task(module, federation, experiment.engine)
 
@@ -82,26 +83,26 @@ def run_in_folder(
     """Run in a locked run folder, with progress reported to `callback` and to the trackers.
 
     Args:
-        build: makes the run, given its folder and whom to report to.
-        execute: carries it out.
+        build: makes the run, given its folder and the callback to report to.
+        execute: runs it.
         out: the run folder.
         tables: all settings, for run.toml.
-        resume: whether the folder may hold an unfinished run of the same settings.
+        resume: whether the folder may already hold a run with the same settings, which is then resumed.
         track: names of trackers.
-        callback: is told of every round.
+        callback: receives the events of the run.
         **written: more facts for the section [written] of run.toml.
     """
     with (
         RunFolder.at_work(out, dict(tables), resume, **written) as folder,
-        with_trackers(callback, track, folder, tables) as told,
+        with_trackers(callback, track, folder, tables) as tracked,
     ):
-        run = build(folder, told)
+        run = build(folder, tracked)
         execute(run)
     return run
 
 
 def start_or_resume(run: Run, resume: bool) -> None:
-    """Run all rounds, or those that are left after the newest checkpoint."""
+    """Run all rounds or, with `resume`, those that are left after the newest checkpoint."""
     if resume:
         run.resume()
     run.run()

@@ -1,7 +1,7 @@
-"""Saving a run so that it can go on as if nothing had happened.
+"""Checkpoints, from which an interrupted run resumes with exactly the same results.
 
-A checkpoint is a manifest (JSON) that names its files with their digests. The last two are kept, so that there is one
-to fall back on.
+A checkpoint is a manifest (JSON) that lists its files with their digests. The last two are kept, in case the newest is
+damaged.
 """
 
 import json
@@ -23,16 +23,16 @@ _KEEP = 2
 
 @dataclass
 class Checkpoint:
-    """A checkpoint read back."""
+    """The content of a checkpoint."""
 
     round: int
     step: int
-    "how many exchanges of the next round were done"
+    "number of finished exchanges of the next round"
     server: State
     kept: dict[str, Tensor]
-    "what else the run keeps: tables of scores, where a deployment began"
+    "other tensors of the run: tables of scores, the initial model of a deployment"
     facts: dict[str, Any]
-    "counters, and the length of the log at that round"
+    "other values of the run as JSON: counters, lengths of the logs"
 
 
 def _digest_of(manifest: dict[str, Any]) -> str:
@@ -40,6 +40,8 @@ def _digest_of(manifest: dict[str, Any]) -> str:
 
 
 class CheckpointFolder:
+    """The folder of a run's checkpoints."""
+
     def __init__(self, folder: Path):
         self.folder = folder
         atomic_files.make_folder(folder)
@@ -54,7 +56,16 @@ class CheckpointFolder:
         kept: dict[str, Tensor],
         facts: dict[str, Any],
     ) -> None:
-        """After so many rounds and exchanges of the next. What a manifest speaks of is never written over."""
+        """Write a checkpoint; files that a manifest lists are never overwritten.
+
+        Args:
+            round: number of finished rounds.
+            step: number of finished exchanges of the next round.
+            server: the server's state.
+            store: the clients' states.
+            kept: other tensors of the run.
+            facts: other values of the run, as JSON.
+        """
         store.flush()
         when = f"{round:06d}" + (f"s{step:03d}" if step else "")
         names = [f"server-{when}{letter}.safetensors" for letter in ("", "b")]
@@ -74,7 +85,7 @@ class CheckpointFolder:
         }
         newest = f"round-{when}.json"
         atomic_files.write_json(self.folder / newest, {**manifest, "digest": _digest_of(manifest)})
-        self._tidy(store, newest)
+        self._remove_old(store, newest)
 
     def _digest(self, path: Path) -> str:
         if path.name not in self.digests:
@@ -82,11 +93,14 @@ class CheckpointFolder:
         return self.digests[path.name]
 
     def manifests(self) -> list[Path]:
-        """Newest first."""
+        """Return the manifests, the newest first."""
         return sorted(self.folder.glob("round-*.json"), reverse=True)
 
-    def _tidy(self, store: ClientStore, newest: str) -> None:
-        """Remove what none of the kept checkpoints needs; later ones were damaged, or this would not be the newest."""
+    def _remove_old(self, store: ClientStore, newest: str) -> None:
+        """Remove the files that none of the kept checkpoints needs.
+
+        Manifests of later rounds are removed too: the run resumed from before them, so they were damaged.
+        """
         keep: set[str] = set()
         for path in [p for p in self.manifests() if p.name <= newest][:_KEEP]:
             try:
@@ -102,7 +116,7 @@ class CheckpointFolder:
                 del store.rows[number]
 
     def load(self, store: ClientStore) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is whole, and what is wrong with those that are not."""
+        """Return the newest intact checkpoint, if there is one, and complaints about newer ones that are damaged."""
         complaints: list[str] = []
         for path in self.manifests():
             try:

@@ -1,8 +1,8 @@
-"""Where the clients' states live: in memory while they fit, in files when they do not.
+"""Storage of the clients' states: in memory as long as they fit, otherwise in files.
 
-Files are segments: never changed after they are written, each with the states of some clients as rows. A table says
-which row of which segment is a client's newest. A checkpoint writes only what changed since the last one; a segment
-that has mostly been superseded gives its living rows to the next and is then removed.
+Files are segments: each holds the states of some clients as rows, and never changes after it is written. A table
+records which row of which segment is a client's newest state. A checkpoint writes only what changed since the last one.
+When most rows of a segment are outdated, the others are copied to the next segment and the old one is removed.
 """
 
 import json
@@ -20,12 +20,12 @@ from equipoise.state import State
 from equipoise.storage import tensor_files
 
 _SEGMENT_BYTES = 128 << 20
-_NOWHERE = -1
+_NOT_SAVED = -1
 _OPEN_FILES = 64
 
 
 class _Pending:
-    """States in memory, oldest first, and how many bytes they take."""
+    """States in memory, the oldest first, and their size in bytes."""
 
     def __init__(self) -> None:
         self.states: OrderedDict[int, State] = OrderedDict()
@@ -48,7 +48,7 @@ class _Pending:
 
 
 class _Segment:
-    """A safetensors file from which single rows are read: mapping it as a whole would count as memory."""
+    """A safetensors file from which single rows are read, because mapping the whole file would count as memory."""
 
     def __init__(self, path: Path):
         self.file = path.open("rb", buffering=0)
@@ -67,7 +67,7 @@ class _Segment:
         )
 
     def part(self, row: int, name: str, low: int, high: int) -> torch.Tensor:
-        """Numbers low to high of a row."""
+        """Return the numbers low to high of a row."""
         dtype, (_, *shape), first = self.fields[name]
         if high <= low:
             return torch.empty(0, dtype=dtype)
@@ -77,43 +77,56 @@ class _Segment:
 
 
 class RenumberedStore:
-    """A store in which clients go by other numbers."""
+    """A view of a store in which clients have other numbers."""
 
     def __init__(self, store: "ClientStore", order: Sequence[int]):
         self.store, self.order = store, order
 
     def get(self, who: int) -> State:
+        """Return a client's state."""
         return self.store.get(self.order[who])
 
     def part(self, who: int, name: str, low: int, high: int) -> torch.Tensor:
+        """Return the numbers low to high of one vector of a client's state."""
         return self.store.part(self.order[who], name, low, high)
 
 
 class ClientStore:
+    """The states of all clients of a run."""
+
     def __init__(self, clients: int, initial: State, folder: Path | None = None, memory: int = 1 << 30):
+        """Create a store.
+
+        Args:
+            clients: number of clients; more can be added.
+            initial: the state of clients that have none yet.
+            folder: the folder for segments; without it all states stay in memory.
+            memory: memory limit in bytes, if there is a folder.
+        """
         self.initial, self.folder, self.memory = initial, folder, memory
-        self.segment = np.full(clients, _NOWHERE, dtype=np.int64)  # where each client's newest saved state is
+        self.segment = np.full(clients, _NOT_SAVED, dtype=np.int64)  # where each client's newest saved state is
         self.row = np.zeros(clients, dtype=np.int64)
         self.changed = _Pending()  # not in a segment yet
         self.kept = _Pending()  # in a segment, and still in memory
         self.written = 0
         self.rows: dict[int, int] = {}  # rows in each segment
-        self.open: dict[int, _Segment] = {}  # those read lately
+        self.open: dict[int, _Segment] = {}  # recently read
 
     def get(self, who: int) -> State:
+        """Return a client's state; the initial one if none was stored."""
         state = self.changed.get(who) or self.kept.get(who)
         if state is not None:
             return state
-        if who >= len(self.segment) or self.segment[who] == _NOWHERE:
+        if who >= len(self.segment) or self.segment[who] == _NOT_SAVED:
             return self.initial
         state = self._opened(who).read(int(self.row[who]))
         self._keep(who, state)
         return state
 
     def part(self, who: int, name: str, low: int, high: int) -> torch.Tensor:
-        """Numbers low to high of one vector of a client's state; no more than that is read."""
+        """Return the numbers low to high of one vector of a client's state, without reading more than that."""
         state = self.changed.get(who) or self.kept.get(who)
-        if state is None and (who >= len(self.segment) or self.segment[who] == _NOWHERE):
+        if state is None and (who >= len(self.segment) or self.segment[who] == _NOT_SAVED):
             state = self.initial
         return (
             self._opened(who).part(int(self.row[who]), name, low, high)
@@ -122,13 +135,14 @@ class ClientStore:
         )
 
     def put(self, who: int, state: State) -> None:
+        """Store a client's new state."""
         if not state:
             return
         if who >= len(self.segment):
             more = who + 1 - len(self.segment)
-            self.segment = np.pad(self.segment, (0, more), constant_values=_NOWHERE)
+            self.segment = np.pad(self.segment, (0, more), constant_values=_NOT_SAVED)
             self.row = np.pad(self.row, (0, more))
-        # A row of a stack is copied, or the whole stack would stay in memory for its sake.
+        # A row of a stack is copied; otherwise it would keep the whole stack in memory.
         state = State({k: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t for k, t in state.items()})
         self.kept.remove(who)
         self.changed.add(who, state)
@@ -136,10 +150,10 @@ class ClientStore:
             self.flush()
 
     def flush(self) -> None:
-        """Write what changed, and what is left alive in segments that are mostly dead."""
+        """Write the changed states, and the current rows of segments that are mostly outdated."""
         if self.folder is None:
             return
-        for number in self._mostly_dead():
+        for number in self._mostly_outdated():
             for who in np.flatnonzero(self.segment == number).tolist():
                 if self.changed.get(who) is None:
                     self.changed.add(who, self.get(who))
@@ -160,9 +174,9 @@ class ClientStore:
         self.rows[self.written] = len(clients)
         self.written += 1
 
-    def _mostly_dead(self) -> list[int]:
-        alive = np.bincount(self.segment[self.segment >= 0], minlength=self.written)
-        return [number for number, rows in self.rows.items() if 0 < 2 * alive[number] < rows]
+    def _mostly_outdated(self) -> list[int]:
+        current = np.bincount(self.segment[self.segment >= 0], minlength=self.written)
+        return [number for number, rows in self.rows.items() if 0 < 2 * current[number] < rows]
 
     def _keep(self, who: int, state: State) -> None:
         self.kept.add(who, state)
@@ -174,7 +188,7 @@ class ClientStore:
         return self.folder / f"clients-{number:06d}.safetensors"
 
     def _opened(self, who: int) -> _Segment:
-        """The file with a client's newest saved state."""
+        """Return the open segment with a client's newest saved state."""
         number = int(self.segment[who])
         if number not in self.open:
             if len(self.open) >= _OPEN_FILES:
@@ -183,13 +197,21 @@ class ClientStore:
         return self.open[number]
 
     def segments(self) -> list[Path]:
-        """The files that hold a state some client still has."""
+        """Return the files that hold at least one client's newest state."""
         return [self._path(number) for number in np.unique(self.segment[self.segment >= 0]).tolist()]
 
     def table(self) -> dict[str, torch.Tensor]:
+        """Return where each client's newest state is, for a checkpoint."""
         return {"segment": torch.from_numpy(self.segment), "row": torch.from_numpy(self.row)}
 
     def restore(self, table: dict[str, torch.Tensor], written: int, rows: dict[int, int]) -> None:
+        """Restore what a checkpoint saved.
+
+        Args:
+            table: where each client's newest state is.
+            written: number of segments written so far.
+            rows: number of rows of each segment.
+        """
         self.segment, self.row = table["segment"].numpy().copy(), table["row"].numpy().copy()
         self.written, self.rows = written, rows
         self.open.clear()

@@ -1,4 +1,4 @@
-"""A trained model in a file of its own, with what is needed to load it again."""
+"""Files with one trained model, and with what is needed to load it again."""
 
 import json
 from collections.abc import Sequence
@@ -19,7 +19,19 @@ _FORMAT = "equipoise-model-1"
 def write_model(
     path: Path, module: nn.Module, experiment: Experiment, shape: Sequence[int], outputs: int, title: str, of: str
 ) -> None:
-    """A module's parameters and buffers; with a model of ours, all that `load_model` needs to build it again."""
+    """Write the parameters and buffers of a module to a file.
+
+    For a model of the library the file also has all that `load_model` needs to build it again.
+
+    Args:
+        path: the file.
+        module: the trained module.
+        experiment: the experiment that it was trained in.
+        shape: shape of one input.
+        outputs: number of outputs.
+        title: name of the data.
+        of: which model it is, for readers.
+    """
     described = {
         "shape": list(shape),
         "outputs": outputs,
@@ -33,7 +45,7 @@ def write_model(
 
 
 def load_model(path: str | Path) -> nn.Module:
-    """The module that `equipoise export` wrote, ready to predict."""
+    """Load a module that `equipoise export` wrote, in eval mode."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -45,7 +57,7 @@ def load_model(path: str | Path) -> nn.Module:
     described = json.loads(metadata["equipoise"])
     if "model" not in described:
         raise EquipoiseError(
-            f"{path} holds a model of the user's own: build that module and load what "
+            f"{path} holds a custom model: build its module yourself, and load into it the tensors that "
             "safetensors.torch.load_file reads from the file"
         )
     settings = described["model"]

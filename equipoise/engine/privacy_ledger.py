@@ -1,4 +1,4 @@
-"""What a run spends on privacy: how much noise it adds, and what clients have released so far."""
+"""The ledger of a run's privacy: how much noise it adds, and what clients have released so far."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ class PrivacyLedger:
         return {"sigma": self.sigma, "released": self.released, "sums": self.sums}
 
     def restore(self, facts: dict[str, Any], rounds: int) -> None:
-        """Take back what `facts` saved; `rounds` is how long the run is now."""
+        """Restore what `facts` returned; `rounds` is the number of rounds that the run has now."""
         if self.privacy is None:
             return
         if facts["sigma"] != self.sigma:

@@ -1,4 +1,4 @@
-"""Score the models of another run's training as this algorithm makes them, without training again."""
+"""Scoring of the models that an algorithm makes from the training of another run, without training again."""
 
 import time
 from typing import Any
@@ -9,12 +9,12 @@ from equipoise.model_kinds import KINDS
 
 
 def rescore(run: Simulation, lines: list[dict[str, Any]]) -> None:
-    """Score what another run has trained.
+    """Score the models that the run's algorithm makes from the training of another run.
 
     Scores of earlier rounds are the other run's, except those of the global model, which is the same.
 
     Args:
-        run: its folder holds the newest checkpoint of the other run.
+        run: a run whose folder holds the newest checkpoint of the other run.
         lines: the other run's log.
     """
     assert run.folder is not None

@@ -92,12 +92,12 @@ class Run(ABC):
 
     @abstractmethod
     def restored(self, saved: Checkpoint) -> None:
-        """Take back what `facts` and the engine's own tensors saved."""
+        """Restore what `facts` and the engine's own tensors saved."""
 
     @cached_property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a digest of everything that a run begins with and its settings do not say."""
+        """Return a digest of everything that a run begins with beyond its settings."""
 
     @abstractmethod
     def draw_noise(self, number: int, purpose: str) -> Noise:
@@ -125,7 +125,7 @@ class Run(ABC):
             self.warn(text)
 
     def warn(self, text: str) -> None:
-        """Tell the user something important before the run begins."""
+        """Report something important to the user before the run begins."""
         self.callback.on_message(text)
 
     def failure(self, round: int, what: str, advice: str = _ADVICE) -> str:
@@ -160,7 +160,7 @@ class Run(ABC):
         self.callback.on_round_end(line)
 
     def save(self, kept: dict[str, Any]) -> None:
-        """Write a checkpoint, with these tensors of the engine's own."""
+        """Write a checkpoint that includes these tensors of the engine."""
         if self.folder is None or self.checkpoints is None:
             return
         facts = {
@@ -174,7 +174,7 @@ class Run(ABC):
         self.checkpoints.save(self.done, self.step, self.server, self.store, tensors, facts)
 
     def restore(self) -> dict[str, int] | None:
-        """Go back to the newest valid checkpoint; return the lengths of the logs then, or None if there is none."""
+        """Restore the newest valid checkpoint; return the lengths of the logs then, or None if there is none."""
         assert self.checkpoints is not None
         saved, complaints = self.checkpoints.load(self.store)
         for complaint in complaints:

@@ -1,4 +1,4 @@
-"""Write what a finished simulation leaves in its run folder."""
+"""The files that a finished simulation writes into its run folder."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
@@ -40,7 +40,7 @@ def write_results(
     atomic_files.write_json(folder.path / FEDERATION, outline(federation))
     if shown is not None:
         tensor_files.write_tensors(folder.shown, shown)
-    atomic_files.write_json(folder.summary, summary)  # last: whoever sees it finds everything else
+    atomic_files.write_json(folder.summary, summary)  # last, so that all other files exist when it does
 
 
 def shown_states(algorithm: Algorithm, start: Start, jobs: Iterable[ClientJob]) -> State | None:

@@ -1,4 +1,4 @@
-"""Ctrl-C, heard but answered at a safe place."""
+"""Handling of Ctrl-C: the run stops at a safe point."""
 
 import signal
 import threading
@@ -9,17 +9,17 @@ from typing import Any
 
 @contextmanager
 def stop_on_interrupt(interrupted: threading.Event) -> Iterator[None]:
-    """Ctrl-C asks the run to stop at a safe place; a second one stops it at once."""
+    """Set `interrupted` on Ctrl-C, so that the run can stop at a safe point; a second Ctrl-C stops it at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGINT)
 
-    def ask(number: int, frame: Any) -> None:
+    def request_stop(number: int, frame: Any) -> None:
         interrupted.set()
         signal.signal(signal.SIGINT, before)
 
-    signal.signal(signal.SIGINT, ask)
+    signal.signal(signal.SIGINT, request_stop)
     try:
         yield
     finally:

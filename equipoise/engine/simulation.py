@@ -1,4 +1,4 @@
-"""The simulator: every round of a federation, in this process."""
+"""The simulator, which runs all rounds of a federation in this process."""
 
 import copy
 import threading
@@ -39,7 +39,7 @@ from equipoise.training.task import Task
 
 
 class Simulation(Run):
-    """A run: the server's state, the clients' and what has been counted so far."""
+    """A run in which all clients are simulated."""
 
     def __init__(
         self,
@@ -53,6 +53,19 @@ class Simulation(Run):
         uploads: UploadSettings | None = None,
         devices: Devices | None = None,
     ):
+        """Create a simulation.
+
+        Args:
+            task: the model, its loss and its metric.
+            federation: the clients and their data.
+            algorithm: the algorithm.
+            schedule: number of rounds, participation, evaluation and checkpoints.
+            engine: how clients are trained on this machine.
+            folder: the run folder; without it nothing is written.
+            callback: receives the events of the run.
+            uploads: the attack, the reducer and privacy.
+            devices: the device classes of the clients.
+        """
         self.federation = federation.prepared(task.dtype, task.channels_last)
         classes = federation.classes or 0
         if task.loss is LOSSES["cross-entropy"] and task.outputs < classes:
@@ -90,13 +103,13 @@ class Simulation(Run):
         without = [self.federation.names[who] for who in self.training if not len(self.federation.validation[who])]
         if len(without) == len(self.training):
             raise EquipoiseError(
-                f"{type(self.algorithm).__name__} is to learn from validation samples, and no client has any; "
-                "give data.split a part for validation"
+                f"{type(self.algorithm).__name__} learns from validation samples, but no client has any; "
+                "add a validation part to data.split"
             )
         if without:
-            others = f" and {len(without) - 1} others" if len(without) > 1 else ""
+            others = f" and {len(without) - 1} others have" if len(without) > 1 else " has"
             self.callback.on_message(
-                f"{without[0]}{others} without validation samples: nothing is learned from them there"
+                f"{without[0]}{others} no validation samples, so nothing is learned from validation there"
             )
 
     @cached_property
@@ -113,16 +126,17 @@ class Simulation(Run):
         return self.executor.mode
 
     def close(self) -> None:
+        """Stop the executor."""
         self.executor.close()
 
     def sample(self, round: int) -> list[int]:
-        """Who takes part, drawn from the training clients in the order of their names."""
+        """Draw the clients that take part in a round, from the training clients in the order of their names."""
         rng = randomness.generator(self.schedule.seed, "participation", round)
         ranks = rng.choice(len(self.training), self.cohort, replace=False)
         return [self.training[rank] for rank in np.sort(ranks)]
 
     def run(self) -> None:
-        """All rounds that are left."""
+        """Run all rounds that are left."""
         self.callback.on_run_begin(self.schedule.rounds, self.done)
         try:
             with stop_on_interrupt(self.interrupted):
@@ -137,19 +151,19 @@ class Simulation(Run):
         self.finish()
 
     def new_scores(self) -> RunScores:
-        """Return scores of which nothing is known yet."""
+        """Return evaluators that have not scored anything yet."""
         settings = (self.pipeline.malicious, self.schedule.select, self.budgets)
         return RunScores(self.federation, self.algorithm, self.executor, *settings)
 
     def job(self, who: int, held: HeldState | None = None) -> ClientJob:
-        """A client as it stands, or in this state, with what the server would send it now."""
+        """Return the job of a client: in its stored state or in `held`, with what the server would send it now."""
         down = self.algorithm.broadcast(self.server, self.number[who])
         return ClientJob(
             who, self.store.get(who) if held is None else held, down, self.budgets.get(self.federation.names[who])
         )
 
     def advance(self) -> bool:
-        """One more round, or False if it was broken off; then nothing has changed."""
+        """Run one more round; return False, with nothing changed, if it was interrupted."""
         round = self.done + 1
         began = time.perf_counter()
         self.client_seconds.clear()
@@ -195,26 +209,26 @@ class Simulation(Run):
         return True
 
     def _planned_releases(self) -> ReleaseCount:
-        """What one client can come to release in the whole run, as cohorts will be drawn."""
+        """Return the most that one client will release in the whole run, given how cohorts are drawn."""
         clients, exchanges = len(self.training), exchanges_of(self.algorithm)
         if (privacy := self.pipeline.settings.privacy) is None:
             return ReleaseCount(0)
         if privacy.central:
-            return self._central(self.schedule.rounds)
+            return self._central_releases(self.schedule.rounds)
         if self.cohort == clients:
             return ReleaseCount(self.schedule.rounds, exchanges)
         drawn = Counter(who for round in range(1, self.schedule.rounds + 1) for who in self.sample(round))
         return ReleaseCount(max(drawn.values()), exchanges)
 
-    def _central(self, rounds: int) -> ReleaseCount:
-        """Who is in a cohort is the server's secret."""
+    def _central_releases(self, rounds: int) -> ReleaseCount:
+        """Return the releases of so many rounds with central noise, where only the server knows the cohorts."""
         return ReleaseCount(rounds, exchanges_of(self.algorithm), len(self.training), self.cohort)
 
     def releases(self) -> ReleaseCount:
         privacy, released = self.pipeline.settings.privacy, self.pipeline.ledger.released
         assert privacy is not None
         if privacy.central:
-            return self._central(self.done)
+            return self._central_releases(self.done)
         exchanges = exchanges_of(self.algorithm)
         return ReleaseCount(-(-max(released.values(), default=0) // exchanges), exchanges)
 
@@ -222,7 +236,7 @@ class Simulation(Run):
         return seeded_noise(self.schedule.seed, number, purpose)
 
     def _released(self, round: int, exchange: int, job: ClientJob, result: ClientResult) -> ClientResult:
-        """With a message as it leaves the client."""
+        """Return a result whose upload is clipped and noised, as it leaves the client."""
         privacy, name = self.pipeline.settings.privacy, self.federation.names[job.who]
         assert privacy is not None
         self.pipeline.ledger.released[name] += 1
@@ -237,7 +251,7 @@ class Simulation(Run):
         return replace(result, upload=privacy.release(result.upload, known, self.pipeline.ledger.sigma, noise))
 
     def _accept(self, round: int, jobs: list[ClientJob], results: list[ClientResult]) -> list[ClientResult]:
-        """The results that can be used. A client whose update is left out keeps its old state."""
+        """Return the results with finite numbers; a client whose update is dropped keeps its old state."""
         for job in jobs:
             self.counters.bytes_down += job.down.nbytes
         accepted = []

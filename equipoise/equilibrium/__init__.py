@@ -1,4 +1,4 @@
-"""Equilibrium layers: z = f(z, x) for any module f, in the memory of one layer; usable without the rest."""
+"""Equilibrium layers, z = f(z, x) for any module f, in the memory of one layer; usable on their own."""
 
 from equipoise.equilibrium.contraction import (
     ContractiveConv2d,

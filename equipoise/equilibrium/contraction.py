@@ -1,9 +1,9 @@
-"""What keeps an equilibrium well posed: weights that are brought back, after every step, to where f is a contraction.
+"""Layers that keep an equilibrium well posed: after every step, their weights are projected so that f is a contraction.
 
-Dense: z = φ(Bz + u) with φ component-wise non-expansive has one fixed point wherever ‖B‖_∞ ≤ κ < 1 (FeDEQ, Section
-3.2), and ‖B‖_∞ is the largest sum of absolute values in a row: rows are projected onto the ℓ1 ball of radius κ. The set
-is convex, so that a mean of clients' matrices is in it too. Convolutions: the weights are scaled down until a bound on
-the operator's spectral norm is κ.
+Dense: z = φ(Bz + u) with φ component-wise non-expansive has exactly one fixed point if ‖B‖_∞ ≤ κ < 1 (FeDEQ, Section
+3.2). ‖B‖_∞ is the largest sum of absolute values in a row, so rows are projected onto the ℓ1 ball of radius κ. The set
+is convex, so a mean of clients' matrices is in it too. Convolutions: the weights are scaled down until a bound on the
+operator's spectral norm is κ.
 """
 
 from typing import Any
@@ -13,23 +13,23 @@ from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
 
-_HUGE = 1e30  # times this, whatever is above zero is above one
+_HUGE = 1e30  # times this, every positive number is above one
 
 
 @torch.no_grad()
 def project_rows(matrix: Tensor, radius: float) -> Tensor:
-    """The nearest matrix whose rows have absolute values that sum to at most `radius`, a number >= 0.
+    """Return the nearest matrix in which the absolute values of each row sum to at most `radius`, a number >= 0.
 
-    Every entry of a row comes nearer to zero by the same threshold, and stops there. The threshold is solved for as if
-    those that are left would all stay, and again when some of them have stopped, until none stops any more (Michelot,
-    1986). That is exact, and takes a few passes over the rows; to sort them takes longer (benchmarks/equilibrium.py).
+    Every entry of a row moves towards zero by the same threshold, and stops at zero. The threshold is computed as if
+    no other entry would reach zero, and computed again when some do, until none does any more (Michelot, 1986). This is
+    exact, and takes a few passes over the rows; sorting them takes longer (benchmarks/equilibrium.py).
     """
     size = matrix.abs()
     threshold = ((size.sum(-1, keepdim=True) - radius) / matrix.shape[-1]).clamp_(min=0)
     rest, left = torch.empty_like(size), torch.full_like(threshold, torch.inf)
     while True:
         torch.sub(size, threshold, out=rest).clamp_(min=0)
-        before, left = left, (rest * _HUGE).clamp_(max=1).sum(-1, keepdim=True)  # entries that are above zero
+        before, left = left, (rest * _HUGE).clamp_(max=1).sum(-1, keepdim=True)  # number of entries above zero
         if not (left < before).any():
             return torch.copysign(rest, matrix)
         threshold += ((rest.sum(-1, keepdim=True) - radius) / left.clamp(min=1)).clamp_(min=0)
@@ -37,9 +37,9 @@ def project_rows(matrix: Tensor, radius: float) -> Tensor:
 
 @torch.no_grad()
 def conv_norm_bound(weight: Tensor) -> Tensor:
-    """A bound on the spectral norm of a convolution of stride 1, whatever the size of its images.
+    """Return a bound on the spectral norm of a convolution of stride 1, for images of any size.
 
-    √(hw) times the smallest spectral norm of the kernel's four foldings into a matrix (Singla and Feizi, 2021).
+    It is √(hw) times the smallest spectral norm of the kernel's four foldings into a matrix (Singla and Feizi, 2021).
     """
     o, i, h, w = weight.shape
     foldings = (
@@ -50,7 +50,7 @@ def conv_norm_bound(weight: Tensor) -> Tensor:
     )
     largest = weight.abs().max()
     if not 0 < largest < torch.inf:
-        return largest  # nothing at all, or nothing that could be bounded
+        return largest  # zero, or not finite
     norm = torch.stack([_spectral_norm(matrix / largest) for matrix in foldings]).min()
     bound: Tensor = norm * largest * (h * w) ** 0.5
     return bound
@@ -74,7 +74,7 @@ class ContractiveLinear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, kappa: float = 0.95, **kwargs: Any):
         super().__init__(inputs, outputs, **kwargs)
         self.kappa = _checked(kappa)
-        # To begin with, rows are scaled rather than projected, which would set most of their entries to zero.
+        # Initially rows are scaled, because projecting them would set most of their entries to zero.
         size = self.weight.data.abs().sum(1, keepdim=True)
         self.weight.data.mul_((self.kappa / size).clamp(max=1))
 
@@ -82,6 +82,7 @@ class ContractiveLinear(nn.Linear):
         return f"{super().extra_repr()}, kappa={self.kappa:g}"
 
     def project_(self) -> None:
+        """Project the rows of the weights in place."""
         self.weight.data.copy_(project_rows(self.weight.data, self.kappa))
 
 
@@ -91,7 +92,7 @@ class ContractiveConv2d(nn.Conv2d):
     def __init__(self, inputs: int, outputs: int, kernel: int, kappa: float = 0.95, **kwargs: Any):
         super().__init__(inputs, outputs, kernel, **kwargs)
         if self.stride != (1, 1) or self.groups != 1 or self.padding_mode != "zeros":
-            raise EquipoiseError("a contractive convolution has stride 1, one group and zeros around the image")
+            raise EquipoiseError("a contractive convolution must have stride 1, one group and padding with zeros")
         self.kappa = _checked(kappa)
         self.project_()
 
@@ -99,15 +100,17 @@ class ContractiveConv2d(nn.Conv2d):
         return f"{super().extra_repr()}, kappa={self.kappa:g}"
 
     def project_(self) -> None:
+        """Scale the weights down in place, if needed."""
         self.weight.data.mul_((self.kappa / conv_norm_bound(self.weight.data)).clamp(max=1))
 
 
 @torch.no_grad()
 def project(module: nn.Module) -> None:
-    """Bring the weights of every layer that has a `project_` back to where they are allowed to be."""
+    """Call `project_` on every layer that has it."""
     for layer in projected(module):
         layer.project_()
 
 
 def projected(module: nn.Module) -> list[Any]:
+    """Return the layers of a module that have a `project_` method."""
     return [layer for layer in module.modules() if callable(getattr(layer, "project_", None))]

@@ -1,4 +1,4 @@
-"""To find z with z = f(z), for every sample of a batch on its own."""
+"""The search for z = f(z), for every sample of a batch separately."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,26 +11,26 @@ from torch import Tensor
 from equipoise.equilibrium.solvers import SOLVERS, Anderson, Solver, to_numpy
 from equipoise.errors import EquipoiseError
 
-# Below this part of the batch, f is computed for the samples still at work alone: to pick them out costs some copies.
-_FEW = 0.8
+# Below this share of the batch, f is computed for the active samples only. Above it, selecting them costs too much.
+_SELECT_BELOW = 0.8
 
 
 @dataclass(frozen=True)
 class Solution:
-    """What a solve came to; `iterations`, `residual` and `converged` have one entry a sample."""
+    """The result of a solve; `iterations`, `residual`, `converged` and `finite` have one entry per sample."""
 
     z: Tensor
     "the guess with the smallest residual"
     f: Tensor
     "f(z), one step further"
     iterations: Tensor
-    "how often f was computed for the sample"
+    "number of evaluations of f for the sample"
     residual: Tensor
     "‖f(z) - z‖ / ‖f(z)‖"
     converged: Tensor
-    "is the residual within the tolerance?"
+    "whether the residual is within the tolerance"
     finite: Tensor
-    "did f(z) stay finite?"
+    "whether f(z) stayed finite"
 
 
 def solve(
@@ -42,11 +42,18 @@ def solve(
     tol: float = 1e-3,
     limit: int = 20,
 ) -> Solution:
-    """A fixed point of f, from the guess z, with at most `limit` computations of f a sample.
+    """Find a fixed point of f for every sample of a batch.
 
-    With `inputs`, f is called as f(z, *inputs), and only for those samples that have not converged yet: every tensor
-    among the inputs must have a row a sample. Without, f is always called with the whole batch. Either way a sample
-    that has converged stays as it is, and no sample has a part in another's iteration.
+    A sample that has converged does not change any more, and samples do not influence each other.
+
+    Args:
+        f: the function of z, or of z and the inputs.
+        z: the first guess, one row per sample.
+        inputs: further arguments of f; every tensor among them has one row per sample. With them, f is called as
+            f(z, *inputs), and only for samples that have not converged. Without, it gets the whole batch every time.
+        solver: the solver or its name; by default Anderson().
+        tol: a sample has converged when ‖f(z) - z‖ is at most this times ‖f(z)‖.
+        limit: largest number of evaluations of f per sample.
     """
     if isinstance(inputs, Tensor):
         inputs = [inputs]
@@ -57,14 +64,17 @@ def solve(
     if not isinstance(limit, int) or limit < 1:
         raise EquipoiseError(f"limit = {limit!r} is not allowed; it must be a whole number >= 1")
     if not z.is_floating_point() or z.ndim == 0:
-        raise EquipoiseError(f"the guess z has numbers with a fraction, a row a sample; not {z.dtype} {tuple(z.shape)}")
+        raise EquipoiseError(
+            "the guess z must be a floating-point tensor with one row per sample, "
+            f"not {z.dtype} of shape {tuple(z.shape)}"
+        )
     for k, x in enumerate(inputs or ()):
         if isinstance(x, Tensor) and (x.ndim == 0 or len(x) != len(z)):
             raise EquipoiseError(
-                f"input {k + 1} of an equilibrium has the shape {tuple(x.shape)}, and needs a row for each of the "
-                f"{len(z)} samples; what all samples share belongs into f"
+                f"input {k + 1} of an equilibrium has shape {tuple(x.shape)}, but needs one row for each of the "
+                f"{len(z)} samples; what all samples share belongs in f"
             )
-    with torch.no_grad(), np.errstate(all="ignore"):  # NaN is met, and told, in its place
+    with torch.no_grad(), np.errstate(all="ignore"):  # NaN is detected and reported later
         return _solve(f, z.detach(), inputs, solver, tol, limit)
 
 
@@ -74,7 +84,7 @@ def _named(solver: object) -> Solver:
     if isinstance(solver, str) and solver in SOLVERS:
         return SOLVERS[solver]()
     raise EquipoiseError(
-        f"solver = {solver!r} is unknown; there is {', '.join(SOLVERS)}, or an object such as Anderson()"
+        f"solver = {solver!r} is unknown; available: {', '.join(SOLVERS)}, or an object such as Anderson()"
     )
 
 
@@ -90,27 +100,27 @@ def _solve(
     z = layout.flat(start)
     rounding = 10 * torch.finfo(z.dtype).eps
     progress = solver.begin(z)
-    few = _Few(inputs)
-    # One number a sample: that is quicker in numpy, and on a GPU the loop has to hear of it anyway.
+    selection = _ActiveSamples(inputs)
+    # One number per sample: numpy is faster here, and with a GPU the loop needs these numbers on the CPU anyway.
     n = len(z)
-    at_work, working = np.ones(n, dtype=bool), n
-    finite = at_work.copy()
+    active, remaining = np.ones(n, dtype=bool), n
+    finite = active.copy()
     iterations = np.zeros(n, dtype=np.int64)
     best_z, best_f, best = z, z, np.full(n, np.inf)
     for k in range(limit):
-        rows = few.rows(at_work, working, z.device)
+        rows = selection.rows(active, remaining, z.device)
         if rows is None:
             f = layout.flat(_computed(function, layout.shaped(z), *(inputs or ())))
         else:
-            part = _computed(function, layout.shaped(z[rows]), *few.inputs)
+            part = _computed(function, layout.shaped(z[rows]), *selection.inputs)
             f = best_f.index_copy(0, rows, layout.flat(part))
             del part
         r = f - z
         size = _lengths(f)
         residual = _lengths(r) / (size + _TINY)
-        iterations += at_work
+        iterations += active
         well = np.isfinite(residual)
-        better = at_work & (residual < best)
+        better = active & (residual < best)
         improved = np.count_nonzero(better)
         if k == 0 or improved == n:
             best_z, best_f, best = z, f, np.where(well, residual, np.inf)
@@ -118,14 +128,14 @@ def _solve(
             pick = _column(better, z)
             best_z, best_f = torch.where(pick, z, best_z), torch.where(pick, f, best_f)
             best = np.where(better, residual, best)
-        finite &= well | ~at_work
-        at_work = at_work & well & (best > tol)
-        working = int(np.count_nonzero(at_work))
-        if k == limit - 1 or not working:
+        finite &= well | ~active
+        active = active & well & (best > tol)
+        remaining = int(np.count_nonzero(active))
+        if k == limit - 1 or not remaining:
             break
         following = progress.next(z, f, r, rounding * size)
-        z = following if working == n else torch.where(_column(at_work, z), following, best_z)
-        del f, r, following  # nothing but guesses is kept while f is computed, for the sake of memory
+        z = following if remaining == n else torch.where(_column(active, z), following, best_z)
+        del f, r, following  # to save memory, only guesses are kept while f is computed
     each = (torch.from_numpy(a).to(z.device) for a in (iterations, best, best <= tol, finite))
     return Solution(layout.shaped(best_z), layout.shaped(best_f), *each)
 
@@ -134,19 +144,19 @@ def _computed(function: Callable[..., Tensor], z: Tensor, *inputs: Any) -> Tenso
     before = -1 if z.is_inference() else z._version
     value = function(z, *inputs)
     if not isinstance(value, Tensor):
-        raise EquipoiseError(f"an equilibrium needs f(z) to be a tensor like z, and it is a {type(value).__name__}")
+        raise EquipoiseError(f"f(z) must be a tensor of the shape of z, but it is a {type(value).__name__}")
     if value.shape != z.shape:
         raise EquipoiseError(
-            f"an equilibrium needs f(z) of the shape of z; z has {tuple(z.shape)}, f(z) {tuple(value.shape)}; "
-            "a guess of another shape than the first input is given with the call, layer(x, z=guess)"
+            f"f(z) must have the shape of z; z has {tuple(z.shape)}, f(z) has {tuple(value.shape)}; "
+            "if z has another shape than the first input, give a guess: layer(x, z=guess)"
         )
     if before >= 0 and z._version != before:
-        raise EquipoiseError("f changes z in place, and an equilibrium needs it unchanged: no relu_, no z += ... in f")
+        raise EquipoiseError("f changes z in place, which is not allowed in an equilibrium: no relu_, no z += ... in f")
     return value
 
 
 def residuals(z: Tensor, f: Tensor) -> np.ndarray:
-    """‖f - z‖ / ‖f‖ for rows of numbers."""
+    """Return ‖f - z‖ / ‖f‖ of each row."""
     ratio: np.ndarray = _lengths(f - z) / (_lengths(f) + _TINY)
     return ratio
 
@@ -163,12 +173,12 @@ def _column(mask: np.ndarray, like: Tensor) -> Tensor:
 
 
 def channels_last(x: Tensor) -> bool:
-    """Do the channels of these images lie beside each other in memory?"""
+    """Tell whether images have their channels last in memory."""
     return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 class _Layout:
-    """Samples as rows of numbers in the order in which they lie in memory, so that neither way is a copy."""
+    """Converts samples to rows of numbers and back, in their order in memory, so that nothing is copied."""
 
     def __init__(self, like: Tensor):
         self.shape = like.shape[1:]
@@ -189,20 +199,20 @@ class _Layout:
         return flat.view(len(flat), h, w, c).permute(0, 3, 1, 2)
 
 
-class _Few:
-    """The samples still at work, with their inputs, once they are few."""
+class _ActiveSamples:
+    """The active samples, with their inputs, once they are selection."""
 
     def __init__(self, inputs: Sequence[Any] | None):
         self.all, self.inputs = inputs, list(inputs or ())
         self.mask: np.ndarray | None = None
         self.index: Tensor | None = None
 
-    def rows(self, at_work: np.ndarray, working: int, device: torch.device) -> Tensor | None:
-        """Which they are, or None where the whole batch is to be computed."""
-        if self.all is None or working > _FEW * len(at_work):
+    def rows(self, active: np.ndarray, remaining: int, device: torch.device) -> Tensor | None:
+        """Return their indices, or None if f is to be computed for the whole batch."""
+        if self.all is None or remaining > _SELECT_BELOW * len(active):
             return None
-        if self.mask is None or not np.array_equal(self.mask, at_work):
-            self.mask = at_work
-            self.index = torch.from_numpy(at_work.nonzero()[0]).to(device)
+        if self.mask is None or not np.array_equal(self.mask, active):
+            self.mask = active
+            self.index = torch.from_numpy(active.nonzero()[0]).to(device)
             self.inputs = [x[self.index] if isinstance(x, Tensor) else x for x in self.all]
         return self.index

@@ -1,4 +1,4 @@
-"""A layer that is defined by what it leaves unchanged: z = f(z, x)."""
+"""The equilibrium layer, whose output is a fixed point: z = f(z, x)."""
 
 import copy
 import sys
@@ -23,47 +23,54 @@ Memory = Callable[[Tensor], tuple[Tensor, Callable[[Solution], None]]]
 
 
 class Equilibrium(nn.Module):
-    """z = f(z, x), found by a solver and differentiated without its iterations, in the memory of one call of f.
+    """A layer that solves z = f(z, x), and is differentiated without its iterations, in the memory of one call of f.
 
-    `f` is a module, or function, of (z, x, ...). Tensors among the inputs have a row a sample; f treats each sample for
-    itself, since it is called with fewer of them as some are done, and does the same in every call of a forward pass
-    (no dropout, no BatchNorm). What all samples share belongs into f. `settings` are those of `Options`, and `solver`
-    may also be an object such as Anderson(window=8).
+    Tensors among the inputs have one row per sample. f must treat samples independently, because samples that have
+    converged are no longer part of its calls, and must be the same function in all calls of a forward pass: no dropout,
+    no BatchNorm. What all samples share belongs in f.
 
-    The result is f(z, x) at the z that was found, in training and out of it; only with gradient = "unroll", training
-    applies f `limit` times, and prediction solves. z has the shape of the first input unless a guess is given with the
-    call.
+    The result is f(z, x) at the z that was found, in training and in prediction. Only with gradient = "unroll" does
+    training apply f `limit` times, while prediction solves. z has the shape of the first input, unless the call gives a
+    guess.
     """
 
     def __init__(self, f: Callable[..., Tensor], options: Options | None = None, **settings: Any):
+        """Create the layer.
+
+        Args:
+            f: a module or function of (z, x, ...).
+            options: how it is solved and differentiated.
+            settings: the same as single settings of `Options`; `solver` may also be an object such as
+                Anderson(window=8).
+        """
         super().__init__()
         self.f, self.options = f, _options(options, settings)
         if not callable(f) or isinstance(f, type):
-            raise EquipoiseError(f"an equilibrium layer needs a module or a function f(z, x), and this is {f!r}")
+            raise EquipoiseError(f"an equilibrium layer needs a module or a function f(z, x), not {f!r}")
         self.name = f"of {getattr(f, '__name__', type(f).__name__)}"
-        "for readers of complaints; layers of a model get their place in it (see `layers`)"
+        "name in warnings; for layers of a model, their place in it (see `layers`)"
         self.budget: int | None = None
-        "most iterations of a solve, forward and backward, for those who cannot afford more; no complaints then"
+        "iteration limit of a solve, forward and backward, on weak devices; unconverged solves are then not reported"
         self.memory: Memory | None = None
-        "gives the first guess in place of the default one, and takes what was found (see `WarmStart`)"
+        "returns the first guess, in place of the default one, and stores what was found (see `WarmStart`)"
         self.last: Solution | None = None
-        "what the last solve came to; z and f are left out of it"
+        "result of the last solve, without z and f"
         self.last_backward: Solution | None = None
-        "what the last solve for a gradient came to"
+        "result of the last solve for a gradient, without z and f"
         self.solves = Solves()
-        "what all solves came to, for fixed points and for gradients"
+        "statistics of all solves, for fixed points and for gradients"
         self.quiet = False
-        "leave complaints to whoever reads the counts"
-        self._complained = {"forward": 0.0, "backward": 0.0}
-        _warn_of_what_changes(f)
+        "do not warn; the reader of the statistics reports problems"
+        self._warned = {"forward": 0.0, "backward": 0.0}
+        _warn_if_calls_differ(f)
 
     @property
     def tally(self) -> SolveStats:
-        """Over all forward passes."""
+        """Return the statistics of all forward solves."""
         return self.solves.forward
 
     def forward(self, *inputs: Any, z: Tensor | None = None) -> Tensor:
-        """The fixed point for these inputs, from the guess z, from what is remembered, or from the default guess."""
+        """Return the fixed point for these inputs, starting at z, at the remembered point, or at the default guess."""
         start, keep = self._start(inputs, z)
         if self.options.gradient == "unroll" and torch.is_grad_enabled():
             value, solution = self._unroll(start, inputs)
@@ -73,10 +80,10 @@ class Equilibrium(nn.Module):
             solver = self.options.method(self.options.solver)
             solution = solve(self.f, start, given, solver=solver, tol=tol, limit=limit)
             value = solution.f
-        self.last = self._note(solution, "forward")
+        self.last = self._record(solution, "forward")
         if keep is not None:
             keep(solution)
-        if self.options.gradient == "unroll" or not self._learns(inputs):
+        if self.options.gradient == "unroll" or not self._needs_gradient(inputs):
             return value
         implicit = self.options.gradient == "implicit"
         return attach(lambda z: self.f(z, *inputs), solution.z, self._adjoint if implicit else None)
@@ -89,7 +96,9 @@ class Equilibrium(nn.Module):
             x = inputs[0]
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 what = f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-                raise EquipoiseError(f"the first input of an equilibrium layer has the kind of z: numbers, not {what}")
+                raise EquipoiseError(
+                    f"the first input of an equilibrium layer must be a floating-point tensor, not {what}"
+                )
             default = torch.zeros_like(x) if self.options.start == "zero" else x
         if self.memory is None:
             return default.detach(), None
@@ -98,17 +107,17 @@ class Equilibrium(nn.Module):
 
     @property
     def limit(self) -> int:
-        """Most iterations of a forward solve: the budget, if it is less than what the options say."""
+        """Return the iteration limit of a forward solve: that of the options, or the budget if it is smaller."""
         return self._limit(self.options.limit)
 
     def _limit(self, limit: int) -> int:
         return limit if self.budget is None else min(limit, self.budget)
 
-    def _learns(self, inputs: tuple[Any, ...]) -> bool:
+    def _needs_gradient(self, inputs: tuple[Any, ...]) -> bool:
         if not torch.is_grad_enabled():
             return False
         if not isinstance(self.f, nn.Module):
-            return True  # a function may hide parameters; only of a module is it known that it has none that learn
+            return True  # a function may use parameters; only a module can be searched for them
         given = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
         return given or any(p.requires_grad for p in self.f.parameters())
 
@@ -117,7 +126,9 @@ class Equilibrium(nn.Module):
         for _ in range(limit):
             z, before = self.f(z, *inputs), z
             if z.shape != before.shape:
-                raise EquipoiseError(f"f(z) has the shape {tuple(z.shape)}, and z {tuple(before.shape)}")
+                raise EquipoiseError(
+                    f"f(z) must have the shape of z; z has {tuple(before.shape)}, f(z) has {tuple(z.shape)}"
+                )
         with torch.no_grad():
             found, f, d = before.detach(), z.detach(), z.shape[1:].numel()
             residual = torch.from_numpy(residuals(found.reshape(len(z), d), f.reshape(len(z), d)))
@@ -130,11 +141,11 @@ class Equilibrium(nn.Module):
         tol, limit = self._bounds("backward")
         solver = self.options.method(self.options.backward_solver or self.options.solver)
         solution = solve(right_side, v, solver=solver, tol=tol, limit=limit)
-        self.last_backward = self._note(solution, "backward")
+        self.last_backward = self._record(solution, "backward")
         return solution.f
 
     def complaints(self, solves: Solves) -> list[tuple[float, str]]:
-        """What is wrong with these solves, which others may have counted, each with the part that it is true of."""
+        """Return the problems of these solves, each as the share of solves that failed and a sentence."""
         found = []
         for way, tally in (("forward", solves.forward), ("backward", solves.backward)):
             if tally.unconverged:
@@ -142,23 +153,23 @@ class Equilibrium(nn.Module):
         return found
 
     def _bounds(self, way: str) -> tuple[float, int]:
-        """Tolerance and limit of a solve."""
+        """Return the tolerance and the iteration limit of a solve."""
         o = self.options
         if way == "forward":
             return o.tol, self._limit(o.limit)
         return (o.tol if o.backward_tol is None else o.backward_tol), self._limit(o.backward_limit or o.limit)
 
-    def _note(self, solution: Solution, way: str) -> Solution:
-        """Count it, complain if need be, and return it without its values."""
+    def _record(self, solution: Solution, way: str) -> Solution:
+        """Count a solve, warn if it failed, and return it without its values."""
         own = self.options.limit if way == "forward" else self.options.backward_limit or self.options.limit
         now = SolveStats.of(solution, self.budget is not None and self.budget < own)
         getattr(self.solves, way).add(now)
         badness = torch.inf if now.diverged else now.residual
-        # Told once, and again only when it has become much worse.
-        if now.unconverged and not self.quiet and badness > 10 * self._complained[way]:
-            self._complained[way] = badness
+        # Warn once, and again only when it has become much worse.
+        if now.unconverged and not self.quiet and badness > 10 * self._warned[way]:
+            self._warned[way] = badness
             text = now.complaint(_described(self.name, way), *self._bounds(way))
-            warnings.warn(text, NotConverged, stacklevel=_users_level())
+            warnings.warn(text, NotConverged, stacklevel=_user_stack_level())
         nothing = solution.z.new_empty(0)
         return Solution(nothing, nothing, solution.iterations, solution.residual, solution.converged, solution.finite)
 
@@ -167,17 +178,17 @@ class Equilibrium(nn.Module):
         return f"solver={o.solver}, tol={o.tol:g}, limit={o.limit}, gradient={o.gradient}"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Equilibrium":
-        """A copy has counts and complaints of its own, and shares no memory of samples."""
+        """Copy the layer; the copy has its own statistics and warnings, and no memory of samples."""
         new = copy.copy(self)
         memo[id(self)] = new
         new.__dict__ = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k not in ("memory", "solves")}
-        new.memory, new.solves, new._complained = None, Solves(), {"forward": 0.0, "backward": 0.0}
+        new.memory, new.solves, new._warned = None, Solves(), {"forward": 0.0, "backward": 0.0}
         return new
 
 
 def _options(options: Options | None, settings: dict[str, Any]) -> Options:
     if options is not None and not isinstance(options, Options):
-        raise EquipoiseError(f"the options of an equilibrium layer are an Options object, and this is {options!r}")
+        raise EquipoiseError(f"the options of an equilibrium layer must be an Options object, not {options!r}")
     if options is not None and settings:
         raise EquipoiseError("an equilibrium layer takes its options either as one object or one by one, not both")
     if isinstance(solver := settings.get("solver"), Solver):
@@ -186,15 +197,15 @@ def _options(options: Options | None, settings: dict[str, Any]) -> Options:
     return options or read(Options, settings, "Equilibrium")
 
 
-def _warn_of_what_changes(f: object) -> None:
-    """Layers with which f(z) is not the same when it is computed again."""
-    restless = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+def _warn_if_calls_differ(f: object) -> None:
+    """Warn of layers with which f(z) differs between calls."""
+    varying = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
     for layer in f.modules() if isinstance(f, nn.Module) else ():
-        if isinstance(layer, restless):
+        if isinstance(layer, varying):
             warnings.warn(
-                f"f has a {type(layer).__name__}, so that f(z) is not the same in every call, and there may be no "
-                "fixed point; GroupNorm and LayerNorm are the same, and dropout belongs outside",
-                stacklevel=_users_level(),
+                f"f has a {type(layer).__name__}, so that f(z) differs between calls and there may be no fixed point; "
+                "use GroupNorm or LayerNorm, and put dropout outside f",
+                stacklevel=_user_stack_level(),
             )
             return
 
@@ -202,8 +213,8 @@ def _warn_of_what_changes(f: object) -> None:
 _INSIDE = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
-def _users_level() -> int:
-    """How far up the stack, from the caller, the user's own code is."""
+def _user_stack_level() -> int:
+    """Return how far up the stack, counted from the caller, the user's own code is."""
     level = 1
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_INSIDE):
@@ -217,7 +228,7 @@ def _described(name: str, way: str) -> str:
 
 
 def layers(module: nn.Module) -> Iterator[tuple[str, Equilibrium]]:
-    """Every equilibrium layer in a module, by its place; from then on its complaints name it so."""
+    """Yield every equilibrium layer in a module with its place, which becomes its name in warnings."""
     for name, layer in module.named_modules():
         if isinstance(layer, Equilibrium):
             if name:
@@ -226,7 +237,7 @@ def layers(module: nn.Module) -> Iterator[tuple[str, Equilibrium]]:
 
 
 def set_budget(module: nn.Module, iterations: int | None) -> None:
-    """Let no equilibrium layer in a module use more iterations than this, either way; None: as they are set."""
+    """Limit the iterations of all equilibrium layers in a module, forward and backward; None removes the limit."""
     whole = isinstance(iterations, int) and not isinstance(iterations, bool)
     if iterations is not None and (not whole or iterations < 1):
         raise EquipoiseError(f"a budget of {iterations!r} iterations is not allowed; it must be a whole number >= 1")

@@ -1,4 +1,4 @@
-"""How an equilibrium layer is solved and differentiated: the same settings for a layer and for a model with one."""
+"""Settings of an equilibrium layer, also used by models with such a layer."""
 
 from typing import Annotated, Literal
 
@@ -21,32 +21,35 @@ Gradient = Literal["implicit", "jacobian-free", "unroll"]
 
 
 class Options(Settings):
+    """Settings for solving and differentiating an equilibrium layer."""
+
     solver: SolverName = "anderson"
-    "how the fixed point is found"
+    "solver of the fixed point"
     window: Annotated[int, Field(ge=2, le=1000)] | None = None
-    "guesses that anderson combines (5), steps that broyden learns from (10)"
+    "number of guesses that anderson combines (5 by default), or of steps that broyden learns from (10)"
     ridge: Annotated[float, Field(ge=0, le=1)] = 1e-4
     "weight of the ridge in anderson's least-squares problems"
     mixing: Annotated[float, Field(gt=0, le=1)] = 1.0
-    "how far towards f(z) a step of anderson or plain goes"
+    "step size of anderson or plain towards f(z)"
     tol: NonNegative = 1e-3
-    "a sample is done when ‖f(z) - z‖ is at most this times ‖f(z)‖"
+    "tolerance; a sample has converged when ‖f(z) - z‖ is at most this times ‖f(z)‖"
     limit: Count = 20
-    "most iterations of a solve"
+    "largest number of iterations of a solve"
     gradient: Gradient = "implicit"
-    "implicit solves for the exact gradient, jacobian-free leaves the solve out; unroll remembers every iteration"
+    "implicit solves for the exact gradient, jacobian-free skips that solve, unroll records every iteration"
     backward_solver: SolverName | None = None
-    "how the implicit gradient is found; as the fixed point where it is not given"
+    "solver of the implicit gradient; by default the same as for the fixed point"
     backward_tol: NonNegative | None = None
-    "tolerance of the implicit gradient's solve; tol where it is not given"
+    "tolerance of the implicit gradient's solve; by default tol"
     backward_limit: Count | None = None
-    "most iterations of the implicit gradient's solve; limit where it is not given"
+    "largest number of iterations of the implicit gradient's solve; by default limit"
     start: Literal["zero", "input"] = "zero"
     "the first guess"
     warm_start: WarmStartKind = "update"
-    "begin at the sample's last fixed point: of this local update, or kept with the client's state between rounds"
+    "start at the sample's last fixed point: of this local update, or kept with the client's state between rounds"
 
     def method(self, name: SolverName) -> Solver:
+        """Return the solver of this name with these settings."""
         wanted = {"window": self.window, "ridge": self.ridge, "mixing": self.mixing}
         cls = SOLVERS[name]
         return cls(**{k: v for k, v in wanted.items() if k in cls.model_fields and v is not None})

@@ -1,4 +1,4 @@
-"""What the solves of a layer came to, counted and put into words."""
+"""Statistics of a layer's solves, and their description in words."""
 
 from dataclasses import dataclass, field
 
@@ -6,24 +6,25 @@ from equipoise.equilibrium.fixed_point import Solution
 
 
 class NotConverged(UserWarning):
-    """A solve ended at its limit, or met NaN or infinite numbers."""
+    """Warns that a solve ended at its limit, or met NaN or infinite numbers."""
 
 
 @dataclass
 class SolveStats:
-    """Sums over solves; a solve is one sample's."""
+    """Sums over solves, where each sample is one solve."""
 
     solves: int = 0
     iterations: int = 0
     unconverged: int = 0
-    "ended at the limit, though the layer was given no budget; those that diverged are among them"
+    "number of solves that diverged, or ended at the limit of a layer without a budget"
     diverged: int = 0
-    "met NaN or infinite numbers on the way"
+    "number of solves that met NaN or infinite numbers"
     residual: float = 0.0
-    "the largest with which a solve ended"
+    "largest final residual of a solve"
 
     @staticmethod
     def of(solution: Solution, budgeted: bool = False) -> "SolveStats":
+        """Return the statistics of one batch; with a budget, only solves that diverged count as unconverged."""
         diverged = ~solution.finite
         failed = diverged if budgeted else diverged | ~solution.converged
         return SolveStats(
@@ -35,6 +36,7 @@ class SolveStats:
         )
 
     def add(self, other: "SolveStats") -> None:
+        """Add the statistics of other solves."""
         self.solves += other.solves
         self.iterations += other.iterations
         self.unconverged += other.unconverged
@@ -43,16 +45,22 @@ class SolveStats:
 
     @property
     def mean(self) -> float:
-        """Iterations a solve."""
+        """Return the mean number of iterations per solve."""
         return self.iterations / max(1, self.solves)
 
     @property
     def failed(self) -> float:
-        """The part of the solves that did not converge."""
+        """Return the share of solves that did not converge."""
         return self.unconverged / max(1, self.solves)
 
     def complaint(self, what: str, tol: float, limit: int) -> str:
-        """What went wrong, and what may help."""
+        """Return a sentence that says what went wrong, and what may help.
+
+        Args:
+            what: the name of the layer, as the subject of the sentence.
+            tol: the tolerance of the solves.
+            limit: their iteration limit.
+        """
         if self.diverged:
             more = self.unconverged - self.diverged
             found = f"{self.diverged} of {self.solves} solves met NaN or infinite numbers"
@@ -67,11 +75,12 @@ class SolveStats:
 
 @dataclass
 class Solves:
-    """Those of one layer for its fixed points, and for their gradients."""
+    """Statistics of a layer's solves for fixed points (forward) and for gradients (backward)."""
 
     forward: SolveStats = field(default_factory=SolveStats)
     backward: SolveStats = field(default_factory=SolveStats)
 
     def add(self, other: "Solves") -> None:
+        """Add the statistics of other solves."""
         self.forward.add(other.forward)
         self.backward.add(other.backward)

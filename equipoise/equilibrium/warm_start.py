@@ -1,4 +1,4 @@
-"""Warm starts by sample: a solve begins where the last one for the same sample ended."""
+"""Warm starts per sample: a solve starts where the last one for the same sample ended."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,19 +12,20 @@ from equipoise.errors import EquipoiseError
 
 
 class WarmStart:
-    """The fixed points of `samples` samples in every equilibrium layer of a module whose warm start is not off.
+    """The last fixed points of samples, in every equilibrium layer of a module whose warm start is not off.
 
         warm = WarmStart(model, len(dataset))
         for index, x, y in loader:       # index: which samples these are
             with warm.at(index):
                 loss = criterion(model(x), y)
 
-    A sample that has not been met yet starts as the layer says. Nothing is remembered of samples that diverged. A layer
-    inside another equilibrium is left out: it is called with ever fewer samples. A layer that is passed twice in there
-    starts the second time where the first ended.
+    A sample that has not been seen yet starts at the layer's default guess. Samples that diverged are forgotten. Layers
+    inside another equilibrium are not included, because they are called with fewer and fewer samples. A layer that is
+    called twice within `at` starts the second time where the first call ended.
     """
 
     def __init__(self, module: nn.Module, samples: int):
+        """Create empty warm starts for the layers of `module` and `samples` samples."""
         if not isinstance(samples, int) or samples < 0:
             raise EquipoiseError(f"samples = {samples!r} is not allowed; it must be a whole number >= 0")
         self.samples = samples
@@ -34,11 +35,13 @@ class WarmStart:
 
     @contextmanager
     def at(self, index: Tensor | Sequence[int]) -> Iterator[None]:
-        """In here, row k of a batch is sample index[k]."""
+        """Use and update the warm starts within the context, where row k of a batch is sample index[k]."""
         which = torch.as_tensor(index)
         known = which.ndim == 1 and not which.is_floating_point() and which.dtype != torch.bool
         if not known or (len(which) and not 0 <= int(which.min()) <= int(which.max()) < self.samples):
-            raise EquipoiseError(f"samples are known by a row of whole numbers 0 to {self.samples - 1}, one a sample")
+            raise EquipoiseError(
+                f"index must be a vector of whole numbers from 0 to {self.samples - 1}, one per sample"
+            )
         for slot in self.slots:
             slot.layer.memory = slot.opened(which)
         try:
@@ -48,7 +51,7 @@ class WarmStart:
                 slot.layer.memory = None
 
     def tensors(self, only: str | None = None) -> dict[str, Tensor]:
-        """What is remembered, of layers with this kind of warm start only; empty where nothing is known yet."""
+        """Return what is remembered, of all layers or only of those with one kind of warm start."""
         found: dict[str, Tensor] = {}
         for k, slot in enumerate(self.slots):
             if only in (None, slot.layer.options.warm_start) and slot.z is not None:
@@ -56,7 +59,7 @@ class WarmStart:
         return found
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take back what `tensors` gave, also of more or fewer samples than there are now."""
+        """Load what `tensors` returned; the number of samples may have changed since."""
         for k, slot in enumerate(self.slots):
             if f"{k}.z" in tensors:
                 slot.load(tensors[f"{k}.z"], tensors[f"{k}.known"])
@@ -67,7 +70,7 @@ def _inside_another(layer: Equilibrium, others: Iterable[Equilibrium]) -> bool:
 
 
 class _Slot:
-    """One layer's table, a row a sample."""
+    """The table of one layer, one row per sample."""
 
     def __init__(self, layer: Equilibrium, samples: int):
         self.layer, self.samples = layer, samples
@@ -84,16 +87,16 @@ class _Slot:
         def guess(default: Tensor) -> tuple[Tensor, Callable[[Solution], None]]:
             nonlocal index
             if len(default) != len(index):
-                raise EquipoiseError(f"a batch of {len(default)} samples came with the numbers of {len(index)}")
+                raise EquipoiseError(f"the batch has {len(default)} samples, but index has {len(index)}")
             index = index.to(default.device)
             like = self.z is not None and (self.z.shape[1:], self.z.dtype) == (default.shape[1:], default.dtype)
-            if not like:  # nothing is known yet, or of another kind of samples
+            if not like:  # nothing is known yet, or the samples have another shape
                 self.z = default.new_zeros(self.samples, *default.shape[1:])
                 self.known = torch.zeros(self.samples, dtype=torch.bool, device=default.device)
             assert self.z is not None
             known = self.known[index].view(-1, *(1 for _ in default.shape[1:]))
             start = torch.where(known, self.z[index], default)
-            if default.ndim == 4:  # as the convolutions want it, not as it lies in the table
+            if default.ndim == 4:  # the memory layout of the batch, not of the table
                 layout = torch.channels_last if channels_last(default) else torch.contiguous_format
                 start = start.contiguous(memory_format=layout)
             return start, keep

@@ -1,0 +1,1 @@
+"""Scores of the clients' models, and the similarity of their representations."""

@@ -42,7 +42,7 @@ class Scoreboard:
     'samples on which the hybrid model is chosen, "validation" or "test"'
 
     def tables(self) -> dict[str, np.ndarray]:
-        """Return the table of scores of each kind of model, the hybrid model included."""
+        """Return the table of scores of each kind of model, including the hybrid model if it exists."""
         tables = {kind: self.scored[kind] for kind in SCORED if kind in self.scored}
         if {"personal", "global"} <= tables.keys() and self._chooses.any():
             better = np.where(self.takes_global()[:, None], tables["global"], tables["personal"])
@@ -54,7 +54,7 @@ class Scoreboard:
         return self.validates if self.select == "validation" else self.tests
 
     def takes_global(self) -> np.ndarray:
-        """Return a mask of the clients whose hybrid model is the global one, because it scores higher for them."""
+        """Return a mask of the clients whose hybrid model is the global one, because it scores better for them."""
         column = COLUMNS.index(f"{self.select}_metric")
         return np.asarray(self.metric.better(self.scored["global"][:, column], self.scored["personal"][:, column]))
 

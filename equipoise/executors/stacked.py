@@ -72,7 +72,7 @@ class StackedExecutor(Executor):
         order = sorted(range(len(jobs)), key=lambda k: (-lengths[jobs[k].who], self.federation.names[jobs[k].who]))
         return [[jobs[order[k]] for k in group] for group in groups(range(len(jobs)))]
 
-    def _trainer(self, round: int, group: list[ClientJob], purpose: str) -> StackedTrainer:
+    def _cohort(self, round: int, group: list[ClientJob], purpose: str) -> StackedTrainer:
         who = [job.who for job in group]
         return StackedTrainer(self.module, self.federation, self.algorithm, self.seed, round, who, purpose)
 
@@ -81,7 +81,7 @@ class StackedExecutor(Executor):
         for group in self._groups(jobs):
             if stopped():
                 break
-            trainer = self._trainer(round, group, "batches")
+            trainer = self._cohort(round, group, "batches")
             with torch.no_grad():
                 client, upload = self.algorithm.local_update(
                     stack_states([job.held for job in group]), stack([job.down for job in group]), trainer
@@ -100,7 +100,7 @@ class StackedExecutor(Executor):
         make, looks_up = self.maker(kind), self.looks_up(kind)
         found: dict[int, tuple[ClientModel | None, int]] = {}
         for group in self._groups(jobs):
-            trainer = self._trainer(round, group, "unseen" if kind == "unseen" else "adapt")
+            trainer = self._cohort(round, group, "unseen" if kind == "unseen" else "adapt")
             clients, downs = stack_states([job.held for job in group]), stack([job.down for job in group])
             vectors = make(clients, downs, trainer)
             for k, job in enumerate(group):

@@ -60,7 +60,7 @@ class ThreadedExecutor(Executor):
     def _each(
         self, function: Callable[..., T], items: Sequence[Any], stopped: Callable[[], bool] = lambda: False
     ) -> Iterator[T]:
-        """Yield `function(item)` for each item in order, computed only a few items limit so that memory stays small."""
+        """Yield `function(item)` for each item in order, computed only a few items ahead so that memory stays small."""
         limit = 4 * self.workers
         waiting: list[Future[T]] = [self.pool.submit(function, item) for item in items[:limit]]
         for k in range(len(items)):
@@ -73,7 +73,7 @@ class ThreadedExecutor(Executor):
                 waiting.append(self.pool.submit(function, items[k + limit]))
             yield result
 
-    def _trainer(self, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
+    def _work(self, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
         replica: Replica = self.local.replica
         replica.set_budget(job.budget)
         if len(self.task.buffers):
@@ -85,7 +85,7 @@ class ThreadedExecutor(Executor):
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
         def local(job: ClientJob) -> ClientResult:
             began = time.perf_counter()
-            trainer = self._trainer(round, job, "batches")
+            trainer = self._work(round, job, "batches")
             trainer.replica.forget_solves()
             client, upload = self.algorithm.local_update(algorithm_state(job.client), job.down, trainer)
             if len(self.task.buffers):
@@ -104,7 +104,7 @@ class ThreadedExecutor(Executor):
         make, looks_up = self.maker(kind), self.looks_up(kind)
 
         def model(job: ClientJob) -> tuple[ClientModel | None, int]:
-            trainer = self._trainer(round, job, "unseen" if kind == "unseen" else "adapt")
+            trainer = self._work(round, job, "unseen" if kind == "unseen" else "adapt")
             vector = make(algorithm_state(job.client), job.down, trainer)
             buffers = job.client.get(BUFFERS)
             if len(self.task.buffers) and trainer.samples[0]:

@@ -1,4 +1,4 @@
-"""Which clients are here: greeting nodes, waiting for clients, and drawing the cohort of a round."""
+"""Attendance: greet nodes, wait for clients, and draw the cohort of a round."""
 
 import time
 from collections.abc import Callable, Collection
@@ -19,7 +19,7 @@ class TooFewClients(Exception):
 
 
 class Attendance:
-    """Finds and waits for clients."""
+    """Finds clients, and waits for them."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Attendance:
         self.transport, self.enrolment, self.settings = transport, enrolment, settings
         self.schedule, self.report = schedule, report
         self.run = ""
-        "identity of the run that nodes are told"
+        "identity of the run, which greetings contain"
 
     @property
     def lifetime(self) -> float:
@@ -44,10 +44,16 @@ class Attendance:
         self.enrolment.greet(self.run, self.settings.deadline, self.lifetime)
 
     def gather(self, round: int, wanted: int, seconds: float) -> None:
-        """Wait until this many clients are here; continue with fewer if they are enough for a round."""
+        """Wait until as many clients are here as wanted; continue with fewer if they are enough for a round.
+
+        Args:
+            round: the round that waits.
+            wanted: number of clients.
+            seconds: the longest time to wait.
+        """
         until = time.monotonic() + seconds
         while len(self.enrolment.present()) < wanted and time.monotonic() < until:
-            self._look(round)
+            self._poll(round)
         here, needed = len(self.enrolment.present()), self.settings.minimum
         if here < needed:
             raise TooFewClients(f"{here} clients came within {seconds:g} seconds, and a round needs {needed}")
@@ -77,9 +83,10 @@ class Attendance:
             here = [member for member in self.enrolment.present() if member.name in participants]
             if len(here) >= self.settings.minimum or time.monotonic() > until:
                 return here
-            self._look(round)
+            self._poll(round)
 
-    def _look(self, round: int) -> None:
+    def _poll(self, round: int) -> None:
+        """Greet new nodes and take in their replies."""
         self.greet()
         Exchange(0, round, self.transport, self.enrolment, self.report).look()
         self.transport.pause()

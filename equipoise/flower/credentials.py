@@ -69,11 +69,11 @@ def _certificate(
     days: int,
     names: list[x509.GeneralName] | None,
 ) -> x509.Certificate:
-    """Return a certificate signed by `authority`: for a server with these names, or if None for the authority itself."""
+    """Return a certificate signed by `authority`, for a server with these names, or without any for the authority."""
     now = datetime.now(UTC)
     subject_name, issuer_name = (
         x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in (subject[:64], "equipoise deployment")
-    ]
+    )
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
     builder = (
         x509.CertificateBuilder()

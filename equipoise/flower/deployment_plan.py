@@ -44,8 +44,10 @@ class DeploymentPlan:
         if isinstance(self.experiment.attack, LabelPoison) and deploy.targets != "classes":
             raise EquipoiseError("attack.name = 'label-poison' needs labels, but deploy.targets = 'numbers'")
         if deploy.names and len(deploy.names) < deploy.clients:
-            raise EquipoiseError(f"deploy.names has {len(deploy.names)} names, but deploy.clients = {deploy.clients}; "
-                "list at least as many names as clients")
+            raise EquipoiseError(
+                f"deploy.names has {len(deploy.names)} names, but deploy.clients = {deploy.clients}; "
+                "list at least as many names as clients"
+            )
 
     @staticmethod
     def load(folder: Path, **own: Any) -> "DeploymentPlan":
@@ -72,7 +74,7 @@ class DeploymentPlan:
         return self.experiment.deploy.outputs if self.experiment.deploy.targets == "classes" else None
 
     def described(self) -> tuple[Experiment, Sequence[int], int, str]:
-        """Return what a model file says about its model: experiment, shape of a sample, number of outputs, and title."""
+        """Return what a model file says about its model: experiment, shape of a sample, number of outputs, title."""
         deploy = self.experiment.deploy
         return self.experiment, deploy.shape, deploy.outputs or 0, self.title
 

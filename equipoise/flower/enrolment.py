@@ -23,7 +23,7 @@ class Enrolment:
         return self.roster.present(self.transport.online(), unseen)
 
     def greet(self, run: str, patience: float, lifetime: float) -> None:
-        """Ask new nodes who they are, and after a while also those that were turned away: the cause may be fixed by then.
+        """Ask new nodes who they are, and after a while also those that were turned away, as the cause may be fixed.
 
         Args:
             run: identity of the run.
@@ -43,7 +43,7 @@ class Enrolment:
         answer, node = reply.answer, reply.order_sent.node
         try:
             if answer.status != "hello":
-                raise RejectedMessage(answer.status, f"{answer.client!r} cannot take part; see its own log")
+                raise RejectedMessage(answer.status, f"{answer.client!r} cannot take part; see the client's log")
             if answer.layout != self.layout:
                 raise RejectedMessage("unknown", f"{answer.client!r} has a different model from the server")
             online = self.transport.online()

@@ -41,7 +41,9 @@ class Exchange:
             elif name in self.replies:
                 self.transport.refuse("duplicate", name, f"a second answer for round {self.round}")
             elif answer.status != "done":
-                self.transport.refuse(answer.status, name, f"round {self.round}: the order failed; see its own log")
+                self.transport.refuse(
+                    answer.status, name, f"round {self.round}: the order failed; see the client's log"
+                )
             else:
                 self.replies[name] = reply
 

@@ -1,4 +1,4 @@
-"""Build the orders of an exchange: what each client is asked to do, and the tensors that it needs for it."""
+"""Orders of an exchange: what each client is asked to do, and the tensors that it needs."""
 
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ class Assignment:
     evaluate: int
     "round whose models are scored; 0: none"
     finish: bool
-    "whether training is over, so that the client keeps its model"
+    "whether training is over, so that the client writes its model to a file"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def build_order(
         member: the client.
         assignment: what it is asked to do.
         down: the algorithm's message to it.
-        global_model: the model to score beside its own, if there is one.
+        global_model: the global model, if it is to be scored.
         malicious: whether it plays a malicious client.
         iterations: limit of equilibrium solves; 0 for none.
     """

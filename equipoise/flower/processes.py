@@ -1,4 +1,4 @@
-"""Programs that run beside this one and never outlive it."""
+"""Child processes that never outlive this one."""
 
 import ctypes
 import os
@@ -16,31 +16,31 @@ import psutil
 
 from equipoise.errors import EquipoiseError
 
-_PATIENCE = 5.0  # seconds from a request to end to the end
+_PATIENCE = 5.0  # seconds that a process has to end after SIGTERM
 _TRIES = 5
 _DIES_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 
 
 def _die_with_parent() -> None:
-    """In the child: be asked to end when the parent is gone, however it went (Linux)."""
+    """Make the kernel send SIGTERM to this child when its parent is gone, however it ended (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody uses now."""
+    """Return ports of the loopback address that are not in use now."""
     sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    for bound in sockets:
+        bound.bind(("127.0.0.1", 0))
+    ports = [bound.getsockname()[1] for bound in sockets]
+    for bound in sockets:
+        bound.close()
     return ports
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C does not break off what the first one asked for."""
+def _signals_ignored() -> Iterator[None]:
+    """Ignore signals, so that a second Ctrl-C does not interrupt what the first one started."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -52,7 +52,7 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _runs(process: psutil.Process) -> bool:
+def _is_running(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -60,11 +60,12 @@ def _runs(process: psutil.Process) -> bool:
 
 
 class Processes:
-    """A group of them, each with its output in a file; all end with the block."""
+    """A group of child processes, each with its output in a file; all are ended at the end of the `with` block."""
 
     def __init__(self, logs: Path, environment: Mapping[str, str]):
+        """Create an empty group, with a folder for logs and additional environment variables."""
         self.logs = logs
-        # Flower's programs start each other by name.
+        # Flower's programs start each other by name, so they must be found in PATH.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self.environment = {**os.environ, "PATH": path, **environment}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -77,6 +78,7 @@ class Processes:
         self.end()
 
     def start(self, name: str, command: Sequence[str]) -> None:
+        """Start a program under a name, which is also that of its log."""
         with (self.logs / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
                 command,
@@ -84,13 +86,13 @@ class Processes:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self.environment,
-                start_new_session=True,  # Ctrl-C is for us; they are ended in order
+                start_new_session=True,  # Ctrl-C must not reach them: they are ended in order
                 preexec_fn=_die_with_parent,
             )
 
     def call(self, command: Sequence[str], cwd: Path | None = None) -> str:
-        """Run one to its end and return what it prints."""
-        what = " ".join([Path(command[0]).name, *command[1:2]])
+        """Run a program to its end and return its output."""
+        title = " ".join([Path(command[0]).name, *command[1:2]])
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, env=self.environment, cwd=cwd, stdin=subprocess.DEVNULL
@@ -98,19 +100,21 @@ class Processes:
         except FileNotFoundError:
             raise EquipoiseError(f"there is no program {command[0]}; is equipoise[flower] installed?") from None
         if done.returncode:
-            said = (done.stdout + done.stderr).strip().splitlines()
-            raise EquipoiseError(f"{what} failed: {' '.join(said[-5:])}")
+            lines = (done.stdout + done.stderr).strip().splitlines()
+            raise EquipoiseError(f"{title} failed: {' '.join(lines[-5:])}")
         return done.stdout
 
     def dead(self) -> list[str]:
+        """Return the names of the processes that have ended."""
         return [name for name, process in self.running.items() if process.poll() is not None]
 
     def tail(self, name: str, lines: int = 5) -> str:
+        """Return the last lines of a process's log, as one line."""
         text = (self.logs / f"{name}.log").read_text(errors="replace").strip().splitlines()
         return " ".join(line.strip() for line in text[-lines:])
 
     def await_port(self, name: str, port: int, seconds: float = 60.0) -> None:
-        """Until somebody listens there."""
+        """Wait until a process listens on a port."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if name in self.dead():
@@ -121,19 +125,19 @@ class Processes:
         raise EquipoiseError(f"{name} did not start; its log in {self.logs} ends with: {self.tail(name)}")
 
     def end(self) -> None:
-        """Ask all to end, children and theirs, then insist.
+        """End all processes and their descendants: first with SIGTERM, then with SIGKILL.
 
-        Flower's programs start others in sessions of their own, so whole families are looked up while they are whole.
+        Flower's programs start others in sessions of their own, so descendants are looked up while their parents exist.
         """
-        with _undisturbed():
+        with _signals_ignored():
             self._end()
 
     def _end(self) -> None:
-        members = self._families()
+        members = self._process_trees()
         self._signal(members, signal.SIGTERM)
         psutil.wait_procs(members, timeout=_PATIENCE)
-        for _ in range(_TRIES):  # parents first, and again: who is ended late may have started another
-            members = [m for m in {*members, *self._families()} if _runs(m)]
+        for _ in range(_TRIES):  # repeated, because a process may have started another one before its end
+            members = [m for m in {*members, *self._process_trees()} if _is_running(m)]
             self._signal(members, signal.SIGKILL)
             if not members:
                 break
@@ -142,18 +146,18 @@ class Processes:
             process.wait()
         self.running.clear()
 
-    def _families(self) -> list[psutil.Process]:
-        """All that were started and are still there, with their children; parents before children."""
+    def _process_trees(self) -> list[psutil.Process]:
+        """Return the started processes that still run, each followed by its descendants."""
         found: list[psutil.Process] = []
         for process in self.running.values():
             with suppress(psutil.NoSuchProcess):
-                if process.poll() is None:  # else its number may be somebody else's by now
+                if process.poll() is None:  # else another process may have its number by now
                     parent = psutil.Process(process.pid)
                     found += [parent, *parent.children(recursive=True)]
         return found
 
     def _signal(self, members: Sequence[psutil.Process], number: int) -> None:
-        """To each, and to the groups that they lead: children whose parent has gone are found by nothing else."""
+        """Signal processes and their process groups; the groups include children whose parent is already gone."""
         for member in members:
             with suppress(psutil.NoSuchProcess):
                 member.send_signal(number)

@@ -1,4 +1,4 @@
-"""What server and clients say to each other beside tensors, and how it becomes a message of Flower's."""
+"""The protocol of server and clients: the facts that travel with tensors, and how both become a Flower message."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args
@@ -18,14 +18,14 @@ from equipoise.settings import Settings, read
 from equipoise.state import State
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
-"""No line breaks and no control characters: names stand in logs."""
+"""Text without line breaks and control characters, because names appear in logs."""
 _RECORD, _FIELD = "equipoise", "message"
 
 Round = Annotated[int, Field(ge=0, le=2**53)]
 Counter = Annotated[int, Field(ge=0, le=10**12)]
 Word = Annotated[str, Field(max_length=256, pattern=PRINTABLE)]
 NOBODY = "0" * 32
-"""The run that an answer names which could not read its order."""
+"""The run in the answer of a client that could not read its order."""
 Status = Literal["done", "hello", "stale", "out-of-step", "not-finite", "no-data", "failed"]
 STATUSES = get_args(Status)
 
@@ -35,82 +35,89 @@ class Order(Settings):
 
     protocol: Literal[1] = 1
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-    "stands for this run, whoever serves it after a restart"
+    "identity of the run; the same after a restart of the server"
     hello: bool = False
-    "only tell who you are"
+    "whether this is a greeting: the client only reports who it is"
     number: Round = 0
-    "grows with every order of this run, also over attempts at a round and restarts of the server"
+    "number of the order; it increases within a run, also over repeated rounds and restarts of the server"
     exchange: Round = 0
-    "the round that it belongs to, for readers"
+    "round that the order belongs to, for logs"
     client: Word = ""
-    "the name under which the server knows it"
+    "name under which the server knows the client"
     clients: Round = 0
-    "how many clients there are"
+    "number of clients"
     samples: Round = 0
-    "how many training samples they have together, where the algorithm asks for it"
+    "number of training samples of all clients together, if the algorithm needs it"
     malicious: bool = False
-    "play the part of a malicious client in the experiment's own attack"
+    "whether the client plays a malicious client in the experiment's attack"
     iterations: Round = 0
-    "most iterations of a solve, by the experiment's classes of devices; 0: as the model says"
+    "largest number of iterations per solve, by the experiment's device classes; 0: as the model says"
     accepted: Round = 0
-    "the number of the order to this client that ended the last round in which the server took its updates; 0: none yet"
+    "number of the order that ended the last round in which the server accepted this client's updates; 0: none yet"
     within: Round = 0
-    "the number of the last order of this round whose update the server took, where a round is several exchanges"
+    "number of the last order of this round whose update the server accepted, if a round has several exchanges"
     train: Round = 0
-    "the round to train for; 0: none"
+    "round to train for; 0: none"
     evaluate: Round = 0
-    "the round whose models are to be scored; 0: none"
+    "round whose models are scored; 0: none"
     finish: bool = False
-    "training is over: keep your model"
+    "whether training is over, so that the client writes its model to a file"
     shared: Word = ""
-    "the tensor that is the global model, if there is one"
+    "name of the tensor that is the global model, if there is one"
 
 
 class Answer(Settings):
-    """What a client says in reply."""
+    """What a client answers to an order."""
 
     protocol: Literal[1] = 1
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     number: Round
-    "of the order that this answers"
+    "number of the order"
     client: Word
     status: Status = "done"
     unseen: bool = False
-    "it takes no part in training, and adapts the result"
+    "whether the client does not train, but only adapts the result"
     layout: Word = ""
-    "stands for the layout of its model's parameters"
+    "fingerprint of the layout of its model's parameters"
     size: Counter = 0
-    "how many training samples it has, where the algorithm asks for it"
+    "number of training samples, if the algorithm needs it"
     trained: Round = 0
+    "round that it trained for; 0: none"
     samples: Counter = 0
-    "samples through a backward pass"
+    "number of samples through a backward pass"
     solves: Counter = 0
-    "of the model's equilibrium layers in training, one a sample"
+    "number of solves of the model's equilibrium layers in training, one per sample"
     iterations: Counter = 0
-    "of all those solves"
+    "number of iterations of these solves together"
     unconverged: Counter = 0
-    "of those solves"
+    "number of these solves that did not converge"
     gradient_solves: Counter = 0
-    "for the gradients of those layers"
+    "number of solves for the gradients of these layers"
     gradient_iterations: Counter = 0
+    "number of iterations of the gradients' solves together"
     gradients_unconverged: Counter = 0
+    "number of the gradients' solves that did not converge"
     evaluated: Round = 0
+    "round whose models were scored; 0: none"
     adapted: Counter = 0
-    "samples through a backward pass to make the model that was scored"
+    "number of samples through a backward pass to make the models that were scored"
 
 
 def solver_facts(solves: Solves) -> dict[str, int]:
-    """For an answer."""
-    there, back = solves.forward, solves.backward
+    """Return the counts of equilibrium solves for an answer."""
+    forward, backward = solves.forward, solves.backward
     return {
-        **{"solves": there.solves, "iterations": there.iterations, "unconverged": there.unconverged},
-        **{"gradient_solves": back.solves, "gradient_iterations": back.iterations},
-        "gradients_unconverged": back.unconverged,
+        "solves": forward.solves,
+        "iterations": forward.iterations,
+        "unconverged": forward.unconverged,
+        "gradient_solves": backward.solves,
+        "gradient_iterations": backward.iterations,
+        "gradients_unconverged": backward.unconverged,
     }
 
 
 def reported_solves(answer: Answer) -> Solves:
-    """What an answer says of them."""
+    """Return the counts of equilibrium solves in an answer."""
     return Solves(
         SolveStats(answer.solves, answer.iterations, answer.unconverged),
         SolveStats(answer.gradient_solves, answer.gradient_iterations, answer.gradients_unconverged),
@@ -118,7 +125,7 @@ def reported_solves(answer: Answer) -> Solves:
 
 
 def order_shapes(schema: MessageSchema, start: Start, buffers: int) -> Shapes:
-    """All that an order may carry."""
+    """Return the names, shapes and types of all tensors that an order may contain."""
     vector = ((start.space.size,), start.w0.dtype)
     return {
         **named(schema.down, "down"),
@@ -129,7 +136,7 @@ def order_shapes(schema: MessageSchema, start: Start, buffers: int) -> Shapes:
 
 
 def answer_shapes(schema: MessageSchema, kinds: Sequence[str] = SCORED) -> Shapes:
-    """All that an answer may carry: the algorithm's message, and scores of these kinds of models."""
+    """Return the tensors that an answer may contain: the algorithm's upload, and scores of these kinds of models."""
     scores = {kind: ((len(COLUMNS),), torch.float64) for kind in kinds}
     return {**named(schema.up, "up"), **named({"sizes": ((3,), torch.int64), **scores}, "scores")}
 
@@ -138,11 +145,12 @@ S = TypeVar("S", bound=Settings)
 
 
 def content(facts: Settings, tensors: dict[str, Tensor] | None = None) -> RecordDict:
+    """Return facts and tensors as the content of a Flower message."""
     return RecordDict({_RECORD: ConfigRecord({_FIELD: pack(tensors or {}, facts.table())})})
 
 
 def size(message: Message) -> int:
-    """Bytes of a message's content; 0 where it has none."""
+    """Return the number of bytes of a message's content; 0 if it has none."""
     blob = _blob(message)
     return len(blob) if isinstance(blob, bytes) else 0
 
@@ -157,13 +165,19 @@ def _blob(message: Message) -> Any:
 
 
 def open_message(message: Message, cls: type[S], allowed: Shapes) -> tuple[S, State]:
-    """The facts and tensors of a message, or Refused."""
+    """Return the facts and tensors of a message, or raise RejectedMessage.
+
+    Args:
+        message: the message.
+        cls: what its facts are: Order or Answer.
+        allowed: names, shapes and types of the tensors that it may contain.
+    """
     blob = _blob(message)
     if not isinstance(blob, bytes):
-        raise RejectedMessage("malformed", "it is not one record of bytes")
+        raise RejectedMessage("malformed", "its content is not one record of bytes")
     tensors, facts = unpack(blob, allowed)
     for key in facts.keys() - cls.model_fields.keys():
-        raise RejectedMessage("malformed", f"it says {ascii(key)[:80]}, which nobody asked for")
+        raise RejectedMessage("malformed", f"it contains {ascii(key)[:80]}, which is not expected")
     try:
         return read(cls, facts, "message"), tensors
     except EquipoiseError as error:

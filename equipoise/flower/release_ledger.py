@@ -1,4 +1,4 @@
-"""What a client has let out in a run: a real client need not trust the server to ask for no more than was agreed."""
+"""What a client has released in a run, so that a server cannot make it release more than was planned."""
 
 import json
 import secrets
@@ -13,13 +13,14 @@ from equipoise.storage import atomic_files
 
 
 class ReleaseLedger:
-    """A secret, from which the noise of a client's messages comes, and which messages it has sent.
+    """A file with the messages that a client has released, and with the secret from which their noise is drawn.
 
-    The same message, asked for again, gets the same noise: that tells nothing new, and does not count. Who could have
-    fresh noise on it as often as he asks could average it away.
+    A message that is requested again gets the same noise, which reveals nothing new and does not count again. With
+    fresh noise for every request, a server could average the noise away.
     """
 
     def __init__(self, path: Path, most: int):
+        """Read the ledger, or begin one; `most` is the number of messages that may be released in the run."""
         self.path, self.most = path, most
         self.secret, self.sent = secrets.token_hex(32), list[str]()
         if path.exists():
@@ -31,14 +32,17 @@ class ReleaseLedger:
                 raise EquipoiseError(f"the list of releases in {path} cannot be read: {error}") from None
 
     def noise(self, message: State) -> Noise:
-        """For this message; refused where it would be one more than may leave."""
+        """Return the noise for a message, and record the message; reject it if the limit is reached."""
         hasher = blake2b(digest_size=16)
         for name, t in message.items():
             hasher.update(f"{name} {tuple(t.shape)} ".encode() + t.contiguous().numpy().tobytes())
         digest = hasher.hexdigest()
         if digest not in self.sent:
             if len(self.sent) >= self.most:
-                raise RejectedMessage("failed", f"{self.most} messages have left, as many as privacy was reckoned for")
+                raise RejectedMessage(
+                    "failed",
+                    f"{self.most} messages were released already, which is the number that privacy was calculated for",
+                )
             self.sent.append(digest)
             with atomic_files.atomic_write(self.path) as temporary:
                 temporary.touch(mode=0o600)

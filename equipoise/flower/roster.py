@@ -1,4 +1,4 @@
-"""Who takes part: clients by name, the nodes of Flower that speak for them, and what the server took from each."""
+"""The roster: clients by name, their Flower nodes, and the last orders whose updates the server accepted."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -9,32 +9,44 @@ from equipoise.flower.codec import RejectedMessage
 
 @dataclass
 class Member:
+    """A client on the roster."""
+
     name: str
     index: int
-    "its number in this run; it never changes"
+    "its number in this run; it does not change after the first round has begun"
     node: int
-    "the node of Flower that speaks for it now"
+    "the Flower node that is this client now"
     unseen: bool = False
+    "whether it does not train, but only adapts the result"
     registered: bool = False
-    "did the operator register the name with its key?"
+    "whether the operator registered the name with the node's key"
     samples: int = 0
-    "how many training samples it has, where the algorithm asks for it"
+    "number of training samples, if the algorithm needs it"
     accepted: int = 0
-    "the number of the order to it that ended the last round in which the server took its updates; 0: none"
+    "number of the order that ended the last round in which the server accepted its updates; 0: none"
     within: int = 0
-    "the number of the last order whose update the server took in a round that is not over; 0: none"
+    "number of the last order of an unfinished round whose update the server accepted; 0: none"
 
 
 class Roster:
+    """All clients of a run, present or not."""
+
     def __init__(self, allowed: Iterable[str] = ()):
+        """Create an empty roster; `allowed` are the only names that may enrol, if there are any."""
         self.allowed = frozenset(allowed)
         self.members: dict[str, Member] = {}
 
     def enrol(self, name: str, node: int, unseen: bool, online: Mapping[int, str]) -> Member:
-        """A node that says it speaks for `name`; `online` are nodes, with the names that the operator gave their keys.
+        """Add the client `name`, or find it again; raise RejectedMessage if the node may not have this name.
 
-        A name that was given to a key is that key's alone. Other names belong to who comes first; a client that comes
-        back under another node (a new start without a registered key) keeps its place.
+        A name that is registered with a key belongs to that key. Any other name belongs to the first node that uses it.
+        A client that comes back as another node (restarted without a registered key) keeps its number.
+
+        Args:
+            name: the name that the node gives itself.
+            node: the node.
+            unseen: whether the client does not train.
+            online: the nodes that are online, with the names that are registered with their keys.
         """
         if not name:
             raise RejectedMessage("unknown", "a client without a name")
@@ -55,21 +67,24 @@ class Roster:
         return member
 
     def of(self, node: int) -> Member | None:
+        """Return the client of a node, if it has one."""
         return next((member for member in self.members.values() if member.node == node), None)
 
     def present(self, online: Iterable[int], unseen: bool = False) -> list[Member]:
-        """Those whose nodes are online, in the order of names."""
+        """Return the clients whose nodes are online, in the order of names: those that train, or the unseen ones."""
         nodes = set(online)
         found = [m for m in self.members.values() if m.node in nodes and m.unseen == unseen]
         return sorted(found, key=lambda member: member.name)
 
     def renumber(self) -> None:
-        """Before the first round: numbers follow names, not who happened to be here first; who trains is before."""
+        """Number the clients by name, not by arrival, before the first round; those that train come first."""
         for index, member in enumerate(sorted(self.members.values(), key=lambda m: (m.unseen, m.name))):
             member.index = index
 
     def facts(self) -> list[dict[str, Any]]:
+        """Return what a checkpoint keeps, as JSON."""
         return [asdict(member) for member in self.members.values()]
 
     def restore(self, facts: list[dict[str, Any]]) -> None:
+        """Take back what was saved."""
         self.members = {entry["name"]: Member(**entry) for entry in facts}

@@ -1,4 +1,4 @@
-"""What is known of the round in progress, so that a server that restarts within a round loses nothing of it."""
+"""The progress of the current round, kept in checkpoints so that a restarted server can continue within the round."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,15 +16,15 @@ class RoundProgress:
     """A round of which some exchanges may be done."""
 
     participants: tuple[str, ...] = ()
-    "names of the clients in the round, once some but not all of its exchanges are done"
+    "names of the clients in the round, while some but not all of its exchanges are done"
     asked: int = 0
     "number of clients that its first exchange asked"
     restarts: int = 0
-    "how often it was started again because too few of its clients were left"
+    "number of times it was started again because too few of its clients were left"
     seconds: float = 0.0
     "time that its exchanges have taken"
     solves: Solves = field(default_factory=Solves)
-    "solves of equilibrium layers in it"
+    "counts of its equilibrium solves"
     server_before: State = field(default_factory=State)
     "the server's state before it"
 

@@ -72,7 +72,7 @@ class Deployment(Run):
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the lines of a round whose models are still to be scored"
         self.starts, self.orders = 0, 0
-        "starts of the server in this run, and orders in this start: together they number an order"
+        "number of starts of the server in this run, and of exchanges since then: together they number an order"
         scores = ["scores"] if self.settings.evaluate else []
         not_covered = [*scores, "numbers of samples", "failures to train"]
         self.plan_privacy(ReleaseCount(self.schedule.rounds, exchanges_of(self.algorithm)), not_covered)
@@ -86,11 +86,11 @@ class Deployment(Run):
         return self.task.space.fingerprint()
 
     def draw_noise(self, number: int, purpose: str) -> Noise:
-        """Return noise that nobody can predict: not from the run's seed, which everybody knows."""
+        """Return noise that nobody can predict: it must not depend on the run's seed, which everybody knows."""
         return secure_noise()
 
     def releases(self) -> ReleaseCount:
-        """Count every order to train, whether its reply was used or not; who takes part is no secret here."""
+        """Count every order to train, whether or not its reply was used; participation is not secret here."""
         privacy, ledger = self.pipeline.settings.privacy, self.pipeline.ledger
         assert privacy is not None
         most = ledger.sums if privacy.central else max(ledger.released.values(), default=0)
@@ -111,12 +111,13 @@ class Deployment(Run):
         self.folder.append(self.folder.events, {"round": self.done, "event": event, **facts})
 
     def run(self) -> None:
+        """Wait for clients, do the remaining rounds, and write the results."""
         self.callback.on_run_begin(self.schedule.rounds, self.done)
         self.note("begin", rounds=self.schedule.rounds)
         wanted, wait = self.settings.clients, self.settings.wait
         if self.done < self.schedule.rounds or self.unlogged is not None:
             self.starts += 1
-            self._save()  # before anybody is told this run's name, or gets an order of this start
+            self._save()  # before any client learns the run's id or gets an order of this start
             self.report("waiting", f"waiting for {wanted} clients, at most {wait:g} seconds")
             try:
                 self.attendance.gather(self.done + 1, wanted, wait)
@@ -195,7 +196,7 @@ class Deployment(Run):
         raise RunFailed(self.failure(round, f"too few updates, {self.settings.attempts} times", _RESUME))
 
     def _restart_round(self, round: int) -> None:
-        """Start a round again with other clients, because too few are left; everybody goes back to before it."""
+        """Start a round again with other clients, because too few are left; all go back to their state before it."""
         left = len(self.progress.participants)
         self.report("abandoned", f"round {round} starts again: too few of its {left} clients are left")
         self.server, self.progress = self.progress.server_before, self.progress.restarted()
@@ -207,14 +208,14 @@ class Deployment(Run):
             member.within = 0
 
     def _conclude(self) -> None:
-        """Do the last exchange: everybody scores the models of the last round and keeps its own."""
+        """Do the last exchange: all clients score the models of the last round, and write their own to a file."""
         self.scores.clear()
         finished: set[str] = set()
         silent: set[str] | None = None
         for _ in range(self.settings.attempts):
             self._refresh()
             members = [*self.enrolment.present(), *self.enrolment.present(unseen=True)]
-            if silent is not None:  # who refused would refuse again
+            if silent is not None:  # a client that refused would refuse again
                 members = [member for member in members if member.name in silent]
             exchange = self._ask(self.done + 1, [], members, last=True)
             self._take_scores(exchange.replies)
@@ -233,7 +234,7 @@ class Deployment(Run):
         members = list(members)
         if self.pipeline.settings.privacy is not None and cohort:
             self.pipeline.ledger.released.update(member.name for member in cohort)
-            self._save()  # before anything of it can leave
+            self._save()  # before any client can release anything
         global_model = self.algorithm.global_model(self.server) if scoring else None
         context = OrderContext(
             self.id, self.start.clients, self.start.samples, self.start.w0, self.buffers, bool(self.schema.client)
@@ -356,9 +357,9 @@ class Deployment(Run):
         self.buffers = saved.kept["buffers"]
 
     def _save(self) -> None:
-        """Save after every exchange: a client learns that its update was taken only after that is on disk."""
-        own = {"w0": self.start.w0, "buffers": self.buffers}
-        self.save(own | self.progress.tensors(begun=self.step > 0))
+        """Write a checkpoint after every exchange: clients learn only then which updates were accepted."""
+        start = {"w0": self.start.w0, "buffers": self.buffers}
+        self.save(start | self.progress.tensors(begun=self.step > 0))
 
     def summary(self) -> dict[str, Any]:
         """Return what summary.json contains."""

@@ -1,4 +1,4 @@
-"""Sending orders and collecting answers over Flower's grid; what is not an answer to an order is refused."""
+"""Orders and replies over Flower's grid; everything that is not a valid reply to an order is refused."""
 
 import time
 from collections import Counter
@@ -17,19 +17,19 @@ from equipoise.flower.codec import RejectedMessage
 from equipoise.flower.protocol import NOBODY, Answer, Order, content, open_message, size
 from equipoise.state import State
 
-_LOOK = 0.25  # seconds between two looks for answers
-_NODES = 2.0  # seconds between two looks for nodes
+_POLL = 0.25  # seconds between two requests for replies
+_NODE_POLL = 2.0  # seconds between two requests for the nodes that are online
 
 
 @dataclass(frozen=True)
 class PendingOrder:
-    """An order that is on its way or at work."""
+    """An order without a reply so far."""
 
     node: int
     name: str
     order: Order
     sent: float
-    "when, by time.monotonic"
+    "time of sending, by time.monotonic"
 
 
 @dataclass(frozen=True)
@@ -40,86 +40,111 @@ class Reply:
     answer: Answer
     tensors: State
     seconds: float
-    "between the order and the look that found its answer"
+    "time from sending the order to receiving the reply"
 
 
 class Transport:
-    """What goes out and comes in, with what was refused and why."""
+    """Sends orders, receives replies, and counts what was refused by reason."""
 
     def __init__(self, grid: Grid, accepts: Shapes, report: Callable[[str, str], None]):
+        """Create a transport.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            accepts: names, shapes and types of the tensors that a reply may contain.
+            report: gets the name of an event and its text.
+        """
         self.grid, self.accepts, self._report = grid, accepts, report
         self.waiting: dict[str, PendingOrder] = {}
+        "orders without a reply, by the identity of the message"
         self.nodes: dict[int, NodeInfo] = {}
         self.looked = 0.0
         self.turned_away: dict[int, float] = {}
-        "nodes that cannot take part, and when that was found"
+        "time at which a node was turned away"
         self.refused: Counter[str] = Counter()
+        "number of refused messages by reason"
         self.bytes_sent = 0
         self.bytes_received = 0
 
     def online(self, now: bool = False) -> dict[int, NodeInfo]:
-        """The nodes that are there, as of a moment ago."""
-        if now or time.monotonic() - self.looked > _NODES:
+        """Return the nodes that are online: `now`, or as of a moment ago."""
+        if now or time.monotonic() - self.looked > _NODE_POLL:
             self.nodes = {node.node_id: node for node in self.grid.get_nodes()}
             self.looked = time.monotonic()
         return self.nodes
 
     def send(self, node: int, name: str, order: Order, tensors: dict[str, Tensor], ttl: float) -> None:
-        # One at a time: a model for each of many clients need not be in memory at once.
+        """Send an order to a node.
+
+        Args:
+            node: the node.
+            name: its client's name, for reports.
+            order: the order.
+            tensors: the tensors that go with it.
+            ttl: seconds for which Flower keeps the message.
+        """
+        # One message at a time, so that models for many clients are never in memory at once.
         kind = "query" if order.hello else "train" if order.train else "evaluate"
         message = Message(content(order, tensors), node, kind, ttl=ttl, group_id=str(order.exchange))
         try:
             identities = [identity for identity in self.grid.push_messages([message]) if identity]
-        except Exception as error:  # a node that has just gone must not end the run
+        except Exception as error:  # a node that has just left must not end the run
             identities = []
             self._report("unsent", f"{name}: {type(error).__name__}: {error}")
         if not identities:
-            self.refuse("unsent", name, "Flower did not take the order")
-            self._give_up(node, order)
+            self.refuse("unsent", name, "Flower did not accept the order")
+            self._turn_away(node, order)
         for identity in identities:
             self.waiting[identity] = PendingOrder(node, name, order, time.monotonic())
             self.bytes_sent += size(message)
 
-    def _give_up(self, node: int, order: Order) -> None:
-        """Who cannot answer a greeting is not greeted again at once: every greeting starts a process over there."""
+    def _turn_away(self, node: int, order: Order) -> None:
+        """Do not repeat a failed greeting at once, because every greeting starts a process on the client's machine."""
         if order.hello:
             self.turned_away[node] = time.monotonic()
 
     def refuse(self, reason: str, who: str, text: str) -> None:
+        """Count and report something that is not used.
+
+        Args:
+            reason: the word under which it is counted.
+            who: the client or node, for the report.
+            text: what is wrong.
+        """
         self.refused[reason] += 1
         self._report("refused", f"{who}: refused ({reason}): {text}")
 
     def replies(self) -> Iterator[Reply]:
-        """What has come in since the last look, of any exchange, and is what it should be."""
+        """Yield the valid replies, of any exchange, that have arrived since the last call."""
         for message in self._pull():
-            asked = self.waiting.pop(message.metadata.reply_to_message_id, None)
-            if asked is None:
-                self.refuse("unknown", f"node {message.metadata.src_node_id}", "nobody asked, or it answered before")
+            pending = self.waiting.pop(message.metadata.reply_to_message_id, None)
+            if pending is None:
+                self.refuse("unknown", f"node {message.metadata.src_node_id}", "no order is waiting for this reply")
                 continue
             try:
-                yield Reply(asked, *self._open(message, asked), time.monotonic() - asked.sent)
+                yield Reply(pending, *self._open(message, pending), time.monotonic() - pending.sent)
             except RejectedMessage as error:
-                self.refuse(error.reason, asked.name, str(error))
-                self._give_up(asked.node, asked.order)
+                self.refuse(error.reason, pending.name, str(error))
+                self._turn_away(pending.node, pending.order)
 
-    def _open(self, message: Message, asked: PendingOrder) -> tuple[Answer, State]:
+    def _open(self, message: Message, pending: PendingOrder) -> tuple[Answer, State]:
         if message.has_error():
-            # The error's text is the client's; it is not repeated, only its number.
+            # Only the error's number is reported: its text comes from the client and may contain something of the data.
             code = message.error.code
             if code == ErrorCode.NODE_UNAVAILABLE:
-                raise RejectedMessage("unavailable", "its SuperNode has not been heard of")
+                raise RejectedMessage("unavailable", "its SuperNode cannot be reached")
             raise RejectedMessage("error", f"Flower reports error {code}")
         self.bytes_received += size(message)
-        if message.metadata.src_node_id != asked.node:
-            raise RejectedMessage("unknown", "the answer comes from another node than the one that was asked")
+        if message.metadata.src_node_id != pending.node:
+            raise RejectedMessage("unknown", "the answer comes from a different node from the one that was asked")
         answer, tensors = open_message(message, Answer, self.accepts)
-        order = asked.order
+        order = pending.order
         if (answer.run, answer.status) == (NOBODY, "failed"):
-            raise RejectedMessage("failed", "it cannot work with this app; its own log says why")
+            raise RejectedMessage("failed", "it cannot run this app; see the client's log")
         if (answer.run, answer.number) != (order.run, order.number):
             raise RejectedMessage("another-round", f"an answer to order {answer.number} of run {answer.run[:8]}")
-        if not order.hello and answer.client != asked.name:
-            raise RejectedMessage("unknown", f"the answer is that of {answer.client!r}")
+        if not order.hello and answer.client != pending.name:
+            raise RejectedMessage("unknown", f"the answer is from {answer.client!r}")
         return answer, tensors
 
     def _pull(self) -> Iterable[Message]:
@@ -127,21 +152,22 @@ class Transport:
             return []
         try:
             return self.grid.pull_messages(list(self.waiting))
-        except Exception:  # one answer that Flower cannot read must not cost the others
+        except Exception:  # one answer that Flower cannot read must not block the others
             found: list[Message] = []
-            for identity, asked in list(self.waiting.items()):
+            for identity, pending in list(self.waiting.items()):
                 try:
                     found.extend(self.grid.pull_messages([identity]))
                 except httpx.HTTPError:
-                    raise  # the SuperLink is gone: no answer is to blame
+                    raise  # the SuperLink is gone; this is not the fault of an answer
                 except Exception as error:
                     del self.waiting[identity]
-                    self.refuse("malformed", asked.name, f"Flower cannot read it ({type(error).__name__})")
+                    self.refuse("malformed", pending.name, f"Flower cannot read it ({type(error).__name__})")
             return found
 
     def forget(self, before: int) -> None:
-        """Orders of exchanges this long ago will not be answered any more."""
-        self.waiting = {k: a for k, a in self.waiting.items() if a.order.hello or a.order.exchange >= before}
+        """Stop waiting for replies to orders of rounds before this one."""
+        self.waiting = {k: p for k, p in self.waiting.items() if p.order.hello or p.order.exchange >= before}
 
     def pause(self) -> None:
-        time.sleep(_LOOK)
+        """Sleep until replies should be requested again."""
+        time.sleep(_POLL)

@@ -1,4 +1,4 @@
-"""The registry of models: one line each."""
+"""The registry of models: one line per model."""
 
 from equipoise.models.base import ModelSettings
 from equipoise.models.convolutional import CNN, FemnistCNN, LeNet, MmnistCNN

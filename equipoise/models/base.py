@@ -1,4 +1,4 @@
-"""A model by name: settings that build a plain module with a body and a head."""
+"""The base of named models: settings that build a module with a body and a head."""
 
 from abc import ABC, abstractmethod
 
@@ -9,7 +9,7 @@ from equipoise.settings import Settings
 
 
 class BodyAndHead(nn.Module):
-    """A body that makes features, and a head that reads them."""
+    """A body that computes features, and a head that reads them."""
 
     def __init__(self, body: nn.Module, head: nn.Module):
         super().__init__()
@@ -21,13 +21,21 @@ class BodyAndHead(nn.Module):
 
 
 class ModelSettings(Settings, ABC):
+    """The settings of a model, which build it."""
+
     @abstractmethod
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        """The module for samples of this shape, with a submodule named `head`."""
+        """Return a module for samples of this shape, with a submodule named `head`."""
 
 
 def image_shape(shape: tuple[int, ...], smallest: int, name: str) -> tuple[int, int, int]:
-    """Channels, height and width of the samples, if they are images that the model can take."""
+    """Return the channels, height and width of the samples, or raise an error if the model cannot take them.
+
+    Args:
+        shape: the shape of a sample.
+        smallest: the smallest height and width that the model can take.
+        name: the name of the model.
+    """
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise EquipoiseError(
             f"model.name = {name!r} needs images of at least {smallest} by {smallest}; these samples have shape {shape}"

@@ -1,4 +1,4 @@
-"""Blocks that several networks are made of."""
+"""Building blocks that several networks share."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -13,9 +13,9 @@ from equipoise.settings import Count, Settings
 
 
 class _Softplus(torch.autograd.Function):
-    """log(1 + exp(x)) whose derivative, 1 - exp(-y), comes from its result y.
+    """log(1 + exp(x)), whose derivative 1 - exp(-y) is computed from the result y.
 
-    The next layer keeps y anyway, so that nothing is kept for this one; torch's own keeps x.
+    The next layer stores y anyway, so this one needs no memory of its own; torch's version stores x.
     """
 
     generate_vmap_rule = True
@@ -35,11 +35,14 @@ class _Softplus(torch.autograd.Function):
 
 
 def softplus(x: Tensor) -> Tensor:
+    """Return log(1 + exp(x)), with less memory than torch's version."""
     value: Tensor = _Softplus.apply(x)
     return value
 
 
 class Softplus(nn.Module):
+    """The module of `softplus`."""
+
     def forward(self, x: Tensor) -> Tensor:
         return softplus(x)
 
@@ -48,29 +51,37 @@ Activation = Literal["softplus", "relu"]
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"softplus": softplus, "relu": F.relu}
 MODULES: dict[str, type[nn.Module]] = {"softplus": Softplus, "relu": nn.ReLU}
 GROUPS = 8
-"""Of every GroupNorm; numbers of channels are multiples of it."""
+"""The number of groups of every GroupNorm; numbers of channels are multiples of it."""
 
 
 def conv3x3(inputs: int, outputs: int, stride: int = 1, kappa: float | None = None) -> nn.Conv2d:
-    """Without a bias: a normalisation follows. With `kappa` its spectral norm is kept at or below that."""
+    """Return a 3x3 convolution without a bias, because a normalisation follows.
+
+    Args:
+        inputs: input channels.
+        outputs: output channels.
+        stride: its stride, if there is no `kappa`.
+        kappa: bound on its spectral norm.
+    """
     if kappa is not None:
         return ContractiveConv2d(inputs, outputs, 3, kappa, padding=1, bias=False)
     return nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
 
 
 def norm(channels: int) -> nn.GroupNorm:
+    """Return the normalisation of all convolutional networks here."""
     return nn.GroupNorm(GROUPS, channels)
 
 
 class EquilibriumBlock(nn.Module):
-    """f(z, x) = GN(φ(z + GN(x + W2 * GN(φ(W1 * z))))): a residual block, fed with the input x at every pass."""
+    """f(z, x) = GN(φ(z + GN(x + W2 * GN(φ(W1 * z))))): a residual block that gets the input x in every iteration."""
 
     def __init__(self, channels: int, inner: int, activation: Activation, kappa: float | None = None):
         super().__init__()
         self.activation = ACTIVATIONS[activation]
         self.widen, self.narrow = conv3x3(channels, inner, kappa=kappa), conv3x3(inner, channels, kappa=kappa)
         self.inner_norm, self.middle_norm, self.outer_norm = norm(inner), norm(channels), norm(channels)
-        for conv in (self.widen, self.narrow):  # so small that x rules at first, and f is a contraction
+        for conv in (self.widen, self.narrow):  # so small that at first x dominates, and f is a contraction
             nn.init.normal_(conv.weight, std=0.01)
         project(self)
 
@@ -81,7 +92,7 @@ class EquilibriumBlock(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions that add to what is there (He et al., 2016)."""
+    """A residual block of two 3x3 convolutions (He et al., 2016)."""
 
     def __init__(self, inputs: int, channels: int, stride: int, activation: Activation):
         super().__init__()
@@ -101,18 +112,19 @@ Channels = Annotated[int, Field(ge=GROUPS, le=4096, multiple_of=GROUPS)]
 
 
 class Stem(Settings):
-    """The first convolution, which brings an image to the channels of the rest."""
+    """Settings of the first convolution, which gives images the channels of the other layers."""
 
     stride: Annotated[int, Field(ge=1, le=4)] = 1
-    "of the first convolution: 1 keeps the resolution, as in the papers; with 2 the rest costs a quarter"
+    "stride of the first convolution; 1 keeps the resolution, as in the papers, with 2 the other layers cost a quarter"
 
 
 class FullyConnected(Settings):
-    """FeDEQ's shared fully connected part, which the personal layer follows."""
+    """Settings of FeDEQ's shared fully connected layers, which the personal head follows."""
 
     hidden: tuple[Count, Count] = (256, 128)
     "widths of the two hidden layers before the head"
 
     def fully_connected(self, width: int, activation: Activation) -> list[nn.Module]:
+        """Return the layers, for inputs of this width."""
         act, (first, second) = MODULES[activation], self.hidden
         return [nn.Linear(width, first), act(), nn.Linear(first, second), act(), nn.LayerNorm(second)]

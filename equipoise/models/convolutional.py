@@ -14,7 +14,7 @@ class LeNet(ModelSettings):
     paper: ClassVar[str] = "LeCun et al., 1998; 62,006 parameters on 32x32 colour images with 10 classes"
 
     hidden: tuple[Count, ...] = (120, 84)
-    "widths of the fully connected layers before the head; without any it reads what the convolutions give"
+    "widths of the fully connected layers before the head; without any, the head reads the output of the convolutions"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         channels, *sides = image_shape(shape, 16, "lenet")

@@ -15,7 +15,7 @@ class Linear(ModelSettings):
     paper: ClassVar[str] = "the regressions of FLAME's Appendix B and of Learn2pFed's polynomials"
 
     bias: bool = False
-    "an intercept; data may carry a constant feature of their own instead"
+    "whether there is an intercept; data may have a constant feature instead"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         head = nn.Linear(prod(shape), outputs, bias=self.bias)

@@ -30,30 +30,32 @@ DENSE_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**ACTIVATIONS, "tanh
 
 
 class EquilibriumModel(ModelSettings, Options, ABC):
-    """A model with an equilibrium layer takes the settings of the layer."""
+    """The settings of a model with an equilibrium layer, which include those of the layer."""
 
     def equilibrium(self, f: nn.Module) -> Equilibrium:
+        """Return an equilibrium layer of f with these settings."""
         return Equilibrium(f, Options(**{name: getattr(self, name) for name in Options.model_fields}))
 
 
 class Bounded(Settings):
-    """How a layer is kept well posed."""
+    """Settings that keep an equilibrium layer well posed."""
 
     contraction: bool = False
-    "after every step, scale convolutions in f down to a spectral norm of kappa; its normalisations stay unbounded"
+    "scale convolutions in f down to a spectral norm of kappa after every step; normalisations in f stay unbounded"
     kappa: Kappa = 0.95
-    "bound that contraction keeps"
+    "bound that contraction enforces"
 
     @property
     def bound(self) -> float | None:
+        """Return kappa, or None without contraction."""
         return self.kappa if self.contraction else None
 
 
 class FedeqModel(EquilibriumModel, ABC):
-    """As FeDEQ trains them."""
+    """The settings of a model with an equilibrium layer, with FeDEQ's gradient as the default."""
 
     gradient: Gradient = "jacobian-free"
-    "jacobian-free as in the paper; implicit solves for the exact gradient; unroll remembers every iteration"
+    "jacobian-free, as in the paper; implicit solves for the exact gradient; unroll records every iteration"
 
 
 class _Dense(nn.Module):
@@ -80,14 +82,14 @@ class DeqMLP(FedeqModel, Bounded):
     hidden: Count = 128
     "width of the layer before the head"
     activation: Literal["relu", "tanh", "softplus"] = "relu"
-    "φ; all of them are non-expansive"
+    "activation φ; all choices are non-expansive"
     contraction: bool = True
-    "project the rows of B after every step, so that the absolute values of none sum to more than kappa"
+    "project the rows of B after every step, so that the absolute values of each sum to at most kappa"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         body = nn.Sequential(
             nn.Flatten(),
-            nn.Linear(prod(shape), self.width),  # C x + b does not depend on z: once is enough
+            nn.Linear(prod(shape), self.width),  # C x + b does not depend on z, so it is computed once
             self.equilibrium(_Dense(self.width, self.bound, self.activation)),
             *(nn.Linear(self.width, self.hidden), nn.ReLU()),
         )
@@ -100,7 +102,7 @@ class _DeqResNet(FedeqModel, Bounded, FullyConnected, Stem, ABC):
     channels: Channels
     inner: Channels
     activation: Activation = "softplus"
-    "softplus is smooth, as the theory wants it"
+    "activation; softplus is smooth, as the theory requires"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, height, width = image_shape(shape, 4, self.name)
@@ -123,7 +125,7 @@ class DeqResNetS(_DeqResNet):
     name: ClassVar[str] = "deq-resnet-s"
 
     channels: Channels = 64
-    "of the images in the equilibrium"
+    "channels of the images in the equilibrium layer"
     inner: Channels = 128
     "channels within the residual block"
 
@@ -135,6 +137,6 @@ class DeqResNetM(_DeqResNet):
     name: ClassVar[str] = "deq-resnet-m"
 
     channels: Channels = 128
-    "of the images in the equilibrium"
+    "channels of the images in the equilibrium layer"
     inner: Channels = 256
     "channels within the residual block"

@@ -1,4 +1,4 @@
-"""FL-DEQ's networks: one equilibrium unit and a linear layer, and the explicit peers of as many layers as it takes."""
+"""FL-DEQ's networks: one equilibrium unit and a linear layer, and the explicit networks they are compared with."""
 
 from typing import Annotated, ClassVar
 
@@ -21,27 +21,27 @@ def _pooled(outputs: int, channels: int) -> tuple[list[nn.Module], nn.Linear]:
 
 
 class _FlDeq(EquilibriumModel, Bounded, Stem):
-    """What the two equilibrium networks of FL-DEQ have in common."""
+    """Common settings of the two equilibrium networks of FL-DEQ."""
 
     tol: NonNegative = 1e-2
-    "a sample is done when ‖f(z) - z‖ is at most this times ‖f(z)‖; ten iterations come about as near"
+    "tolerance; a sample has converged when ‖f(z) - z‖ is at most this times ‖f(z)‖, after about ten iterations"
     limit: Count = 10
-    "most iterations of a solve, each way"
+    "largest number of iterations of a solve, forward and backward"
     warm_start: WarmStartKind = "off"
-    "off as in the paper; begin at the sample's last fixed point of this local update, or of the client's last one"
+    "off, as in the paper, or start at the sample's last fixed point: of this local update, or also of earlier rounds"
     channels: Channels = 48
-    "of the images inside; a multiple of 8"
+    "channels of the images in the unit; a multiple of 8"
 
     def network(self, name: str, f: nn.Module, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, *_ = image_shape(shape, 1, name)
         pool, head = _pooled(outputs, self.channels)
-        # The unit is fed with as many channels as it has, so one convolution brings the image to them.
+        # The input of the unit has as many channels as the unit itself, so a convolution comes first.
         stem = [conv3x3(inputs, self.channels, self.stride), norm(self.channels)]
         return BodyAndHead(nn.Sequential(*stem, self.equilibrium(f), *pool), head)
 
 
 class _Blocks(nn.Module):
-    """Several blocks in a row, each fed with the input."""
+    """Several blocks in sequence, each with the input x."""
 
     def __init__(self, *blocks: nn.Module):
         super().__init__()
@@ -59,7 +59,7 @@ class DeqResidual(_FlDeq):
     paper: ClassVar[str] = "FL-DEQ: one equilibrium unit of residual blocks and a linear layer"
 
     blocks: Annotated[int, Field(ge=1, le=3)] = 1
-    "residual blocks in the unit"
+    "number of residual blocks in the unit"
     inner: Channels = 64
     "channels within a block; a multiple of 8"
 
@@ -74,7 +74,7 @@ class _Convolutions(nn.Module):
     def __init__(self, channels: int, layers: int, kappa: float | None):
         super().__init__()
         convs = [conv3x3(channels, channels, kappa=kappa) for _ in range(layers)]
-        nn.init.normal_(convs[-1].weight, std=0.01)  # so small that x rules at first, and f is a contraction
+        nn.init.normal_(convs[-1].weight, std=0.01)  # so small that at first x dominates, and f is a contraction
         self.convs = nn.ModuleList(convs)
         self.norms = nn.ModuleList(norm(channels) for _ in range(layers))
         project(self)
@@ -92,7 +92,7 @@ class DeqCNN(_FlDeq):
     paper: ClassVar[str] = "FL-DEQ: one equilibrium unit of convolutions and a linear layer"
 
     layers: Layers = 4
-    "convolutions in the unit"
+    "number of convolutions in the unit"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         return self.network("deq-cnn", _Convolutions(self.channels, self.layers, self.bound), shape, outputs)
@@ -101,12 +101,12 @@ class DeqCNN(_FlDeq):
 class ResNet5Blocks(ModelSettings, Stem):
     """A convolution, five residual blocks at full resolution, and the head."""
 
-    paper: ClassVar[str] = "the explicit peer of FL-DEQ's residual blocks in equilibrium"
+    paper: ClassVar[str] = "the explicit counterpart of FL-DEQ's residual blocks in equilibrium"
 
     channels: Channels = 64
-    "of every convolution; a multiple of 8"
+    "channels of every convolution; a multiple of 8"
     activation: Activation = "relu"
-    "after every normalisation"
+    "activation after every normalisation"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, *_ = image_shape(shape, 1, "resnet-5-blocks")
@@ -119,12 +119,12 @@ class ResNet5Blocks(ModelSettings, Stem):
 class CnnL(ModelSettings, Stem):
     """Two to ten convolutions at full resolution, and the head."""
 
-    paper: ClassVar[str] = "the explicit peers of FL-DEQ's convolutions in equilibrium"
+    paper: ClassVar[str] = "the explicit counterparts of FL-DEQ's convolutions in equilibrium"
 
     layers: Layers = 10
-    "L, the number of convolutions"
+    "number of convolutions (L)"
     channels: Channels = 48
-    "of every convolution; a multiple of 8"
+    "channels of every convolution; a multiple of 8"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, *_ = image_shape(shape, 1, "cnn-L")

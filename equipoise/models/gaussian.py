@@ -1,4 +1,4 @@
-"""Networks whose representation is random: a normal distribution for every sample, from which one is drawn."""
+"""Networks with a random representation: drawn from one normal distribution per sample."""
 
 from collections import OrderedDict
 from typing import Any, ClassVar
@@ -12,21 +12,21 @@ from equipoise.models.dense import MLP
 from equipoise.settings import Count
 
 ENCODER = "body.encoder"
-"""The submodule whose outputs are the means and, through `normal`, the spreads."""
+"""The submodule whose outputs are the means and, through `normal`, the standard deviations."""
 
 
 def normal(encoded: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations from what the encoder gives."""
+    """Return the means and standard deviations that the encoder's outputs stand for."""
     mean, spread = encoded.chunk(2, dim=-1)
     return mean, nn.functional.softplus(spread)
 
 
 class Draw(nn.Module):
-    """A draw from the distribution in training; its mean otherwise, of which a linear head gives the mean answer."""
+    """Draws from the distribution in training; in prediction it gives the mean, and a linear head the mean output."""
 
     draws: ClassVar[bool] = True
     generator: torch.Generator | None = None
-    "where random numbers come from, if not from torch's own stream"
+    "source of random numbers; by default torch's global one"
 
     def forward(self, encoded: Tensor) -> Tensor:
         mean, sd = normal(encoded)
@@ -37,29 +37,29 @@ class Draw(nn.Module):
 
 
 def _random(module: Any, latent: int, outputs: int) -> nn.Module:
-    """A network with a normal distribution between its body and its head."""
+    """Put a normal distribution between the body and the head of a network."""
     encoder = nn.Linear(module.head.in_features, 2 * latent)
     body = nn.Sequential(OrderedDict(features=module.body, encoder=encoder, draw=Draw()))
     return BodyAndHead(body, nn.Linear(latent, outputs))
 
 
 class GaussianLeNet(LeNet):
-    """LeNet-5 whose last hidden layer gives a normal distribution, from which the head reads a draw (for FedCR)."""
+    """LeNet-5 whose last hidden layer gives a normal distribution; the head reads a draw from it (for FedCR)."""
 
     paper: ClassVar[str] = "Alemi et al., Deep Variational Information Bottleneck, 2017; as in FedCR"
 
     latent: Count = 64
-    "numbers that the head reads"
+    "number of inputs of the head"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         return _random(super().build(shape, outputs), self.latent, outputs)
 
 
 class GaussianMLP(MLP):
-    """Fully connected layers whose last one gives a normal distribution, from which the head reads a draw."""
+    """Fully connected layers of which the last one gives a normal distribution; the head reads a draw from it."""
 
     latent: Count = 32
-    "numbers that the head reads"
+    "number of inputs of the head"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         return _random(super().build(shape, outputs), self.latent, outputs)

@@ -1,4 +1,4 @@
-"""A recurrent network that looks back over a window of time."""
+"""A recurrent network for windows of time series."""
 
 from typing import ClassVar
 
@@ -10,7 +10,7 @@ from equipoise.settings import Count
 
 
 class _LastState(nn.Module):
-    """What an LSTM remembers after the last point in time."""
+    """The hidden state of an LSTM after the last point in time."""
 
     def __init__(self, features: int, hidden: int, layers: int):
         super().__init__()
@@ -23,14 +23,14 @@ class _LastState(nn.Module):
 
 
 class LSTM(ModelSettings):
-    """A forecaster: an LSTM over the points in time, whose last hidden state the head reads."""
+    """An LSTM for forecasting, whose last hidden state the head reads."""
 
-    paper: ClassVar[str] = "Hochreiter and Schmidhuber, 1997; the peers' model in Learn2pFed's forecasting"
+    paper: ClassVar[str] = "Hochreiter and Schmidhuber, 1997; the baselines' model in Learn2pFed's forecasting"
 
     hidden: Count = 32
     "width of the hidden state"
     layers: Count = 1
-    "LSTM layers on top of each other"
+    "number of LSTM layers"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         if len(shape) not in (1, 2):

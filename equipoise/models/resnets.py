@@ -1,4 +1,4 @@
-"""Residual networks: the explicit peers of FeDEQ's equilibrium models."""
+"""Residual networks: the explicit counterparts of FeDEQ's equilibrium models."""
 
 from abc import ABC
 from typing import ClassVar
@@ -11,20 +11,20 @@ from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, F
 from equipoise.settings import Count
 
 _WIDTH = {3: 64, 4: 32}
-"""Channels of the first group, by how many groups there are; every further group has twice as many."""
+"""Channels of the first group by the number of groups; every further group has twice as many."""
 
 
 class _Residual(ModelSettings, Stem, ABC):
     name: ClassVar[str]
     published: ClassVar[dict[str, tuple[int, ...]]]
-    "blocks a group for grey images (FEMNIST), colour ones with up to 10 classes (CIFAR-10), and with more (CIFAR-100)"
+    "blocks per group for grey images (FEMNIST), colour ones with up to 10 classes (CIFAR-10), or more (CIFAR-100)"
 
     blocks: tuple[Count, ...] | None = None
-    "blocks in each of 3 or 4 groups; where it is not given, as published for this kind of images"
+    "blocks in each of 3 or 4 groups; by default as published for this kind of images"
     width: Channels | None = None
-    "channels in the first group, doubled in each further one; where it is not given, 64 for 3 groups and 32 for 4"
+    "channels in the first group, doubled in each further one; by default 64 for 3 groups and 32 for 4"
     activation: Activation = "relu"
-    "after every normalisation"
+    "activation after every normalisation"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, *_ = image_shape(shape, 8, self.name)
@@ -45,7 +45,7 @@ class _Residual(ModelSettings, Stem, ABC):
         )
 
     def tail(self, width: int) -> tuple[list[nn.Module], int]:
-        """What follows the blocks, before the head, and how many numbers it gives."""
+        """Return the layers between the blocks and the head, and the width of their output."""
         return [], width
 
 
@@ -68,7 +68,7 @@ class ResNet18(_Residual):
 class ResNet14(_ResNet):
     """Six residual blocks, two hidden layers, and the head."""
 
-    paper: ClassVar[str] = "He et al., 2016, as the smallest peer of FeDEQ's DEQ-ResNet"
+    paper: ClassVar[str] = "He et al., 2016, as the smallest counterpart of FeDEQ's DEQ-ResNet"
     name: ClassVar[str] = "resnet-14"
     published: ClassVar[dict[str, tuple[int, ...]]] = {"grey": (1, 2, 2, 1), "colour": (2, 2, 2), "many": (1, 2, 3)}
 
@@ -76,7 +76,7 @@ class ResNet14(_ResNet):
 class ResNet20(_ResNet):
     """Nine residual blocks, two hidden layers, and the head."""
 
-    paper: ClassVar[str] = "He et al., 2016, as FeDEQ's peers on FEMNIST"
+    paper: ClassVar[str] = "He et al., 2016, as FeDEQ's explicit counterpart on FEMNIST"
     name: ClassVar[str] = "resnet-20"
     published: ClassVar[dict[str, tuple[int, ...]]] = {"grey": (2, 3, 2, 2), "colour": (3, 3, 3), "many": (2, 3, 4)}
 
@@ -84,6 +84,6 @@ class ResNet20(_ResNet):
 class ResNet34(_ResNet):
     """Fifteen or sixteen residual blocks, two hidden layers, and the head."""
 
-    paper: ClassVar[str] = "He et al., 2016, as FeDEQ's peers on CIFAR"
+    paper: ClassVar[str] = "He et al., 2016, as FeDEQ's explicit counterpart on CIFAR"
     name: ClassVar[str] = "resnet-34"
     published: ClassVar[dict[str, tuple[int, ...]]] = {"grey": (3, 4, 5, 3), "colour": (5, 6, 5), "many": (3, 5, 8)}

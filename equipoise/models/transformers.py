@@ -1,4 +1,4 @@
-"""Causal transformers for text: blocks on top of each other, or one block in equilibrium."""
+"""Causal transformers for text: several blocks, or one block in equilibrium."""
 
 from typing import Annotated, ClassVar
 
@@ -13,7 +13,7 @@ from equipoise.settings import Count
 
 
 class _Block(nn.Module):
-    """Attention to what came before, then a small network at every position; both add to what is there (pre-norm)."""
+    """A pre-norm transformer block: causal attention, then a small network at every position."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -42,38 +42,45 @@ class _Embedding(nn.Module):
         super().__init__()
         self.characters, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         for embedding in (self.characters, self.positions):
-            nn.init.normal_(embedding.weight, std=0.1)  # from torch's 1.0, plain SGD takes long to get anywhere
+            nn.init.normal_(embedding.weight, std=0.1)  # with torch's 1.0, plain SGD makes slow progress
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_floating_point():
-            raise EquipoiseError(f"the transformer reads characters as whole numbers, and these are {x.dtype}")
+            raise EquipoiseError(f"the transformer reads characters as whole numbers, not {x.dtype}")
         if x.shape[-1] > self.positions.num_embeddings:
             raise EquipoiseError(
-                f"the transformer reads at most {self.positions.num_embeddings} characters, and these are {x.shape[-1]}"
+                f"the transformer reads at most {self.positions.num_embeddings} characters, not {x.shape[-1]}"
             )
         start: Tensor = self.characters(x.long()) + self.positions.weight[: x.shape[-1]]
         return start
 
 
 class _TransformerSettings(ModelSettings):
-    """What is common to the transformers."""
+    """Common settings of the transformers."""
 
     width: Count = 64
-    "numbers that stand for a character; a multiple of heads"
+    "length of the vector of a character; a multiple of heads"
     heads: Count = 4
-    "heads of the attention"
+    "number of attention heads"
 
     def embedding(self, name: str, shape: tuple[int, ...], outputs: int) -> _Embedding:
+        """Return the embedding of the characters.
+
+        Args:
+            name: the name of the model.
+            shape: the shape of a sample.
+            outputs: the number of characters in the vocabulary.
+        """
         if self.width % self.heads:
             raise EquipoiseError(
-                f"model.width = {self.width} is not a multiple of model.heads = {self.heads}; each head takes its share"
+                f"model.width = {self.width} is not a multiple of model.heads = {self.heads}; heads share it equally"
             )
         if len(shape) != 1:
             raise EquipoiseError(f"model.name = {name!r} needs rows of characters; these samples have shape {shape}")
         return _Embedding(shape[0], outputs, self.width)
 
     def personal_block(self, outputs: int) -> nn.Module:
-        """The head of FeDEQ's text models: a whole block, and the linear layer."""
+        """Return the head of FeDEQ's text models: a block and a linear layer."""
         return nn.Sequential(_Block(self.width, self.heads), nn.LayerNorm(self.width), nn.Linear(self.width, outputs))
 
 
@@ -83,7 +90,7 @@ class Transformer(_TransformerSettings):
     paper: ClassVar[str] = "Vaswani et al., 2017"
 
     layers: Count = 2
-    "blocks of attention and a network on top of each other"
+    "number of blocks"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         embedding = self.embedding("transformer", shape, outputs)
@@ -95,10 +102,10 @@ class Transformer(_TransformerSettings):
 class Transformer8(_TransformerSettings):
     """A causal transformer of eight blocks, the last of which belongs to the head."""
 
-    paper: ClassVar[str] = "FeDEQ's Transformer-8, the explicit peer of its DEQ-Transformer"
+    paper: ClassVar[str] = "FeDEQ's Transformer-8, the explicit counterpart of its DEQ-Transformer"
 
     layers: Annotated[int, Field(ge=2, le=1000)] = 8
-    "blocks, with the one that belongs to the head"
+    "number of blocks, including the one that belongs to the head"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         embedding = self.embedding("transformer-8", shape, outputs)
@@ -107,7 +114,7 @@ class Transformer8(_TransformerSettings):
 
 
 class _UniversalBlock(nn.Module):
-    """f(z, x): a block whose output is normalised, fed with the text x at every pass (Dehghani et al., 2019)."""
+    """f(z, x): a block with normalised output that gets the text x in every iteration (Dehghani et al., 2019)."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -122,13 +129,13 @@ class _UniversalBlock(nn.Module):
 
 
 class DeqTransformer(_TransformerSettings, FedeqModel):
-    """A causal transformer whose one shared block is in equilibrium; a second block belongs to the head."""
+    """A causal transformer whose only shared block is in equilibrium; a second block belongs to the head."""
 
     paper: ClassVar[str] = "FeDEQ's DEQ-Transformer: an equilibrium universal-transformer block, 4 heads, width 64"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         embedding = self.embedding("deq-transformer", shape, outputs)
-        # With x of the length of z, z ← norm(z + x) comes twice as near with every pass.
+        # If x is as long as z, every iteration of z ← norm(z + x) halves the error.
         equilibrium = self.equilibrium(_UniversalBlock(self.width, self.heads))
         body = nn.Sequential(embedding, nn.LayerNorm(self.width), equilibrium)
         return BodyAndHead(body, self.personal_block(outputs))

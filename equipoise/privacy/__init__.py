@@ -1,0 +1,1 @@
+"""Differential privacy of uploads: mechanisms that clip and add noise, and the accounting of epsilon."""

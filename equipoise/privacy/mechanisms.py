@@ -1,4 +1,4 @@
-"""Differential privacy of what clients send: it is cut down to a norm, and Gaussian noise is added."""
+"""Differential privacy of uploads: they are clipped to a norm, and Gaussian noise is added."""
 
 import math
 import os
@@ -20,19 +20,20 @@ from equipoise.settings import NonNegative, Positive, Settings
 from equipoise.state import State, Upload, Uploads
 
 Noise = Callable[[Sequence[int]], Tensor]
-"""Standard normal numbers of a shape, in float64."""
+"""Draws standard normal numbers of a shape, in float64."""
 
 
 def seeded_noise(seed: int, *parts: int | str) -> Noise:
-    """The same in every run: for simulations, where nobody's data are at stake."""
+    """Return a source of noise that is the same in every run: for simulations, where nobody's data are at stake."""
     rng = randomness.generator(seed, "privacy", *parts)
     return lambda shape: torch.from_numpy(rng.standard_normal(tuple(shape)))
 
 
 def secure_noise(secret: bytes = b"") -> Noise:
-    """From the operating system's entropy or, with a secret, from a cryptographic stream that it begins.
+    """Return a source of noise that nobody can predict.
 
-    Whoever could guess how a generator was seeded, or compute its state from what it gave, could subtract the noise.
+    It draws from the operating system's entropy or, with a secret, from a cryptographic stream that the secret begins.
+    If the seed of a generator could be guessed, or its state computed from its output, the noise could be subtracted.
     """
     drawn = 0
 
@@ -54,7 +55,7 @@ def secure_noise(secret: bytes = b"") -> Noise:
 
 
 class Transform(ABC):
-    """Something done to a message on its way; `a >> b` does a, then b."""
+    """A transform of a message; `a >> b` applies a, then b."""
 
     @abstractmethod
     def __call__(self, message: State, noise: Noise) -> State: ...
@@ -74,7 +75,7 @@ class _Both(Transform):
 
 @dataclass(frozen=True)
 class clip(Transform):
-    """Shorten a message, all its fields together, to at most this Euclidean norm."""
+    """Clip a message, all its fields together, to at most this Euclidean norm."""
 
     norm: float
 
@@ -104,29 +105,29 @@ class gaussian(Transform):
 
 
 class Privacy(Settings):
-    """Differential privacy of clients: what a message says beyond what the server knows is clipped and noised.
+    """Differential privacy of clients: the difference of a message from what the server knows is clipped and noised.
 
-    All clients weigh the same, as their numbers of samples would not be covered.
+    All clients have the same weight, because their numbers of samples would not be covered.
     """
 
     clip: Positive
-    "norm to which a message is shortened (C)"
+    "norm to which a message is clipped (C)"
     sigma: NonNegative | None = None
-    "standard deviation of the noise on every number of a message or, if central, of the sum of them"
+    "standard deviation of the noise on every number of a message or, if central, of the sum of messages"
     target_epsilon: Positive | None = None
-    "epsilon for which the noise is found, in place of sigma"
+    "epsilon from which the noise is computed, in place of sigma"
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    "the delta that belongs to every epsilon here"
+    "delta of every epsilon here"
     per: Literal["run", "release"] = "run"
-    "what target_epsilon is of: all that a client sends in a run, or one message"
+    "scope of target_epsilon: everything that a client sends in a run, or one message"
     rule: Literal["exact", "classical"] = "exact"
-    "how the noise of one message is found: exactly, or by the textbook's larger sqrt(2 ln(1.25 / delta)) / epsilon"
+    "how the noise of one message is computed: exactly, or by the textbook's larger sqrt(2 ln(1.25 / delta)) / epsilon"
     where: Literal["local", "central"] = "local"
     "local: every client adds noise, so that nobody needs to trust the server; central: the server adds it to the sum"
 
     def model_post_init(self, _: object) -> None:
         if (self.sigma is None) == (self.target_epsilon is None):
-            raise EquipoiseError("privacy needs either sigma, the noise, or target_epsilon, for which it is found")
+            raise EquipoiseError("privacy needs either sigma, the noise, or target_epsilon, from which it is computed")
         if self.rule == "classical" and self.target_epsilon is not None:
             if self.per == "run":
                 raise EquipoiseError(
@@ -140,7 +141,7 @@ class Privacy(Settings):
         return self.where == "central"
 
     def noise(self, releases: ReleaseCount) -> float:
-        """The standard deviation of the noise."""
+        """Return the standard deviation of the noise for these releases."""
         if self.sigma is not None:
             return self.sigma
         assert self.target_epsilon is not None
@@ -150,7 +151,14 @@ class Privacy(Settings):
         return 2 * self.clip * of.noise(self.target_epsilon, self.delta)
 
     def release(self, upload: Upload, reference: State, sigma: float, noise: Noise) -> Upload:
-        """What leaves the client: its message as it differs from what the server has already, clipped and noised."""
+        """Return what leaves the client: its message with the difference from `reference` clipped and noised.
+
+        Args:
+            upload: the client's upload.
+            reference: what the server knows already.
+            sigma: standard deviation of the noise.
+            noise: source of the noise.
+        """
         channel: Transform = clip(self.clip)
         if not self.central:
             channel = channel >> gaussian(sigma)
@@ -159,7 +167,7 @@ class Privacy(Settings):
         return Upload(State({k: reference[k] + t if k in reference else t for k, t in new.items()}))
 
     def guarantee(self, sigma: float, releases: ReleaseCount) -> dict[str, Any]:
-        """For readers; None stands for infinity, or for where a bound does not hold."""
+        """Return the guarantee for summary.json; None means infinity, or that a bound does not hold."""
         z = sigma / (2 * self.clip)
         found = {
             "epsilon_release": ReleaseCount(1).epsilon(z, self.delta),
@@ -177,7 +185,7 @@ class Privacy(Settings):
 
 
 def public_reference(upload: Upload, down: State) -> State:
-    """What the server has of a message before it comes: it must be of what it sent itself, or nothing."""
+    """Return what the server knows of a message before it arrives: only what it sent itself counts."""
     if upload.reference is None:
         return State()
     found = State()
@@ -186,7 +194,9 @@ def public_reference(upload: Upload, down: State) -> State:
         if before is None or not bool(before.any()):
             continue
         if not any(before.shape == t.shape and torch.equal(before, t) for t in down.values()):
-            raise TypeError(f"the reference of {name!r} is not what the server sent, so that it would not be private")
+            raise TypeError(
+                f"the reference of {name!r} is not what the server sent, so the difference would not be private"
+            )
         found[name] = before
     return found
 

@@ -1,4 +1,4 @@
-"""The registry of reducers: how the server makes one message of many; one file a rule, one line here."""
+"""The registry of reducers, which combine many messages into one; to add one, write a file and add a line here."""
 
 from equipoise.reducers.base import Reducer
 from equipoise.reducers.geometric import GeometricMedian

@@ -1,4 +1,4 @@
-"""What a reducer is: one message out of many."""
+"""The contract of a reducer, which combines many messages into one."""
 
 from abc import ABC, abstractmethod
 from typing import Annotated
@@ -12,10 +12,12 @@ Part = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Reducer(Settings, ABC):
-    """How the server makes one message of many: of those that came in the round or, where the algorithm's server
-    remembers, of every client's last one. The order in which they come makes no difference.
+    """A rule by which the server combines many messages into one.
+
+    The messages are those of the round or, if the algorithm's server keeps them, the last one of every client. Their
+    order makes no difference.
     """
 
     @abstractmethod
     def __call__(self, uploads: Uploads) -> State:
-        """One message of the same fields and shapes."""
+        """Combine the messages into one of the same fields and shapes."""

@@ -1,4 +1,4 @@
-"""Distances between messages, from products that are summed over blocks of coordinates."""
+"""Distances between messages, from inner products that are summed over blocks of coordinates."""
 
 import torch
 from torch import Tensor
@@ -10,10 +10,10 @@ _LARGEST = 1e120  # sums of squares of larger numbers may be infinite
 
 
 def products(uploads: Uploads) -> Tensor:
-    """Inner products of all messages, seen from the median of every coordinate, in float64.
+    """Return the inner products of all messages, centred at the coordinate-wise median, in float64.
 
-    From there honest messages are short whatever the malicious send, so that their differences are not lost to
-    rounding beside an attacker's huge numbers.
+    Centred there, honest messages are short whatever malicious clients send, so that an attacker's huge numbers do not
+    make their differences vanish in rounding.
     """
     total = torch.zeros(len(uploads), len(uploads), dtype=torch.float64)
     for name in uploads.like:
@@ -24,5 +24,6 @@ def products(uploads: Uploads) -> Tensor:
 
 
 def squared_distances(gram: Tensor) -> Tensor:
+    """Return the squared distances between messages from their inner products."""
     norms = gram.diagonal()
     return (norms[:, None] + norms - 2 * gram).clamp(min=0)

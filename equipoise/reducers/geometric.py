@@ -9,23 +9,23 @@ from equipoise.reducers.base import Reducer
 from equipoise.reducers.distances import products
 from equipoise.state import State, Uploads
 
-_SMOOTHING = 1e-9  # of the typical distance: where the point meets a message, its weight must stay finite
+_SMOOTHING = 1e-9  # of the typical distance, to keep a message's weight finite where the point coincides with it
 
 
 class GeometricMedian(Reducer):
-    """The point with the smallest sum of distances to all messages; holds while fewer than half are malicious."""
+    """The point with the smallest sum of distances to all messages; robust while fewer than half are malicious."""
 
     paper: ClassVar[str] = "Pillutla et al., Robust Aggregation for Federated Learning, IEEE TSP 2022"
 
     iterations: Annotated[int, Field(ge=1, le=100_000)] = 1000
-    "of Weiszfeld's algorithm, at most"
+    "largest number of iterations of Weiszfeld's algorithm"
 
     def __call__(self, uploads: Uploads) -> State:
-        """Weiszfeld's algorithm on weights of the messages: distances follow from their inner products alone."""
+        """Run Weiszfeld's algorithm on the messages' weights: distances follow from inner products alone."""
         gram = products(uploads)
         norms = gram.diagonal()
         floor = _SMOOTHING * norms.median().sqrt().clamp(min=1e-150)
-        # It begins at the median of every coordinate, which is where the products are seen from.
+        # Start at the coordinate-wise median, which is the origin of the products.
         distances = norms.sqrt().clamp(min=floor)
         weights = torch.zeros_like(distances)
         for _ in range(self.iterations):

@@ -1,4 +1,4 @@
-"""Krum and multi-Krum: messages that have close neighbours."""
+"""Krum and multi-Krum, which select messages that have close neighbours."""
 
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ from equipoise.state import State, Uploads
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
-    """Weights of a mean over the lowest scores; those that tie for the last places share them, whoever came first."""
+    """Return the weights of a mean over the lowest scores; messages that tie for the last places share them."""
     last = scores.sort().values[count - 1]
     ties = (scores - last).abs() <= 1e-9 * last
     below = (scores < last) & ~ties
@@ -20,18 +20,15 @@ def lowest(scores: Tensor, count: int) -> Tensor:
 
 
 class MultiKrum(Reducer):
-    """The mean of the messages that lie closest to their neighbours; holds while 2 f + 2 < n.
-
-    f: how many may be malicious; n: how many messages there are.
-    """
+    """The mean of the messages that are closest to their neighbours; robust while 2 f + 2 < n, f of n malicious."""
 
     paper: ClassVar[str] = "Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017"
 
     malicious: Part = 0.2
-    "which part of the clients may be malicious"
+    "fraction of the clients that may be malicious"
 
     def scores(self, uploads: Uploads) -> tuple[Tensor, int]:
-        """Each message's sum of squared distances to its n - f - 2 nearest neighbours, and n - f."""
+        """Return each message's sum of squared distances to its n - f - 2 nearest neighbours, and n - f."""
         n = len(uploads)
         f = min(round(self.malicious * n), n - 1)
         distances = squared_distances(products(uploads)).fill_diagonal_(torch.inf)
@@ -43,10 +40,9 @@ class MultiKrum(Reducer):
 
 
 class Krum(MultiKrum):
-    """The one message that lies closest to its neighbours; holds while 2 f + 2 < n.
+    """The one message that is closest to its neighbours; robust while 2 f + 2 < n, f of n malicious.
 
-    f: how many may be malicious; n: how many messages there are. Messages that tie (two that are each other's only
-    neighbour always do) are averaged.
+    Messages that tie (two that are each other's only neighbour always do) are averaged.
     """
 
     def __call__(self, uploads: Uploads) -> State:

@@ -1,11 +1,11 @@
-"""The usual means."""
+"""The weighted and the unweighted mean."""
 
 from equipoise.reducers.base import Reducer
 from equipoise.state import State, Uploads
 
 
 class WeightedMean(Reducer):
-    """The mean with the weights that the algorithm sends (usually numbers of samples); equal where it sends none."""
+    """The mean with the weights that clients send (usually numbers of samples); unweighted if they send none."""
 
     def __call__(self, uploads: Uploads) -> State:
         if all(upload.weight is None for upload in uploads.uploads):
@@ -14,7 +14,7 @@ class WeightedMean(Reducer):
 
 
 class Mean(Reducer):
-    """The mean in which every client counts once, whatever weight it claims."""
+    """The mean with equal weights, whatever weights clients send."""
 
     def __call__(self, uploads: Uploads) -> State:
         return uploads.mean()

@@ -1,4 +1,4 @@
-"""Coordinate by coordinate: the median, and the mean without the extremes."""
+"""Coordinate-wise rules: the median, and the mean without the extremes."""
 
 from typing import Annotated, ClassVar
 
@@ -11,13 +11,13 @@ from equipoise.state import State, Uploads
 
 
 def median(rows: Tensor) -> Tensor:
-    """The middle of each column, or the mean of the two in the middle (torch.median takes the lower one)."""
+    """Return the median of each column; of two middle values their mean (torch.median takes the lower one)."""
     ordered, half = rows.sort(dim=0).values, (len(rows) - 1) // 2
     return (ordered[half] + ordered[-1 - half]) / 2
 
 
 class Median(Reducer):
-    """The median of every coordinate; holds while fewer than half of the clients are malicious."""
+    """The median of every coordinate; robust while fewer than half of the clients are malicious."""
 
     paper: ClassVar[str] = "Yin et al., Byzantine-Robust Distributed Learning, ICML 2018"
 
@@ -26,15 +26,15 @@ class Median(Reducer):
 
 
 class TrimmedMean(Reducer):
-    """The mean of every coordinate without its largest and smallest values; holds for up to `trim` of the clients."""
+    """The mean of every coordinate without its extremes; robust while at most the fraction `trim` is malicious."""
 
     paper: ClassVar[str] = "Yin et al., Byzantine-Robust Distributed Learning, ICML 2018"
 
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
-    "which part of the values is left out at either end"
+    "fraction of the values that is dropped at each end"
 
     def dropped(self, clients: int) -> int:
-        """How many values are left out at either end."""
+        """Return the number of values that are dropped at each end."""
         return min(round(self.trim * clients), (clients - 1) // 2)
 
     def __call__(self, uploads: Uploads) -> State:
@@ -42,7 +42,7 @@ class TrimmedMean(Reducer):
 
         def trimmed(rows: Tensor) -> Tensor:
             kept = rows.sort(dim=0).values[k : len(rows) - k]
-            # Rounding must not lead out of the range of what was kept.
+            # Rounding must not lead outside the range of the kept values.
             return torch.clamp(kept.mean(dim=0), kept[0], kept[-1])
 
         return uploads.each(trimmed)

@@ -1,4 +1,4 @@
-"""Compare runs: one row for all runs that differ only in the seed, with mean and spread of each figure."""
+"""Comparison of runs: one row for all runs that differ only in the seed, with mean and spread of each figure."""
 
 import json
 from statistics import mean, stdev
@@ -15,15 +15,14 @@ FAIRNESS = {
     "variance": "{metric}_variance",
     "loss_variance": "loss_variance",
 }
-"""What tells how evenly a method serves its clients, under the names of the columns."""
-
+"""Columns of the comparison that measure fairness between clients, and the figures of summary.json in them."""
 
 PRIVACY = {"epsilon_release": "ε msg", "epsilon_run": "ε run", "delta": "δ"}
-"""What a run guarantees its clients, under the names of the columns."""
+"""Figures of a run's privacy guarantee, and the titles of their columns."""
 
 
 def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
-    """A row for all runs that differ only in the seed, each figure with its mean and spread over them."""
+    """Return one row for all runs that differ only in the seed, each figure with its mean and spread."""
     groups = grouped(runs)
     shown = _differences([group[0] for group in groups])
     rows = []
@@ -54,12 +53,12 @@ def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
         for field in ("bytes_up", "bytes_down", "gradient_samples", "seconds"):
             row[field] = mean(run.summary[field] for run in group)
         rows.append(row)
-    _tell_twins_apart(rows, [group[0] for group in groups])
+    _distinguish_equal_rows(rows, [group[0] for group in groups])
     return rows
 
 
-def _tell_twins_apart(rows: list[dict[str, Any]], firsts: list[FinishedRun]) -> None:
-    """Rows that would read alike show every setting in which they differ."""
+def _distinguish_equal_rows(rows: list[dict[str, Any]], firsts: list[FinishedRun]) -> None:
+    """Let rows that would look the same show every setting in which they differ."""
     alike: dict[tuple[str, str, str], list[int]] = {}
     for i, row in enumerate(rows):
         alike.setdefault((row["algorithm"], row["data"], row["settings"]), []).append(i)
@@ -72,32 +71,35 @@ def _tell_twins_apart(rows: list[dict[str, Any]], firsts: list[FinishedRun]) -> 
 
 
 def told_apart(runs: list[FinishedRun], prefixes: tuple[str, ...]) -> list[str]:
-    """Of each run, the settings under these prefixes that are not the same in all of them."""
+    """Return, for each run, the settings under these prefixes that differ between the runs."""
     shown = [k for k in _differences(runs) if k.startswith(prefixes)]
     return [" ".join(f"{_short(k)}={run.config[k]}" for k in shown if k in run.config) for run in runs]
 
 
 def _short(key: str) -> str:
-    """A setting's name in tables: `lam`, `partition`, `partition.beta`, `attack`, `attack.fraction`."""
+    """Return a setting's name in tables: `lam`, `partition`, `partition.beta`, `attack`, `attack.fraction`."""
     return key.removeprefix("algorithm.").removeprefix("data.").removesuffix(".name").removesuffix(".kind")
 
 
 def _unseen(summary: dict[str, Any], metric: str) -> float | None:
-    """The score of clients that took no part: of the adapted model, else of the global one."""
+    """Return the score of clients that took no part in training: of the adapted model, else of the global one."""
     scores = summary.get("unseen", {})
     value: float | None = scores.get("personal", scores.get("global", {})).get(metric)
     return value
 
 
 def _differences(runs: list[FinishedRun]) -> list[str]:
-    """Settings that are not the same in all runs, apart from the names, which have columns."""
+    """Return the settings that differ between runs, without those that have their own columns."""
     keys = sorted({key for run in runs for key in run.config})
     skip = ("seed", "algorithm.name", "data.name")
     return [k for k in keys if k not in skip and _differs(k, runs)]
 
 
 def _differs(key: str, runs: list[FinishedRun]) -> bool:
-    """Does it tell runs apart? A setting that only one reducer has, say, does not: the reducer's name does."""
+    """Tell whether a setting differs between runs of the same kind.
+
+    A setting that only one reducer has, for example, does not count: the reducer's name shows the difference.
+    """
     section = key.rpartition(".")[0]
     named = "data.partition.kind" if section.startswith("data.partition") else f"{section}.name"
     values: dict[str, set[str]] = {}
@@ -111,7 +113,7 @@ _ALWAYS = ("data.", "model.", "attack.", "reducer.", "privacy.", "select", "roun
 
 
 def _common(name: str, first: FinishedRun, groups: list[list[FinishedRun]]) -> tuple[str, ...]:
-    """Prefixes of settings worth showing: an algorithm's own only where it stands with several values of its own."""
+    """Return the prefixes of settings to show: those of an algorithm only if it was run with several values."""
     own = [{k: v for k, v in g[0].config.items() if k.startswith("algorithm.")} for g in groups]
     same = {json.dumps(o, sort_keys=True) for o in own if o.get("algorithm.name") == name}
     return ("",) if len(same) > 1 else _ALWAYS

@@ -1,4 +1,4 @@
-"""Runs side by side, as tables."""
+"""Tables that compare runs, for the terminal and as text."""
 
 import csv
 import io
@@ -21,12 +21,12 @@ def _figure(value: float | None, spread: float | None, metric: str) -> str:
 
 
 def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """What people read: the models' scores, how far clients lie apart, and what was sent."""
+    """Return head and body of the usual table: scores of the models, spread over clients, and traffic."""
     unseen = any(row["unseen"] is not None for row in rows)
     private = any(row["private"] for row in rows)
     accuracies = all(row["metric"] == "accuracy" for row in rows)
-    unit = " %" if accuracies and not unseen and not private else ""  # else they would not fit
-    rare = (HYBRIDS["test"], "consensus")  # few have them
+    unit = " %" if accuracies and not unseen and not private else ""  # otherwise the table is too wide
+    rare = (HYBRIDS["test"], "consensus")  # few runs have these kinds
     there = [kind for kind in KINDS if any(row[kind] is not None for row in rows)]
     kinds = [kind for kind in KINDS if kind in there or not (private or kind in rare)]
     shown = {"spread": "spread", "worst": "worst tenth"}
@@ -61,9 +61,9 @@ _SPREAD = "spread: standard deviation over clients; "
 NOTE = "worst tenth: mean of the worst 10% of clients (personal model, else global)"
 
 
-_ORACLE_NOTE = "; oracle: the better of personal and global as the test samples have it, which nobody can know"
-_CONSENSUS_NOTE = "; consensus: personal models with what all agree on in the place of the client's own copy"
-_UNSEEN_NOTE = "; unseen: clients that took no part in training, after adapting the result to their own data"
+_ORACLE_NOTE = "; oracle: the better of personal and global by the test samples, which nobody can know in advance"
+_CONSENSUS_NOTE = "; consensus: personal models with the part that all clients agreed on in place of the client's own"
+_UNSEEN_NOTE = "; unseen: clients that took no part in training, after the result was adapted to their data"
 
 
 def _note(rows: list[dict[str, Any]]) -> str:
@@ -78,27 +78,27 @@ def _note(rows: list[dict[str, Any]]) -> str:
     return data + percent + spread + NOTE + "".join(notes)
 
 
-_PRIVACY_NOTE = "; ε, δ: how well a client is hidden by noise, for one message and for all of the run (∞: not at all)"
+_PRIVACY_NOTE = "; ε, δ: privacy guarantee of a client, for one message and for the whole run (∞: none)"
 
 
 _FAIRNESS_NOTE = (
-    "worst, best tenth: mean over the 10% of clients with the lowest and the highest score; variance: over clients, "
-    "of their scores and of their test losses; Gini: 0 where all clients' scores are equal"
+    "worst, best: mean over the 10% of clients with the worst and the best score; variance, loss variance: over "
+    "clients, of scores and of test losses; Gini: 0 if all clients have the same score"
 )
 
 
 def _fair_note(rows: list[dict[str, Any]]) -> str:
-    """Beside what the columns mean, the guarantees, for which there is no room in them."""
-    told = [
+    """Return the meaning of the columns, and the privacy guarantees, for which the table has no room."""
+    guarantees = [
         f"{row['algorithm']} {row['settings']}".strip() + ": " + ", ".join(f"{k} {v}" for k, v in shown)
         for row in rows
         if row["private"] and (shown := zip(PRIVACY.values(), _private_cells(row), strict=True))
     ]
-    return _FAIRNESS_NOTE + "".join(f"; {text}" for text in told)
+    return _FAIRNESS_NOTE + "".join(f"; {text}" for text in guarantees)
 
 
 def _fair_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """How evenly each kind of model serves the clients."""
+    """Return head and body of the table on fairness between clients."""
     settings = any(row["settings"] for row in rows)
     head = ["algorithm", *(["settings"] if settings else []), "model", "score", "worst", "best"]
     body = []
@@ -113,12 +113,13 @@ def _fair_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
 
 
 def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> Table:
+    """Return the rows of a comparison as a table for the terminal."""
     head, body = (_fair_cells if fairness else _cells)(rows)
     note = _fair_note(rows) if fairness else _note(rows)
     table = Table(caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     words = ("algorithm", "data", "settings", "model")
     for column in head:
-        # What tells runs apart is wrapped where it must be, never cut off.
+        # Long settings are wrapped, never cut off, because they distinguish the runs.
         table.add_column(column, justify="left" if column in words else "right", overflow="fold")
     for cells in body:
         table.add_row(*cells)
@@ -126,6 +127,7 @@ def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> Table:
 
 
 def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False) -> str:
+    """Return the rows of a comparison as text: json, csv or md (Markdown)."""
     if format == "json":
         return json.dumps(rows, indent=2)
     if format == "csv":

@@ -1,4 +1,4 @@
-"""What a federation looks like: who has how much of what, in numbers and as a picture."""
+"""A picture of a federation: the labels of each client, the clients' sizes, and some samples."""
 
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,18 @@ from equipoise.storage import atomic_files
 
 _SHOWN = 5  # clients whose samples are drawn
 _SAMPLES = 8
-_NAMED = 40  # clients that have room for their names
-_LETTERS = " .AIOUaeiorty"  # characters that have room for themselves on an axis of all of them
+_NAMED = 40  # largest number of clients whose names fit
+_LETTERS = " .AIOUaeiorty"  # characters that are named on an axis of all characters
 
 
 def draw(federation: Federation, path: Path) -> None:
-    """Clients against labels, their sizes, and samples of a few of them."""
+    """Draw labels against clients, the clients' sizes, and samples of a few clients, and write the picture."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    with matplotlib.rc_context({"text.parse_math": False}):  # a dollar in a name or a text is a dollar
+    with matplotlib.rc_context({"text.parse_math": False}):  # a dollar sign in a name or text is not mathematics
         figure = plt.figure(figsize=(14, 6), layout="constrained")
         _fill(federation, figure)
         with atomic_files.atomic_write(path) as temporary:
@@ -38,7 +38,7 @@ def _fill(federation: Federation, figure: Any) -> None:
         _targets(federation, axes)
     else:
         shown = axes.imshow(counts / counts.sum(1, keepdims=True), aspect="auto", interpolation="nearest")
-        left.colorbar(shown, ax=axes, label="part of the client's samples")
+        left.colorbar(shown, ax=axes, label="share of the client's samples")
         axes.set(xlabel="label", ylabel="client")
         if federation.classes == text_encoding.SYMBOLS:
             axes.set_xticks(
@@ -59,7 +59,7 @@ def _clients(federation: Federation, axes: Any) -> None:
 
 
 def _targets(federation: Federation, axes: Any) -> None:
-    """Where targets are numbers: their range in each client, from the 5th to the 95th percentile, and the median."""
+    """Draw the range of numeric targets of each client, from the 5th to the 95th percentile, and the median."""
     y = federation.y.double().numpy().reshape(len(federation.y), -1)
     low, mid, high = np.array([np.percentile(y[owned(federation, i)], [5, 50, 95]) for i in range(len(federation))]).T
     axes.hlines(range(len(federation)), low, high, color="C0", linewidth=1)
@@ -71,7 +71,7 @@ def _sizes(federation: Federation, axes: Any) -> None:
     before, edges = np.zeros(len(federation)), np.arange(len(federation) + 1) - 0.5
     for split in SPLITS:
         lengths = getattr(federation, split).lengths
-        # one patch for all clients: there may be a hundred thousand
+        # one patch for all clients, because there may be a hundred thousand
         axes.stairs(before + lengths, edges, baseline=before, orientation="horizontal", fill=True, label=split)
         before = before + lengths
     axes.set(xlabel="samples", yticks=[])
@@ -80,7 +80,7 @@ def _sizes(federation: Federation, axes: Any) -> None:
 
 
 def _samples(federation: Federation, figure: Any) -> None:
-    """Training samples of clients spread over the list; where time goes on, from its beginning to its end."""
+    """Draw training samples of a few clients, both spread evenly over their lists (and so over time)."""
     chosen = np.unique(np.linspace(0, len(federation) - 1, _SHOWN).round().astype(int))
     images = federation.x.ndim == 4
     grid = figure.subplots(len(chosen), _SAMPLES if images else 1, squeeze=False)

@@ -1,4 +1,4 @@
-"""Pictures of runs side by side."""
+"""Pictures that compare runs."""
 
 import textwrap
 from collections.abc import Callable
@@ -29,6 +29,7 @@ MARKERS = {"personal": "o", "consensus": "^", "global": "s", HYBRIDS["validation
 
 
 def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
+    """Draw a picture of runs and write it as PNG; `kind` is scores, losses, attacks, fairness or learned."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -42,7 +43,7 @@ def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
         "learned": _learned,
     }
     if len({run.summary["metric"] for run in runs}) > 1:
-        raise EquipoiseError("these runs have different metrics; draw them apart")
+        raise EquipoiseError("these runs have different metrics; draw one picture per metric")
     figure = plt.figure(figsize=(8, 5), layout="constrained")
     try:
         kinds[kind](runs, figure)
@@ -53,7 +54,7 @@ def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
 
 
 def draw_similarity(found: "list[Similarity]", path: Path) -> None:
-    """CKA against the layer: the mean over clients, and the least and the most."""
+    """Draw CKA against the layer, as mean, minimum and maximum over clients, and write the picture."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -70,8 +71,8 @@ def draw_similarity(found: "list[Similarity]", path: Path) -> None:
         if len({similarity.layers for similarity in found}) == 1:
             axis.set_xticks(range(len(found[0].layers)), found[0].layers, rotation=45, ha="right", fontsize=8)
         else:
-            axis.set_xlabel("layer, from the input on")
-        axis.set(ylim=(0, 1.02), ylabel="linear CKA (band: least to most)")
+            axis.set_xlabel("layer, from input to output")
+        axis.set(ylim=(0, 1.02), ylabel="linear CKA (band: minimum to maximum)")
         axis.set_title("; ".join(sorted({similarity.between for similarity in found})), fontsize=9)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
@@ -82,16 +83,16 @@ def draw_similarity(found: "list[Similarity]", path: Path) -> None:
 
 
 def _learned(runs: list[FinishedRun], figure: Any) -> None:
-    """How strongly each client's parameters are tied to the others', in the beginning and as it was learned."""
+    """Draw how strongly each client's parameters are tied to the others', before and after training."""
     from matplotlib.colors import LogNorm
     from matplotlib.ticker import MaxNLocator
     from safetensors.numpy import load_file
 
     runs = [run for run in runs if (run.path / SHOWN).exists()]
     if not runs:
-        raise EquipoiseError("none of these runs has learned how much its parameters take part, as learn2pfed does")
-    shown = [load_file(group[0].path / SHOWN) for group in grouped(runs)]  # one of those that differ in the seed
-    panels = [("in the beginning", shown[0]["begin.lam"])]
+        raise EquipoiseError("none of these runs has learned which parameters to share; only runs of learn2pfed do")
+    shown = [load_file(group[0].path / SHOWN) for group in grouped(runs)]  # the first seed of each
+    panels = [("before training", shown[0]["begin.lam"])]
     panels += [(_name(row), found["lam"]) for row, found in zip(compare(runs), shown, strict=True)]
     every = np.concatenate([lam[lam > 0] for _, lam in panels] + [np.ones(1)])
     low, high = every.min(), every.max()
@@ -118,7 +119,7 @@ def _scaled(runs: list[FinishedRun]) -> tuple[float, str]:
 
 
 def _rounds(runs: list[FinishedRun], figure: Any, losses: bool = False) -> None:
-    """Against rounds: personal models drawn through, global ones dashed."""
+    """Draw scores or losses against rounds: solid lines for personal models, dashed lines for global ones."""
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots()
@@ -129,7 +130,7 @@ def _rounds(runs: list[FinishedRun], figure: Any, losses: bool = False) -> None:
     for number, (group, row) in enumerate(zip(grouped(runs), compare(runs), strict=True)):
         for kind in SCORED:
             points = _curve(group, kind, field, scale)
-            if points:  # methods that share a global model share its curve
+            if points:  # methods with the same global model share its curve
                 curves.setdefault(points, []).append(f"{_name(row)} ({kind})")
                 styles.setdefault(points, (STYLES[kind], f"C{number % 10}"))
     for points, labels in curves.items():
@@ -144,7 +145,7 @@ def _rounds(runs: list[FinishedRun], figure: Any, losses: bool = False) -> None:
 
 
 def _curve(group: list[FinishedRun], kind: str, field: str, scale: float) -> tuple[tuple[float, float], ...]:
-    """The mean over seeds at each round that all of them scored."""
+    """Return the mean over seeds at each round that was scored with all seeds."""
     found: dict[int, list[float]] = {}
     for run in group:
         for line in run.metrics:
@@ -154,7 +155,7 @@ def _curve(group: list[FinishedRun], kind: str, field: str, scale: float) -> tup
 
 
 def _attacks(runs: list[FinishedRun], figure: Any) -> None:
-    """A panel an attack; runs without malicious clients stand in all of them."""
+    """Draw one panel per attack; runs without malicious clients are in all panels."""
     under: dict[str, list[FinishedRun]] = {}
     for run in runs:
         if _fraction(run):
@@ -163,7 +164,7 @@ def _attacks(runs: list[FinishedRun], figure: Any) -> None:
             name = run.config["attack.name"] + (f", variance {variance:g}" if several and variance is not None else "")
             under.setdefault(name, []).append(run)
     if not under:
-        raise EquipoiseError("none of these runs has malicious clients; give them a section [attack] with a fraction")
+        raise EquipoiseError("none of these runs has malicious clients; add a section [attack] with a fraction")
     free = [run for run in runs if not _fraction(run)]
     scale, label = _scaled(runs)
     names = sorted({_method(run) for run in runs})
@@ -187,25 +188,25 @@ def _attacks(runs: list[FinishedRun], figure: Any) -> None:
                         marker=MARKERS[kind],
                         label=label_of,
                     )
-        axes.set(title=attack, xlabel="part of malicious clients")
+        axes.set(title=attack, xlabel="fraction of malicious clients")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(label)
     figure.legend(*panels[0].get_legend_handles_labels(), fontsize="x-small", loc="outside right upper")
 
 
 def _method(run: FinishedRun) -> str:
-    """The algorithm, and the defence if there is one."""
+    """Return the algorithm, and the defence if there is one."""
     reducer = run.config.get("reducer.name", "weighted-mean")
     return str(run.config["algorithm.name"]) + ("" if reducer in ("mean", "weighted-mean") else f" with {reducer}")
 
 
 def _fraction(run: FinishedRun) -> float:
-    """Which part of its clients is malicious."""
+    """Return the fraction of malicious clients."""
     return len(run.summary.get("malicious", ())) / int(run.summary["clients"])
 
 
 def _fairness(runs: list[FinishedRun], figure: Any) -> None:
-    """Lower right is better: higher scores that differ less between clients."""
+    """Draw the variance of losses against the score; lower right is better."""
     axes = figure.subplots()
     scale, label = _scaled(runs)
     for number, row in enumerate(compare(runs)):

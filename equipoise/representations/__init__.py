@@ -1,1 +1,1 @@
-"""What a model computes on the way to its output: representations, and quantities made of them."""
+"""Representations, which a model computes on the way to its output, and quantities made of them."""

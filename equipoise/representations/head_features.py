@@ -1,4 +1,4 @@
-"""What the head of a model reads, and what it is to answer: a row a point."""
+"""The inputs and targets of a model's head, one row per point."""
 
 from collections.abc import Callable
 
@@ -9,23 +9,30 @@ _BATCH = 512
 
 
 class HeadTargets:
-    """How samples become points.
+    """Converts samples to points.
 
-    A text with a target a position is a point a position; one with a single target counts by its last position.
+    A text with one target per position is one point per position; a text with a single target is its last position.
     """
 
     def __init__(self, y: Tensor):
+        """Find out from targets like `y` what the points are."""
         self.by_position = y.ndim == 2 and not y.is_floating_point()
         self.one_of_many = y.ndim == 1 and not y.is_floating_point()
 
     def targets(self, y: Tensor) -> Tensor:
-        """Labels, or rows of numbers."""
+        """Return the targets of the points: labels, or rows of numbers."""
         if not y.is_floating_point():
             return y.flatten()
         return y.flatten(1) if y.ndim > 1 else y[:, None]
 
     def values(self, y: Tensor, outputs: int, dtype: torch.dtype) -> Tensor:
-        """Rows of numbers to come near to: the targets, or 1 for the right class and 0 for the others."""
+        """Return the targets as rows of numbers: for labels, 1 for the right class and 0 for the others.
+
+        Args:
+            y: the targets of the samples.
+            outputs: number of classes.
+            dtype: the number format of the result.
+        """
         targets = self.targets(y)
         if not y.is_floating_point():
             targets = nn.functional.one_hot(targets.long(), outputs)
@@ -33,7 +40,13 @@ class HeadTargets:
 
     @torch.no_grad()
     def look(self, call: Callable[[Tensor], Tensor], head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the head reads when x goes through the model, and what the model answers."""
+        """Return what the head reads, and the model's outputs, one row per point.
+
+        Args:
+            call: the model.
+            head: its head.
+            x: the inputs.
+        """
         seen: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:

@@ -9,10 +9,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """All that squared errors of a linear model depend on, of so many groups of a client's points.
+    """All that the squared errors of a linear head depend on, for each group of a client's points.
 
-    X are its features, a row a point, with a last column of ones where the head has a bias; Y what is to be answered.
-    The leading axes are those of a stack of clients, if there is one, then one for the groups.
+    X are the features, one row per point, with a last column of ones if the head has a bias; Y are the targets. The
+    leading axes are that of a stack of clients, if there is one, then that of the groups.
     """
 
     xx: Tensor
@@ -20,11 +20,11 @@ class Moments:
     xy: Tensor
     "X'Y"
     n: Tensor
-    "how many points, of shape (..., groups, 1, 1)"
+    "number of points, of shape (..., groups, 1, 1)"
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, groups: int) -> "Moments":
-        """Points are dealt out to the groups in turn."""
+        """Compute the moments; points are assigned to the groups in turn."""
         x, y = x.double(), y.double()
         dealt = [(x[g::groups], y[g::groups]) for g in range(groups)]
         return cls(
@@ -35,8 +35,10 @@ class Moments:
 
     @classmethod
     def stack(cls, clients: Iterable["Moments"]) -> "Moments":
+        """Stack the moments of several clients."""
         each = [(m.xx, m.xy, m.n) for m in clients]
         return cls(*(torch.stack(column) for column in zip(*each, strict=True)))
 
     def to(self, dtype: torch.dtype) -> "Moments":
+        """Return the moments in another number format."""
         return Moments(self.xx.to(dtype), self.xy.to(dtype), self.n.to(dtype))

@@ -1,4 +1,4 @@
-"""What a model makes of samples on the way to its answer: representations, and terms of the objective that see them."""
+"""The points of a model where its representations of samples are read."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,47 +7,55 @@ from typing import Any
 from torch import Tensor, nn
 
 HEAD = "(head)"
-"""The place right before the head: what the head reads."""
+"""The point right before the head: what the head reads."""
 
 
 @dataclass(frozen=True, eq=False)
 class RepresentationPoint:
-    """A place in a model where its representation of a sample is read."""
+    """A point in a model where its representation of a sample is read."""
 
     name: str
-    "of the submodule whose output it is; HEAD for what the head reads"
+    "name of the submodule whose output it is, or HEAD for what the head reads"
     width: int
-    "numbers a sample"
+    "numbers per sample"
     reach: Tensor
-    "which coordinates of the model's vector it depends on (bool)"
+    "mask of the coordinates of the model's vector on which it depends (bool)"
 
 
 class ForwardHook:
-    """Hears what a module says at some places whenever it is called, until it is closed."""
+    """Captures a module's representations at some points whenever it is called, until `close`."""
 
     def __init__(self, module: nn.Module, names: Sequence[str], head: str | None):
-        self.names = tuple(names)
-        self.heard: dict[str, Tensor] = {}
-        self.handles = [self._listen(module, name, head) for name in dict.fromkeys(names)]
+        """Attach the hooks.
 
-    def _listen(self, module: nn.Module, name: str, head: str | None) -> Any:
+        Args:
+            module: the model.
+            names: submodules whose outputs are captured, or HEAD.
+            head: name of the model's head.
+        """
+        self.names = tuple(names)
+        self.captured: dict[str, Tensor] = {}
+        self.handles = [self._attach(module, name, head) for name in dict.fromkeys(names)]
+
+    def _attach(self, module: nn.Module, name: str, head: str | None) -> Any:
         def keep(found: Any) -> None:
             found = found[0] if isinstance(found, tuple) else found
-            self.heard[name] = found.flatten(1)
+            self.captured[name] = found.flatten(1)
 
         if name == HEAD:
             return module.get_submodule(head or "").register_forward_pre_hook(lambda _, inputs: keep(inputs))
         return module.get_submodule(name).register_forward_hook(lambda _, inputs, output: keep(output))
 
     def take(self) -> tuple[Tensor, ...]:
-        """The representations of the last call, (batch, width) each, in the order of the names; they are forgotten."""
-        heard, self.heard = self.heard, {}
-        return tuple(heard[name] for name in self.names)
+        """Return and forget the representations of the last call, (batch, width) each, in the order of the names."""
+        captured, self.captured = self.captured, {}
+        return tuple(captured[name] for name in self.names)
 
     def silent(self) -> list[str]:
-        """Places that said nothing since they were last asked, as their submodule was not called."""
-        return [name for name in self.names if name not in self.heard]
+        """Return the points without a representation since the last `take`, because their submodule was not called."""
+        return [name for name in self.names if name not in self.captured]
 
     def close(self) -> None:
+        """Remove the hooks."""
         for handle in self.handles:
             handle.remove()

@@ -12,17 +12,17 @@ from equipoise.state import State
 
 @dataclass(frozen=True, eq=False)
 class LossTerm(ABC):
-    """One more value a sample, beside the loss: a function of the model's representations at some places.
+    """A term that is added to each sample's loss: a function of the model's representations at some points.
 
     With a stack of clients, `probe` and all that is `given` have one more axis in front.
     """
 
     at: tuple[str, ...] = (HEAD,)
-    "the places"
+    "names of the representation points"
     probe: Tensor | None = None
-    "another vector of parameters, whose representations of the same samples are needed as well; it stands still"
+    "another, fixed vector of parameters, whose representations of the same samples are needed as well"
     given: State = field(default_factory=State)
-    "all other tensors that the value depends on"
+    "all other tensors that the term depends on"
     anchor: tuple[Tensor, Tensor] | None = None
     """a vector and the gradient there of the mean of the term over all samples: the term's gradient on a batch is then
     corrected by its error at that vector, which keeps its expectation and reduces its variance nearby"""
@@ -30,4 +30,11 @@ class LossTerm(ABC):
     @staticmethod
     @abstractmethod
     def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
-        """The value of each sample, from its representations h, those of the probe, and its target y."""
+        """Return the term of each sample.
+
+        Args:
+            h: the model's representations at each point.
+            probed: those of the probe.
+            y: the targets.
+            given: the other tensors.
+        """

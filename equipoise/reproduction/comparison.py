@@ -1,4 +1,4 @@
-"""Our figures beside a paper's: which runs make a row and a column, and where the two differ."""
+"""Comparison of our figures with those of a paper: the runs of each table cell, and the differences."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,24 +11,27 @@ from equipoise.storage.run_index import FinishedRun, higher_is_better
 
 
 def fits(config: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """1 is 1.0, as TOML has it where a person writes either; a setting that is not there is no value."""
+    """Tell whether a configuration has these values; 1 equals 1.0, because people write either in TOML."""
     return all(key in config and config[key] == value for key, value in where.items())
 
 
 @dataclass(frozen=True)
 class ComparisonCell:
-    """A place in a table: our runs' figure, and the paper's."""
+    """A cell of a table: the figure of our runs, and the paper's."""
 
     ours: float | None
     spread: float | None
-    "standard deviation over seeds, where there are several"
+    "standard deviation over seeds, if there are several"
     seeds: int
     paper: float | None = None
     paper_spread: float | None = None
 
     @property
     def mark(self) -> str:
-        """Do the two differ by more than both deviations together? Where neither is known, nobody can tell."""
+        """Return ▲ or ▼ if our figure is above or below the paper's by more than both deviations together.
+
+        If neither deviation is known, there is no mark.
+        """
         if self.ours is None or self.paper is None or (self.spread is None and self.paper_spread is None):
             return ""
         if abs(self.ours - self.paper) <= (self.spread or 0) + (self.paper_spread or 0):
@@ -38,7 +41,7 @@ class ComparisonCell:
 
 @dataclass(frozen=True)
 class PaperComparison:
-    """A table of ours beside the paper's."""
+    """A table of our figures and the paper's."""
 
     title: str
     unit: str
@@ -48,9 +51,12 @@ class PaperComparison:
 
     @property
     def digits(self) -> int:
+        """Return the number of decimals."""
         return 2 if self.unit in ("%", "×") else 4
 
     def text(self, entry: ComparisonCell) -> str:
+        """Return a cell as text: our figure, the paper's in parentheses, and the mark."""
+
         def figure(value: float | None, spread: float | None) -> str:
             deviation = "" if spread is None else f" ± {spread:.{self.digits}f}"
             return "–" if value is None else f"{value:.{self.digits}f}{deviation}"
@@ -59,18 +65,27 @@ class PaperComparison:
         return f"{figure(entry.ours, entry.spread)}{published} {entry.mark}".strip()
 
     def marked(self) -> int:
+        """Return the number of cells with a mark."""
         return sum(bool(entry.mark) for row in self.entries for entry in row)
 
     def filled(self) -> int:
+        """Return the number of cells with both figures."""
         return sum(entry.ours is not None and entry.paper is not None for row in self.entries for entry in row)
 
     def as_json(self) -> dict[str, Any]:
+        """Return the table as plain data."""
         entries = [[{**asdict(entry), "mark": entry.mark} for entry in row] for row in self.entries]
         return {**asdict(self), "entries": entries, "digits": self.digits}
 
 
 def score(run: FinishedRun, kind: str, moment: str) -> float | None:
-    """Of the kind of model that is asked for; else of the personal one, if there is one, else of the global one."""
+    """Return the test score of a run, accuracies in %.
+
+    Args:
+        run: the run.
+        kind: kind of model, or "unseen"; empty for the personal model, or the global one if there is none.
+        moment: the evaluation that counts: "end", or "validation" for the one that was best on validation samples.
+    """
     metric = run.summary["metric"]
     scale = 100 if metric == "accuracy" else 1
     scores: Mapping[str, Any] = run.summary
@@ -93,7 +108,7 @@ def _best_on_validation(run: FinishedRun, kind: str) -> dict[str, Any] | None:
 
 
 def seconds_to(run: FinishedRun, target: float) -> float | None:
-    """Of training, to the first evaluation that reached the score."""
+    """Return the seconds of training until the first evaluation that reached a score, or None if none did."""
     kind = "personal" if "personal" in run.summary else "global"
     sign = 1 if higher_is_better(run.summary) else -1
     for line in run.metrics:
@@ -105,7 +120,13 @@ def seconds_to(run: FinishedRun, target: float) -> float | None:
 
 
 def compare_with_paper(exhibit: Exhibit, runs: Mapping[str, list[FinishedRun]], scale: str) -> list[PaperComparison]:
-    """Our figures beside the paper's: one table, or one a part."""
+    """Return our figures and the paper's: one table, or one per part.
+
+    Args:
+        exhibit: the table or figure of the paper.
+        runs: our finished runs, by the name of the part.
+        scale: the scale of the runs, which decides the target score of exhibits that measure time.
+    """
     if not exhibit.rows:
         return []
     if exhibit.joint:
@@ -177,7 +198,7 @@ def _entry(
 
 
 def _divided(body: list[tuple[ComparisonCell, ...]], by: int) -> list[tuple[ComparisonCell, ...]]:
-    """Every figure relative to that of one row, ours to ours and the paper's to the paper's."""
+    """Divide every figure by that of one row, ours by ours and the paper's by the paper's."""
 
     def over(a: float | None, b: float | None) -> float | None:
         return None if a is None or not b else a / b

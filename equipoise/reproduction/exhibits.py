@@ -1,7 +1,7 @@
-"""Every table and figure of the papers: from which files it is run, and what the paper's own figures are.
+"""Exhibits: the tables and figures of the papers, the files that reproduce them, and the published figures.
 
 A paper is a folder of experiments: sweeps, paper/tables.toml with the published figures, and exhibits.toml, which says
-what belongs to which table. `times.json` beside the papers tells how long each file took or would take.
+what belongs to which table. `times.json`, next to the papers, has the measured or estimated time of each file.
 """
 
 import json
@@ -18,34 +18,34 @@ from equipoise.storage.run_folder import read_toml
 TIMES, EXHIBITS = "times.json", "exhibits.toml"
 SCALES = ("smoke", "small", "paper")
 LONG = 24 * 3600
-"""Seconds on two cores beyond which an exhibit wants a larger machine."""
+"""Seconds on two cores above which an exhibit needs a larger machine."""
 Figure = tuple[float, float | None]
-"""What a paper prints, and its standard deviation where there is one."""
+"""A published figure, and its standard deviation if there is one."""
 
 
 def own() -> Path:
-    """The experiments that come with the package; in a checkout they lie beside it."""
+    """Return the folder of the experiments that come with the package; in a checkout it is next to the package."""
     inside = Path(__file__).parents[1] / "experiments"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "experiments"
 
 
 @dataclass(frozen=True)
 class ExhibitPart:
-    """One data set of an exhibit, say: what `--only` chooses among."""
+    """A part of an exhibit, such as one data set, which `--only` can select."""
 
     name: str
     files: tuple[str, ...]
     "sweeps in the paper's folder"
     set: tuple[str, ...] = ()
-    "settings on top of these files"
+    "settings that override those of the files"
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row or a column of a table: which runs are in it, and which of their scores."""
+    """A row or a column of a table: its runs, and the score that is shown."""
 
     key: str
-    "under which the paper's figures stand, of rows"
+    "key of the published figures, for rows"
     label: str = ""
     part: str = ""
     score: str = ""
@@ -53,7 +53,7 @@ class Line:
 
     @staticmethod
     def read(written: str | Mapping[str, Any]) -> "Line":
-        """A bare name is that of an algorithm."""
+        """Read a row or column; a plain name is that of an algorithm."""
         if isinstance(written, str):
             return Line(written, written, where={"algorithm.name": written})
         return Line(**{"label": written["key"], **written})
@@ -61,54 +61,58 @@ class Line:
 
 @dataclass(frozen=True)
 class Exhibit:
+    """A table or figure of a paper."""
+
     place: Path
-    "the folder of all papers"
+    "folder of all papers"
     paper: str
     name: str
     title: str
     why: str = ""
-    "there is nothing to run, and why"
+    "reason why there is nothing to run, if so"
     lacks: str = ""
-    "what of the paper's is not here, or something else in its place"
+    "parts of the paper that are missing or replaced here"
     note: str = ""
-    "what else is other than in the paper"
+    "other differences from the paper"
     parts: tuple[ExhibitPart, ...] = ()
     where: Mapping[str, Any] = field(default_factory=dict)
-    "of the files' runs, those with these settings"
+    "settings that select among the runs of the files"
     rows: tuple[Line, ...] = ()
     columns: tuple[Line, ...] = ()
     figures: str = ""
-    "the section of paper/tables.toml; it has a section a part where columns belong to none"
+    "section of paper/tables.toml; it has one section per part if columns have no part"
     score: str = ""
-    "which model's, where rows and columns do not say: personal, global, hybrid, unseen; else personal, if there is one"
+    "kind of model, unless rows or columns name it: personal, global, hybrid or unseen; default: personal, else global"
     moment: str = "end"
-    "the evaluation that counts: the last one, or the one that was best on validation samples"
+    "evaluation that counts: end (the last one), or validation (the best one on validation samples)"
     target: Mapping[str, float] = field(default_factory=dict)
-    "by scale: what is counted is the time of training to this score"
+    "by scale, the score to which the time of training is measured, in place of scores"
     relative: str = ""
-    "the row whose figure all others are divided by"
+    "row by whose figure all others are divided"
     plot: str = ""
-    "the kind of picture to draw"
+    "kind of picture to draw"
     each: tuple[str, ...] = ()
-    "settings with each combination of which there is a picture"
+    "settings for each combination of which there is one picture"
     shown: Mapping[str, str] = field(default_factory=dict)
     "further columns, and the figure of summary.json in each"
 
     @property
     def id(self) -> str:
+        """Return the name on the command line."""
         return f"{self.paper}-{self.name}"
 
     @property
     def differs(self) -> str:
-        """From the paper, in words."""
+        """Return the differences from the paper, in words."""
         return self.why or "; ".join(text for text in (self.lacks, self.note) if text)
 
     @property
     def folder(self) -> Path:
+        """Return the folder of the paper."""
         return self.place / self.paper
 
     def published(self, part: str = "") -> dict[str, list[Figure]]:
-        """Under the rows' keys, a figure a column."""
+        """Return the published figures, one per column, by the keys of the rows."""
         if not self.figures:
             return {}
         found = _tables(self.folder)[self.figures]
@@ -117,10 +121,11 @@ class Exhibit:
 
     @property
     def joint(self) -> bool:
-        """Is it one table over all parts?"""
+        """Tell whether there is one table for all parts."""
         return any(column.part for column in self.columns)
 
     def chosen(self, only: list[str]) -> list[ExhibitPart]:
+        """Return the parts with these names, or all if there are no names."""
         known = [part.name for part in self.parts]
         for name in only:
             if name not in known:
@@ -128,7 +133,7 @@ class Exhibit:
         return [part for part in self.parts if part.name in only or not only]
 
     def data(self, parts: list[ExhibitPart] | None = None) -> list[str]:
-        """The data sets that it needs."""
+        """Return the names of the data sets that these parts need, or all parts."""
         names: dict[str, None] = {}
         for part in self.parts if parts is None else parts:
             given = [item.partition("=")[2] for item in part.set if item.startswith("data.name=")]
@@ -157,7 +162,7 @@ def _exhibit(place: Path, paper: str, sets: Mapping[str, list[str]], written: Ma
     parts = []
     for part in table.pop("parts", ()):
         if isinstance(part, str):
-            alike = [name for name in files if "{part}" not in name]  # one file for many data, by what is set on top
+            alike = [name for name in files if "{part}" not in name]  # one file for many data sets, which `sets` choose
             names = tuple(name.format(part=part) for name in files)
             parts.append(ExhibitPart(part, names, tuple(sets.get(part, ())) if alike else ()))
         else:
@@ -168,7 +173,7 @@ def _exhibit(place: Path, paper: str, sets: Mapping[str, list[str]], written: Ma
 
 
 def exhibits(place: Path) -> dict[str, Exhibit]:
-    """All of them by name, in the papers' order."""
+    """Return all exhibits by name, in the order of the papers."""
     found = {}
     for file in _files(place):
         tables = _read(file)
@@ -179,13 +184,13 @@ def exhibits(place: Path) -> dict[str, Exhibit]:
                 found[exhibit.id] = exhibit
         except (AttributeError, KeyError, TypeError) as error:
             raise EquipoiseError(
-                f"{file} is not a file of exhibits: {error}; docs/reproduce.md tells its keys"
+                f"{file} is not a file of exhibits: {error}; docs/reproduce.md describes its keys"
             ) from None
     return found
 
 
 def _check(exhibit: Exhibit, file: Path) -> None:
-    """What would only be noticed when all is run."""
+    """Find errors that would otherwise show only after all runs."""
 
     def wrong(text: str) -> EquipoiseError:
         return EquipoiseError(f"{file}: {exhibit.name}: {text}")
@@ -193,10 +198,10 @@ def _check(exhibit: Exhibit, file: Path) -> None:
     if not exhibit.why and not exhibit.parts:
         raise wrong("it has neither parts to run nor a reason why there is nothing to run (`why`)")
     if exhibit.figures and exhibit.figures not in _tables(exhibit.folder):
-        raise wrong(f"figures = {exhibit.figures!r} is no section of paper/tables.toml")
+        raise wrong(f"figures = {exhibit.figures!r} is not a section of paper/tables.toml")
     keys = [row.key for row in exhibit.rows]
     if exhibit.relative and exhibit.relative not in keys:
-        raise wrong(f"relative = {exhibit.relative!r} is none of its rows{nearest(exhibit.relative, keys)}")
+        raise wrong(f"relative = {exhibit.relative!r} is not one of its rows{nearest(exhibit.relative, keys)}")
     if exhibit.target and set(exhibit.target) != set(SCALES):
         raise wrong(f"target needs a score for each of {', '.join(SCALES)}")
     for column in exhibit.columns:
@@ -211,11 +216,12 @@ def _files(place: Path) -> list[Path]:
 
 
 def papers(place: Path) -> dict[str, str]:
-    """What each paper is about."""
+    """Return the title of each paper, by the name of its folder."""
     return {file.parent.name: _read(file).get("paper", file.parent.name) for file in _files(place)}
 
 
 def find(name: str, place: Path) -> Exhibit:
+    """Return the exhibit with this name."""
     known = exhibits(place)
     if name not in known:
         raise EquipoiseError(f"there is no exhibit {name!r}{nearest(name, known)}")
@@ -224,11 +230,11 @@ def find(name: str, place: Path) -> Exhibit:
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a file at a scale."""
+    """The cost of a file at one scale."""
 
     runs: int
     seconds: float
-    "of one core, for one run, in the mean"
+    "mean seconds of one run on one core"
 
 
 @cache
@@ -239,11 +245,11 @@ def _times(place: Path) -> dict[str, dict[str, Any]]:
 
 
 def cost(exhibit: Exhibit, file: str, part: ExhibitPart, scale: str) -> Cost | None:
-    """What benchmarks/experiments.py measured or reckoned, if it did."""
+    """Return the cost that benchmarks/experiments.py measured or estimated, or None if it did not."""
     found = _times(exhibit.place).get(timed(exhibit.paper, file, part), {}).get(scale)
     return None if found is None else Cost(**found)
 
 
 def timed(paper: str, file: str, part: ExhibitPart) -> str:
-    """The name of a file in times.json, with what is set on top of it."""
+    """Return the name of a file in times.json, with the settings that override it."""
     return " ".join([f"{paper}/{file}", *part.set])

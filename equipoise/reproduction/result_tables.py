@@ -1,4 +1,4 @@
-"""Tables of results for documents: the runs that an experiment's file asks for, means over seeds, Markdown."""
+"""Tables of results for documents: the runs of an experiment's file, means over seeds, Markdown."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from equipoise.storage.run_index import FinishedRun, find_runs
 
 
 def runs_of(file: Path, folder: Path, scale: str | None = None) -> list[FinishedRun]:
-    """Of the runs in a folder those that are done and that the file asks for, at a scale if it has any."""
+    """Return the finished runs in a folder that belong to a file, at a scale if the file has scales."""
     tables = read_toml(file)
     wanted, _ = expand_sweep(tables, scale if scale in tables.get("scale", {}) else None)
     done = [cell.folder(folder) for cell in wanted if cell.done(folder)]
@@ -18,14 +18,14 @@ def runs_of(file: Path, folder: Path, scale: str | None = None) -> list[Finished
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:
-    """The mean, and the deviation where there are several."""
+    """Return the mean as text, with the standard deviation if there are several values."""
     if not values:
         return "–"
     return f"{mean(values):.{digits}f}" + (f" ± {stdev(values):.{digits}f}" if len(values) > 1 else "")
 
 
 def markdown(title: str, head: Sequence[object], body: Iterable[Sequence[object]]) -> str:
-    """A section with a table; nothing where it would be empty."""
+    """Return a section with a table, or an empty string if the table has no rows."""
     rows = list(body)
     if not rows:
         return ""

@@ -1,4 +1,4 @@
-"""Running an exhibit of a paper, and setting what came out beside what the paper prints."""
+"""Run an exhibit of a paper, and compare the results with the published figures."""
 
 import fcntl
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ _CKA_SAMPLES = 500
 
 @dataclass(frozen=True)
 class Piece:
-    """The runs of one file that a part of an exhibit asks for, and where they are kept."""
+    """The runs of one file that belong to a part of an exhibit, and their folder."""
 
     part: ExhibitPart
     file: str
@@ -28,17 +28,18 @@ class Piece:
     sweep: Sweep
     folder: Path
     seconds: float | None
-    "that one of its runs takes, if that is known"
+    "seconds that one of its runs takes, if known"
 
     def trials(self) -> list[SweepRun]:
-        """Those by which settings are chosen, if any are."""
+        """Return the runs by which settings are chosen, if any are tuned."""
         return tuned(self.every, self.sweep, self.folder)[0]
 
     def wanted(self) -> list[SweepRun]:
+        """Return the runs with the chosen settings; none until all trials are done."""
         return tuned(self.every, self.sweep, self.folder)[1]
 
     def planned(self) -> list[SweepRun]:
-        """All that will have been run in the end; before settings are chosen, with some of them in their place."""
+        """Return all runs that there will be; until settings are chosen, arbitrary ones take their place."""
         trials, wanted = tuned(self.every, self.sweep, self.folder)
         if trials and not wanted:
             groups = {group(cell, self.sweep.tune): cell.identity for cell in trials}
@@ -46,7 +47,7 @@ class Piece:
         return list({(cell.identity, cell.seed): cell for cell in (*trials, *wanted)}.values())
 
     def weight(self, cell: SweepRun) -> float:
-        """Of a run in the progress of all of them."""
+        """Return the weight of a run in the overall progress."""
         return cell.experiment.schedule.rounds if self.seconds is None else self.seconds
 
 
@@ -58,10 +59,20 @@ def pieces(
     seeds: int | None = None,
     sets: Sequence[str] = (),
 ) -> list[Piece]:
-    """All that is to be run. Runs of a file lie in one folder whichever exhibit asks for them: what two share is run
-    once."""
+    """Return everything that is to be run.
+
+    The runs of a file are in one folder for all exhibits, so runs that two exhibits share are done once.
+
+    Args:
+        exhibit: the exhibit.
+        out: the folder of all runs.
+        scale: smoke, small or paper.
+        only: names of the parts to run; all if empty.
+        seeds: number of seeds from 0 on, in place of those of the files.
+        sets: settings in the form SECTION.KEY=VALUE, which override the files.
+    """
     found = []
-    # Whoever kills it should lose a round at most; when states are saved is no part of what a run is.
+    # If it is killed, at most one round is lost. When states are saved is not part of a run's identity.
     always = ["checkpoint_every=1", *([f"seed={list(range(seeds))}"] if seeds else [])]
     for part in exhibit.chosen(list(only)):
         for file in part.files:
@@ -76,7 +87,7 @@ def pieces(
 
 
 def reduced(exhibit: Exhibit, pieces: Sequence[Piece]) -> str:
-    """In which sizes the runs differ from those that the scale paper has, in words; empty if in none."""
+    """Return the sizes in which the runs differ from those at the scale paper, in words; empty if in none."""
     found: dict[str, tuple[set[int], set[int]]] = {}
     for piece in pieces:
         whole, _ = expand_sweep(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set, others=False)
@@ -94,7 +105,7 @@ def _sizes(mine: Sequence[SweepRun], paper: Sequence[SweepRun]) -> dict[str, tup
         "rounds": lambda every: {c.experiment.schedule.rounds for c in every},
         "seeds": lambda every: {len({c.seed for c in every})},
         "clients": lambda every: {int(flatten(c.experiment.tables()).get("data.clients") or 0) for c in every},
-        "samples of a client at most": lambda every: {
+        "samples per client at most": lambda every: {
             int(flatten(c.experiment.tables()).get("data.most") or 0) for c in every
         },
     }
@@ -109,7 +120,7 @@ def _span(numbers: set[int]) -> str:
 
 
 def estimate(exhibit: Exhibit, scale: str, jobs: int = 2) -> float | None:
-    """Seconds that all of it takes with so many runs at a time; None where a file was never measured."""
+    """Return the seconds that an exhibit takes with this many runs at a time, or None if a file was never measured."""
     total = 0.0
     asked = {(p.part.name, p.file): len(p.every) for p in pieces(exhibit, Path(), scale)} if exhibit.where else {}
     for part in exhibit.parts:
@@ -122,7 +133,14 @@ def estimate(exhibit: Exhibit, scale: str, jobs: int = 2) -> float | None:
 
 
 def status(exhibit: Exhibit, missing: Sequence[str], subsets: Sequence[str], whole: float | None) -> str:
-    """What of it can be run here, in a few words; `whole` is the time that the scale paper takes."""
+    """Return how much of an exhibit can be run here, in a few words.
+
+    Args:
+        exhibit: the exhibit.
+        missing: its data sets that are missing.
+        subsets: its data sets of which there is only a subset.
+        whole: seconds at the scale paper, if known.
+    """
     if exhibit.why:
         return "nothing to run"
     if missing:
@@ -134,17 +152,17 @@ def status(exhibit: Exhibit, missing: Sequence[str], subsets: Sequence[str], who
 
 
 class Overall:
-    """How far many runs are, by the rounds that their logs show."""
+    """The progress of many runs, from the rounds in their logs."""
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
         self.plans = [(piece, piece.planned()) for piece in pieces]
         self.over: set[Path] = set()
-        "folders of runs that are done, or came to nothing"
+        "folders of finished and failed runs"
         self.count = sum(len(planned) for _, planned in self.plans)
         self.total = sum(piece.weight(cell) for piece, planned in self.plans for cell in planned)
 
     def look(self) -> float:
-        """The part that is done, in the units of `total`."""
+        """Return how much is done, in the units of `total`."""
         done = 0.0
         self.plans = [(piece, piece.planned() if piece.sweep.tune else planned) for piece, planned in self.plans]
         for piece, planned in self.plans:
@@ -158,22 +176,23 @@ class Overall:
 
 
 def rounds_of(folder: Path) -> int:
-    """How many rounds a run has done."""
+    """Return the number of finished rounds of a run."""
     try:
         return RunFolder(folder).timings.read_bytes().count(b"\n")
     except OSError:
         return 0
 
 
-def execute(pieces: Sequence[Piece], data: Path | None, at_a_time: int, told: process_pool.Told) -> None:
+def execute(pieces: Sequence[Piece], data: Path | None, at_a_time: int, report: process_pool.Told) -> None:
+    """Do all runs, this many at a time, and call `report` with each that ends; trials come first."""
     for piece in pieces:
         if piece.sweep.tune:
-            process_pool.execute(piece.trials(), piece.folder, data, at_a_time, told)
-        process_pool.execute(piece.wanted(), piece.folder, data, at_a_time, told)
+            process_pool.execute(piece.trials(), piece.folder, data, at_a_time, report)
+        process_pool.execute(piece.wanted(), piece.folder, data, at_a_time, report)
 
 
 def finished(pieces: Sequence[Piece]) -> dict[str, list[FinishedRun]]:
-    """The runs that are done, by the name of the part."""
+    """Return the finished runs, by the name of the part."""
     found: dict[str, list[FinishedRun]] = {}
     for piece in pieces:
         done = [cell.folder(piece.folder) for cell in piece.wanted() if cell.done(piece.folder)]
@@ -182,7 +201,18 @@ def finished(pieces: Sequence[Piece]) -> dict[str, list[FinishedRun]]:
 
 
 def draw(exhibit: Exhibit, runs: dict[str, list[FinishedRun]], scale: str, out: Path, data: Path | None) -> list[Path]:
-    """Its pictures: one a part, and one for each combination of the settings that are kept apart."""
+    """Draw the pictures of an exhibit: one per part and combination of the settings in `each`.
+
+    Args:
+        exhibit: the exhibit.
+        runs: its finished runs, by the name of the part.
+        scale: the scale of the runs, for the names of the pictures.
+        out: the folder of all runs.
+        data: the folder of data sets, or None for the default.
+
+    Returns:
+        The files of the pictures.
+    """
     found = []
     for part, some in runs.items():
         apart: dict[str, list[FinishedRun]] = {}
@@ -208,7 +238,7 @@ def draw(exhibit: Exhibit, runs: dict[str, list[FinishedRun]], scale: str, out: 
 
 
 def keep(exhibit: Exhibit, out: Path, scale: str, seeds: int | None) -> None:
-    """The tables for `equipoise report`, of all parts that have runs by now, whichever were asked for today."""
+    """Write the tables for `equipoise report`, of all parts that have finished runs."""
     planned = pieces(exhibit, out, scale, (), seeds)
     runs = {part: some for part, some in finished(planned).items() if some}
     path = out / exhibit.paper / PAPER
@@ -218,6 +248,6 @@ def keep(exhibit: Exhibit, out: Path, scale: str, seeds: int | None) -> None:
     entry = {"notes": "; ".join([*notes, *([exhibit.differs] if exhibit.differs else [])]), "tables": tables}
     atomic_files.make_folder(path.parent)
     with (path.parent / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several may be at work on one paper
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several processes may run exhibits of one paper
         kept: dict[str, Any] = atomic_files.read_json(path) if path.exists() else {}
         atomic_files.write_json(path, kept | {f"{exhibit.id} ({scale}{f', {seeds} seeds' if seeds else ''})": entry})

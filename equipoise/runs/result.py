@@ -92,7 +92,7 @@ class Result:
         """Return the parameters of the global model."""
         vector = self._run.algorithm.global_model(self._run.server)
         if vector is None:
-            raise EquipoiseError(f"{type(self._run.algorithm).__name__} has no global model; ask for a client's own")
+            raise EquipoiseError(f"{type(self._run.algorithm).__name__} has no global model; ask for a client's personal model")
         return vector
 
     def global_model(self, client: int | str | None = None) -> nn.Module:

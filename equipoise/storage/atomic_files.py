@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside, flushed, and renamed into place."""
+"""Files that are complete or absent: written under a temporary name, flushed, and renamed into place."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from equipoise.errors import EquipoiseError
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A temporary path that becomes `path` when the block ends well, and goes away when it does not."""
+    """Yield a temporary path that is renamed to `path` if the block succeeds, and removed if it fails."""
     if path.is_dir():
-        raise EquipoiseError(f"cannot write {path}: it is a folder, and a file is wanted")
+        raise EquipoiseError(f"cannot write {path}: it is a folder, not a file")
     temporary = path.with_name(path.name + ".part")
     try:
         yield temporary
@@ -24,7 +24,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except OSError as error:
         raise EquipoiseError(
-            f"cannot write {path}: {error.strerror or error}; what was saved before is whole"
+            f"cannot write {path}: {error.strerror or error}; what was saved before is intact"
         ) from None
     finally:
         with suppress(OSError):
@@ -32,24 +32,28 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write text to a file, atomically."""
     with atomic_write(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
+    """Write a value to a JSON file, atomically."""
     write_text(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:
+    """Return the content of a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise EquipoiseError(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:
-        raise EquipoiseError(f"{path} is damaged ({error}); remove it, and what wrote it can write it again") from None
+        raise EquipoiseError(f"{path} is damaged ({error}); remove it, and repeat the command that wrote it") from None
 
 
 def digest(path: Path) -> str:
+    """Return the digest of a file's content."""
     with path.open("rb") as file:
         hasher = blake2b(digest_size=16)
         while block := file.read(1 << 20):
@@ -58,6 +62,7 @@ def digest(path: Path) -> str:
 
 
 def make_folder(path: Path) -> None:
+    """Create a folder, unless it exists, and raise an error if it is not writable."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The folder of a run: what it was told to do, what it measured, and where it can go on from."""
+"""The folder of a run: its configuration, its results, and the checkpoint that it can resume from."""
 
 import csv
 import fcntl
@@ -21,24 +21,23 @@ from equipoise.model_kinds import COLUMNS
 from equipoise.storage import atomic_files
 
 WRITTEN = "written"
-"""The section that a run adds to its configuration for its readers; it is no setting."""
+"""The section that a run adds to its configuration for information; it is not a setting."""
 
 SHOWN = "shown.safetensors"
-"""What an algorithm shows of its clients."""
+"""File of what an algorithm shows of its clients' states."""
 
 FEDERATION = "federation.json"
-"""Who has how many samples of which label."""
+"""File of the number of samples of each client and label."""
 
 CKA = "cka.json"
-"""What `equipoise cka` found."""
+"""File of the results of `equipoise cka`."""
 
 DEPLOYMENT = "deployment"
-"""The folder in which a deployment on one machine keeps its keys, clients and logs."""
+"""Folder of the keys, clients and logs of a deployment on one machine."""
 
 ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb")
-"""Settings on which no result depends."""
-_MAY_CHANGE = {"rounds", *ASIDE}
-"""Between a run and its continuation."""
+"""Settings that do not affect results."""
+_MAY_CHANGE = {"rounds", *ASIDE}  # when a run is resumed
 _TRIES = 8
 
 
@@ -52,7 +51,7 @@ def _lock(file: IO[str], kind: int, wait: float = 0.05) -> bool:
 
 
 def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dotted names."""
+    """Flatten nested tables into one, with dotted names."""
     flat: dict[str, Any] = {}
     for key, value in tables.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
@@ -60,6 +59,7 @@ def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
+    """Return the content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -71,23 +71,32 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 class RunFolder:
+    """The folder of a run, with the paths of its files."""
+
     def __init__(self, path: Path):
         self.path = path
         self.metrics, self.timings = path / "metrics.jsonl", path / "timings.jsonl"
         self.logs = (self.metrics, self.timings)
         self.events = path / "events.jsonl"
-        "what an operator should know of a deployment"
+        "log of what an operator should know about a deployment"
         self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
         self.config = path / "run.toml"
         self.shown = path / SHOWN
-        "what the algorithm shows of the clients that trained, a row each in the order of clients.csv"
+        "what the algorithm shows of the clients that trained, one row per client in the order of clients.csv"
         self.text = ""
-        "what run.toml is to say"
+        "content of run.toml"
 
     @staticmethod
     @contextmanager
     def at_work(path: Path, settings: dict[str, Any], resume: bool, **written: str) -> Iterator["RunFolder"]:
-        """The folder of a new run, or that of one with the same settings that is to go on; nobody else works there."""
+        """Open and lock the folder of a new run, or of a run with the same settings that is resumed.
+
+        Args:
+            path: the folder.
+            settings: all settings of the run.
+            resume: whether the folder may already hold a run.
+            **written: more facts for the section [written] of run.toml.
+        """
         atomic_files.make_folder(path)
         folder = RunFolder(path)
         written = {"equipoise": version("equipoise"), "torch": version("torch"), **written}
@@ -101,14 +110,14 @@ class RunFolder:
             except RunFailed:
                 raise
             except EquipoiseError:
-                if new and not folder.metrics.exists():  # it never began: nobody needs to clean up after a typo
+                if new and not folder.metrics.exists():  # it never began: users need not clean up after a typo
                     folder.config.unlink(missing_ok=True)
                     folder.events.unlink(missing_ok=True)
                     shutil.rmtree(folder.checkpoint, ignore_errors=True)
                 raise
 
     def admit(self, settings: dict[str, Any], resume: bool) -> bool:
-        """May a run with these settings work here? If so: is it a new one?"""
+        """Tell whether a run with these settings would be new here; raise an error if it must not use the folder."""
         if not self.config.exists():
             others = list(self.path.iterdir()) if self.path.exists() else []
             if not all(p.name in ("lock", DEPLOYMENT) or p.name.endswith(".part") for p in others):
@@ -116,33 +125,35 @@ class RunFolder:
             return True
         if not resume:
             raise EquipoiseError(
-                f"{self.path} already holds a run; add --resume to go on with it, or choose another --out"
+                f"{self.path} already holds a run; add --resume to continue it, or choose another --out"
             )
         self._compare(settings)
         return False
 
     def _compare(self, settings: dict[str, Any]) -> None:
-        """Are these the settings of the run that is here?"""
+        """Raise an error if these are not the settings of the run in the folder."""
         old, new = flatten(read_toml(self.config)), flatten(settings)
         for key in sorted(old.keys() | new.keys()):
             if key in _MAY_CHANGE or key.startswith(f"{WRITTEN}."):
                 continue
-            if json.dumps(old.get(key)) != json.dumps(new.get(key)):  # 1 client is not a share of 1.0
+            if json.dumps(old.get(key)) != json.dumps(new.get(key)):  # 1 == 1.0, but 1 client is not a share of 1.0
                 raise EquipoiseError(
                     f"the run in {self.path} had {key} = {old.get(key)!r}, not {new.get(key)!r}; "
                     "resume it with the same settings, or choose another --out"
                 )
 
     def write_config(self) -> None:
+        """Write run.toml."""
         atomic_files.write_text(self.config, self.text)
 
     def unfinished(self) -> None:
-        """There are rounds to come: what an earlier end wrote is no longer true."""
+        """Remove the final results of an earlier, shorter run, because more rounds follow."""
         for path in (self.summary, self.path / "clients.csv"):
             path.unlink(missing_ok=True)
 
     @staticmethod
     def open(path: Path) -> "RunFolder":
+        """Open the folder of an existing run for reading."""
         folder = RunFolder(path)
         if not folder.config.exists():
             raise EquipoiseError(f"{path} is not the folder of a run: it has no run.toml")
@@ -150,14 +161,17 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Nobody else works in this folder meanwhile; the lock goes with the process, however it ends."""
+        """Hold the lock of the folder; the operating system releases it when the process ends, however it ends."""
         with (self.path / "lock").open("w") as file:
             if not any(_lock(file, fcntl.LOCK_EX) for _ in range(_TRIES)):
-                raise EquipoiseError(f"another process is at work in {self.path}; wait for it, or choose another --out")
+                raise EquipoiseError(f"another process is using {self.path}; wait for it, or choose another --out")
             yield
 
     def at_work_now(self) -> bool:
-        """Does a process hold the folder? Whoever only looks holds it for a moment, which `locked` sits out."""
+        """Tell whether a process holds the lock of the folder.
+
+        Asking takes a shared lock for a moment; `locked` tries several times because of that.
+        """
         try:
             with (self.path / "lock").open() as file:
                 return not _lock(file, fcntl.LOCK_SH, wait=0.0)
@@ -165,23 +179,27 @@ class RunFolder:
             return False
 
     def append(self, log: Path, line: dict[str, Any]) -> None:
+        """Append a line to a log, and flush it to disk."""
         try:
             with log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, allow_nan=False) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise EquipoiseError(f"cannot write {log}: {error.strerror}; the last checkpoint is whole") from None
+            raise EquipoiseError(f"cannot write {log}: {error.strerror}; the last checkpoint is intact") from None
 
     def cut(self, log: Path, length: int) -> None:
-        """Back to the length that the log had at a checkpoint."""
+        """Truncate a log to the length that it had at a checkpoint."""
         if self.length(log) < length:
-            raise EquipoiseError(f"{log} is shorter than at the last checkpoint; start the run anew with another --out")
+            raise EquipoiseError(
+                f"{log} is shorter than at the last checkpoint; start the run again with another --out"
+            )
         log.touch()
         with log.open("rb+") as file:
             file.truncate(length)
 
     def length(self, log: Path) -> int:
+        """Return the length of a log in bytes."""
         return log.stat().st_size if log.exists() else 0
 
     def write_clients(
@@ -191,7 +209,14 @@ class RunFolder:
         sizes: dict[str, np.ndarray],
         tables: dict[str, np.ndarray],
     ) -> None:
-        """A row a client: its sizes, and the scores of each of its models; who took no part, or is bad, is marked."""
+        """Write clients.csv, with one row per client.
+
+        Args:
+            names: names of the clients.
+            marks: groups of clients, such as "unseen" or "malicious"; each that is not empty is a column.
+            sizes: number of samples of each client, for each split.
+            tables: scores of each client, for each kind of model.
+        """
         marks = {mark: marked for mark, marked in marks.items() if marked}
         with atomic_files.atomic_write(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file)
@@ -203,19 +228,21 @@ class RunFolder:
                 writer.writerow([name, *flag, *numbers, *("" if np.isnan(v) else v for v in scores)])
 
     def read_summary(self) -> dict[str, Any]:
+        """Return the content of summary.json."""
         if not self.summary.exists():
-            raise EquipoiseError(f"{self.path} has no summary.json: the run is not finished; go on with it by --resume")
+            raise EquipoiseError(f"{self.path} has no summary.json: the run is not finished; continue it with --resume")
         summary: dict[str, Any] = atomic_files.read_json(self.summary)
         return summary
 
     def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the lines of metrics.jsonl."""
         return self.read(self.metrics)
 
     def read(self, log: Path) -> list[dict[str, Any]]:
-        """The lines of a log that are whole: the last one may be in the middle of being written."""
+        """Return the complete lines of a log; the last one may be in the middle of being written."""
         if not log.exists():
             return []
         try:
             return [json.loads(line) for line in log.read_text(encoding="utf-8").split("\n")[:-1]]
         except ValueError as error:
-            raise EquipoiseError(f"{log} is damaged ({error}); start the run anew with another --out") from None
+            raise EquipoiseError(f"{log} is damaged ({error}); start the run again with another --out") from None

@@ -1,4 +1,4 @@
-"""Find finished runs below folders, and group those that differ only in the seed."""
+"""Search for runs in folders, and grouping of runs that differ only in the seed."""
 
 import json
 from collections.abc import Mapping
@@ -10,11 +10,13 @@ from typing import Any
 from equipoise.errors import EquipoiseError
 from equipoise.storage.run_folder import ASIDE, WRITTEN, RunFolder, flatten, read_toml
 
-_FOR_READERS = (f"{WRITTEN}.", *ASIDE)  # no run is another for these
+_FOR_READERS = (f"{WRITTEN}.", *ASIDE)  # runs that differ only in these are the same run
 
 
 @dataclass(frozen=True)
 class FinishedRun:
+    """A finished run, read from its folder."""
+
     path: Path
     config: dict[str, Any]
     summary: dict[str, Any]
@@ -22,7 +24,7 @@ class FinishedRun:
 
 
 def find_runs(paths: list[Path]) -> list[FinishedRun]:
-    """The runs in these folders and in the folders below them."""
+    """Return the finished runs in these folders and in the folders below them."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
@@ -30,36 +32,38 @@ def find_runs(paths: list[Path]) -> list[FinishedRun]:
         inside = _inside(path)
         if not inside:
             raise EquipoiseError(f"{path} holds no run: neither it nor a folder in it has a run.toml")
-        if len(inside) > 1:  # of many, those that are done; one alone must be
+        if len(inside) > 1:  # unfinished runs among several are dropped; a single run must be finished
             inside = [run for run in inside if _finished(run)] or inside[:1]
         found |= dict.fromkeys(inside)
     return [_read(path) for path in found]
 
 
 def unfinished(paths: list[Path]) -> list[Path]:
-    """Runs below these folders that have no summary yet; they are left out."""
+    """Return the runs below these folders that `find_runs` drops because they have no summary yet."""
     return [run for path in paths for run in _inside(path) if run != path and not _finished(run)]
 
 
 def newest(path: Path) -> Path | None:
-    """The run in a folder, or of those below it the one that was written last."""
+    """Return the run in a folder or, of those below it, the one that was written last."""
     if not path.is_dir():
         return None
     return max(_inside(path), key=_written, default=None)
 
 
 def _written(run: Path) -> float:
-    """When something in its folder changed last."""
+    """Return the time of the last change in a run folder."""
     times = [run.stat().st_mtime]
     for path in run.iterdir():
-        with suppress(FileNotFoundError):  # what is written beside is renamed meanwhile
+        with suppress(FileNotFoundError):  # a temporary file may be renamed meanwhile
             times.append(path.stat().st_mtime)
     return max(times)
 
 
 def _inside(path: Path) -> list[Path]:
-    """The runs in a folder. `equipoise reproduce` has them two folders below a paper's, three below that of all papers;
-    what lies in the folder of a run is that run's own."""
+    """Return the run folders in a folder, up to three levels below it, but not inside of other run folders.
+
+    `equipoise reproduce` puts runs two levels below the folder of a paper, and three below that of all papers.
+    """
     found: list[Path] = []
     level = [path]
     for _ in range(4):
@@ -80,22 +84,22 @@ def _read(path: Path) -> FinishedRun:
 
 
 def higher_is_better(summary: Mapping[str, Any]) -> bool:
-    """Of the metric; summaries of old do not say."""
+    """Tell whether higher values of a run's metric are better; summaries of older versions do not say so."""
     return bool(summary.get("higher_is_better", summary["metric"] not in ("rmse", "mse")))
 
 
 def grouped(runs: list[FinishedRun]) -> list[list[FinishedRun]]:
-    """Runs that differ only in the seed, together."""
+    """Group runs that differ only in the seed."""
     groups: dict[str, list[FinishedRun]] = {}
     for run in runs:
-        # What was at hand of a data set is no setting: an excerpt and the whole are not seeds of one run.
-        told = [run.summary["dataset"], run.summary["metric"]]
-        key = json.dumps([{k: v for k, v in run.config.items() if k != "seed"}, told], sort_keys=True)
+        # Which part of a dataset was available is not a setting, but runs on an excerpt and on the whole differ.
+        described = [run.summary["dataset"], run.summary["metric"]]
+        key = json.dumps([{k: v for k, v in run.config.items() if k != "seed"}, described], sort_keys=True)
         group = groups.setdefault(key, [])
-        if run.summary["seed"] not in [other.summary["seed"] for other in group]:  # a copy of a run is no second seed
+        if run.summary["seed"] not in [other.summary["seed"] for other in group]:  # a copy is not another seed
             group.append(run)
     return list(groups.values())
 
 
 PAPER = "paper.json"
-"""In the folder of a paper's runs: the tables that were made of them, for `equipoise report`."""
+"""File in the folder of a paper's runs, with the tables made from them, for `equipoise report`."""

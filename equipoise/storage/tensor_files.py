@@ -13,14 +13,15 @@ DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool},
     **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8},
 }
-"""The names that safetensors gives to kinds of numbers."""
+"""Number formats by their names in safetensors files."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors to a safetensors file, atomically."""
     with atomic_write(path) as temporary:
         try:
             save_file({k: t.contiguous() for k, t in tensors.items()}, temporary, dict(metadata or {}))
         except OSError:
             raise
-        except Exception as error:  # safetensors wraps what the disk says in an error of its own
+        except Exception as error:  # safetensors wraps errors of the disk in its own
             raise OSError(str(error)) from error

@@ -1,7 +1,9 @@
-"""The tables of docs/results/fedeq.md, from the folders of the sweeps: python experiments/fedeq/tables.py RUNS [SCALE]
+"""Print the tables of docs/results/fedeq.md from the runs of the sweeps.
 
-RUNS holds fedeq/ and fl-deq/, and in them a folder a sweep, named as its file. Of those the runs count that the file
-asks for at that scale (small); what is missing is left out. The paper's figure stands in parentheses.
+    python experiments/fedeq/tables.py RUNS [SCALE]
+
+RUNS contains fedeq/ and fl-deq/, and in them one folder per sweep with the name of its file. Only the runs that the
+file lists at the scale (default: small) count; missing runs are skipped. The paper's figures are in parentheses.
 """
 
 import json
@@ -25,13 +27,13 @@ SCALE: list[str] = []
 
 
 def runs_in(folder: Path) -> list[FinishedRun]:
-    """Those that the file of that name asks for."""
+    """Return the finished runs that the file of the folder's name lists."""
     file = Path(__file__).parent.parent / folder.parent.name / f"{folder.name}.toml"
     return runs_of(file, folder, SCALE[0] if SCALE else None)
 
 
 def milliseconds(run: FinishedRun) -> float:
-    """Of training, a sample; scoring is not in it."""
+    """Return the milliseconds of training per sample, without scoring."""
     lines = [json.loads(line) for line in (run.path / "timings.jsonl").read_text().splitlines()]
     return 1e3 * sum(line["train"] for line in lines) / float(run.metrics[-1]["gradient_samples"])
 
@@ -58,7 +60,7 @@ def published(table: str, method: str, name: str) -> str:
 
 
 def scored(method: str) -> str:
-    """What the paper's table speaks of: the global model of FedAvg, the personal one of all others."""
+    """Return the kind of model in the paper's table: global for FedAvg, personal for all others."""
     return "global" if method == "fedavg" else "personal"
 
 
@@ -84,10 +86,20 @@ def tables_1_and_2(root: Path) -> None:
         body.append([f"{method}: consensus model", *(cell(method, name, "consensus", "") for name in names)])
     print_table("Table 1: clients that trained", ["method", *names], body if every else [])
     body = [[method, *(cell(method, name, scored(method), "table2", True) for name in names)] for method in METHODS]
-    print_table("Table 2: clients that took no part", ["method", *names], body if every else [])
+    print_table("Table 2: clients that took no part in training", ["method", *names], body if every else [])
     print_table(
-        "What it costs",
-        ["data", "method", "shared", "kept by a client", "KB a round", "step MB", "iterations", "gradients", "seconds"],
+        "Costs",
+        [
+            "data",
+            "method",
+            "shared",
+            "kept by a client",
+            "KB per round",
+            "step MB",
+            "iterations",
+            "gradients",
+            "seconds",
+        ],
         [[name, *cost([r for r in methods[m] if column(r) == name])] for name in names for m in METHODS],
     )
 
@@ -112,7 +124,7 @@ def cost(runs: list[FinishedRun]) -> Cells:
 def curves(
     root: Path, name: str, title: str, key: Callable[[FinishedRun], Cells], head: Cells, rounds: Sequence[int]
 ) -> None:
-    """Scores on the way, one seed."""
+    """Print scores after these rounds, with one seed."""
     body = []
     for run in sorted(runs_in(root / name), key=lambda run: [str(k) for k in key(run)]):
         for kind in ("personal", "consensus", "global"):
@@ -139,7 +151,7 @@ def sizes(root: Path, name: str, title: str) -> None:
             ]
         )
     body.sort(key=lambda row: int(row[2].replace(",", "")))
-    print_table(title, ["method", "model", "shared", "step MB", "ms a sample", "accuracy"], body)
+    print_table(title, ["method", "model", "shared", "step MB", "ms per sample", "accuracy"], body)
 
 
 def model(run: FinishedRun) -> str:

@@ -1,7 +1,9 @@
-"""The tables of docs/results/fedreco.md: python experiments/fedreco/tables.py RUNS [SCALE [PICTURE]]
+"""Print the tables of docs/results/fedreco.md, and draw its picture.
 
-RUNS holds fedreco/, and in it a folder a sweep, named as its file. Of those the runs count that the file asks for at
-that scale (small); what is missing is left out. The paper's figure stands in parentheses.
+    python experiments/fedreco/tables.py RUNS [SCALE [PICTURE]]
+
+RUNS contains fedreco/, and in it one folder per sweep with the name of its file. Only the runs that the file lists at
+the scale (default: small) count; missing runs are skipped. The paper's figures are in parentheses.
 """
 
 import sys
@@ -14,7 +16,7 @@ from equipoise.storage.run_index import FinishedRun
 
 PAPER: dict[str, Any] = tomllib.loads((Path(__file__).parent / "paper" / "tables.toml").read_text())
 DATA = ("fashion-mnist", "cifar10")
-LOCAL, FROZEN = "fedreco without its pull (local)", "fedreco with a probe that stands still"
+LOCAL, FROZEN = "fedreco without its pull (local)", "fedreco with a fixed probe"
 METHODS = ("fedavg", "fedavg-ft", "ditto", "fedrep", "fedbabu", "fedpac", "fedcr", "fedreco", LOCAL, FROZEN)
 TARGETS = {"fashion-mnist": (0.88, 0.90, 0.91), "cifar10": (0.65, 0.70, 0.75)}
 
@@ -29,7 +31,7 @@ def method_of(run: FinishedRun) -> str:
 
 
 def accuracy(run: FinishedRun) -> float:
-    """What the paper's tables speak of: the global model of FedAvg, the personal one of all others."""
+    """Return the accuracy in the paper's tables: of the global model for FedAvg, of the personal one for all others."""
     return 100 * float(run.summary["global" if method_of(run) == "fedavg" else "personal"]["accuracy"])
 
 
@@ -77,7 +79,7 @@ def table_3(folder: Path, scale: str) -> None:
 
 
 def figure_3(folder: Path, scale: str, picture: Path) -> None:
-    """Accuracy against rounds, without and with noise."""
+    """Draw accuracy against rounds, without and with noise."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,7 +1,9 @@
-"""The tables of docs/results/flame.md, from the folders of the sweeps: python experiments/flame/tables.py RUNS
+"""Print the tables of docs/results/flame.md from the runs of the sweeps.
 
-RUNS holds a folder a sweep: table3-fashion-mnist, table3-mnist, tune, attacks, sweep-lam, ...; what is missing is left
-out. A figure is marked where ours and the paper's differ by more than both standard deviations together.
+    python experiments/flame/tables.py RUNS
+
+RUNS contains one folder per sweep: table3-fashion-mnist, table3-mnist, tune, attacks, sweep-lam, ...; missing sweeps
+are skipped. ▲ and ▼ mark figures that differ from the paper's by more than both standard deviations together.
 """
 
 import sys
@@ -40,7 +42,7 @@ def figure(values: list[float]) -> str:
 
 
 def at_compute(run: FinishedRun, kind: str, samples: float) -> float | None:
-    """The score at the last evaluation that had no more samples through a backward pass."""
+    """Return the score at the last evaluation with at most this many samples in backward passes."""
     found = [
         line[kind]["accuracy"] for line in run.metrics if kind in line and line["gradient_samples"] <= 1.001 * samples
     ]
@@ -177,13 +179,13 @@ def main(folder: Path) -> None:
         if runs := finished(folder / f"table3-{data}"):
             print(f"\n## Table III, {data}")
             table3(data, runs)
-            print("\nAt FLAME's number of samples through a backward pass:")
+            print("\nAt FLAME's number of samples in backward passes:")
             compute(runs)
             if data == "fashion-mnist":
                 print("\n## Fairness (Fig. 8), hybrid skew")
                 fairness(runs)
     if runs := finished(folder / "tune"):
-        print("\n## Rates, validation accuracy of the global model")
+        print("\n## Learning rates, validation accuracy of the global model")
         tune(runs)
     if runs := [*finished(folder / "attacks"), *finished(folder / "attacks-multi-krum")]:
         print("\n## Attacks (Figs. 4 to 7)")

@@ -1,8 +1,10 @@
-"""The five electricity clients that differ most: python experiments/learn2pfed/distinct.py DATA (needs scikit-learn)
+"""Print the five electricity clients that differ most.
 
-As Learn2pFed has it, t-SNE lays the clients out in a plane by their load; the five are then taken one after the other,
-each as far from those before as can be, the first as far from the centre. Only the training part of each series is
-looked at, scaled as the experiment scales it.
+    python experiments/learn2pfed/distinct.py DATA     (needs scikit-learn)
+
+As in Learn2pFed, t-SNE maps the clients to a plane by their load. The first client is the one farthest from the centre;
+each further one is as far as possible from those before. Only the training part of each series is used, scaled as in
+the experiment.
 """
 
 import sys
@@ -19,6 +21,7 @@ WANTED, PAST = 5, 0.8
 
 
 def distinct(points: np.ndarray, wanted: int) -> list[int]:
+    """Return the indices of points that are far from each other, chosen greedily."""
     chosen = [int(np.linalg.norm(points - points.mean(0), axis=1).argmax())]
     while len(chosen) < wanted:
         nearest = np.linalg.norm(points[:, None] - points[chosen], axis=2).min(1)

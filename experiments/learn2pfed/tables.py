@@ -1,7 +1,9 @@
-"""The tables of docs/results/learn2pfed.md: python experiments/learn2pfed/tables.py RUNS
+"""Print the tables of docs/results/learn2pfed.md from the runs of the sweeps.
 
-RUNS holds a folder a sweep, named as its file (polynomial, segments, ablation, ...); what is missing is left out. The
-paper's figure stands in parentheses.
+    python experiments/learn2pfed/tables.py RUNS [--scale small]
+
+RUNS contains one folder per sweep with the name of its file (polynomial, segments, ablation, ...); missing sweeps are
+skipped. The paper's figures are in parentheses.
 """
 
 import argparse
@@ -41,7 +43,7 @@ def scored(name: str) -> str:
 
 
 def stopped(run: FinishedRun) -> dict[str, float]:
-    """Scores at the evaluation that was best on validation samples, and the round of it."""
+    """Return the score at the evaluation that was best on validation samples, its round, and the last score."""
     kind = scored(run.config["algorithm.name"])
     metric, lines = run.summary["metric"], [line for line in run.metrics if kind in line]
     best = (min if metric == "rmse" else max)(lines, key=lambda line: line[kind][f"validation_{metric}"])
@@ -53,18 +55,18 @@ def where(runs: Iterable[FinishedRun], **config: object) -> list[FinishedRun]:
     return [run for run in runs if all(run.config.get(key) == value for key, value in keys.items())]
 
 
-# Polynomials: what is known of them, and what of it Λ has found.
+# Polynomials: the best possible errors, and which shared coefficients Λ has found.
 
 
 def area(lam: np.ndarray, shared: int) -> float:
-    """Under the ROC curve: how often a shared coefficient is tied more strongly than one that is not."""
+    """Return the area under the ROC curve: how often a shared coefficient is tied more strongly than another."""
     above, below = lam[:, :shared].reshape(-1, 1), lam[:, shared:].reshape(1, -1)
     return float(np.mean((above > below) + 0.5 * (above == below)))
 
 
 @cache
 def known(setting: int, seed: int, layout: str = "alike") -> dict[str, tuple[float, float]]:
-    """RMSE and MSE of local least squares, and of an oracle that knows which coefficients are shared; in one place."""
+    """Return RMSE and MSE of local least squares, and of an oracle that knows which coefficients are shared."""
     federation = load_data("polynomial", seed=seed, clients=10, setting=setting, layout=layout)
     shared = Polynomial(setting=setting).shared
     pairs = [federation.gather(torch.from_numpy(federation.train[i])) for i in range(10)]
@@ -95,7 +97,7 @@ def lam_of(run: FinishedRun) -> np.ndarray:
 
 
 def mse(run: FinishedRun) -> float:
-    """The mean over clients of their squared errors, from the mean and the variance of their RMSE."""
+    """Return the mean squared error over clients, from the mean and the variance of their RMSE."""
     found = run.summary[scored(run.config["algorithm.name"])]
     return float(found["rmse"] ** 2 + found["rmse_variance"])
 
@@ -127,7 +129,7 @@ def table1(runs: list[FinishedRun], title: str = "Table I: RMSE against the nois
 
 
 def segments(runs: list[FinishedRun]) -> str:
-    return table1(runs, "Each client its own stretch of x")
+    return table1(runs, "Each client has its own segment of x")
 
 
 def table2(runs: list[FinishedRun]) -> str:
@@ -161,7 +163,7 @@ def variants(runs: list[FinishedRun]) -> str:
         areas = [area(lam_of(run), 3) for run in found]
         closed = (local - mean(values)) / (local - oracle)
         words = [config[f"algorithm.{key}"] for key in ("outer", "backward")]
-        words += ["one for all" if config["algorithm.tied"] else "one a client"]
+        words += ["one for all" if config["algorithm.tied"] else "one per client"]
         words += ["last epoch's end" if config["algorithm.warm"] else "zero"]
         words += ["Λ" if len(config["algorithm.learn"]) == 1 else "all six"]
         sent = mean(run.summary["bytes_a_round"] for run in found) / 1e3
@@ -180,7 +182,7 @@ def variants(runs: list[FinishedRun]) -> str:
         "RMSE",
         "of the gap closed",
         "ROC area",
-        "kB a round",
+        "kB per round",
     ]
     return markdown("Variants, setting 1", head, map(row, groups.values()))
 
@@ -204,7 +206,7 @@ def table3(settings: dict[int, list[FinishedRun]]) -> str:
                 best = [u.get("personal", u.get("global", {})).get("rmse") for u in unseen]
                 row.append(spread([v for v in best if v is not None], 4))
         rows.append(row)
-    head = ["method", "model", "five clients", "round", "all clients", "round", "never took part"]
+    head = ["method", "model", "five clients", "round", "all clients", "round", "unseen clients"]
     return markdown("Table III: RMSE of the next hour's load", head[: 2 + 2 * len(settings) + (1 in settings)], rows)
 
 
@@ -223,7 +225,7 @@ def table4(columns: dict[str, tuple[list[FinishedRun], int]]) -> str:
         sent = [r.summary["bytes_a_round"] / 1e3 for r in where(first, algorithm__name=name)]
         rows.append([*row, f"{mean(sent):,.0f}" if sent else ""])
     heads = [f"{title}, Dir({beta})" for title in columns for beta in (0.1, 0.5)]
-    return markdown("Table IV: accuracy in %", ["method", *heads, "kB a round"], rows)
+    return markdown("Table IV: accuracy in %", ["method", *heads, "kB per round"], rows)
 
 
 def table5(runs: list[FinishedRun]) -> str:
@@ -239,7 +241,7 @@ def table5(runs: list[FinishedRun]) -> str:
 
 
 def table6() -> str:
-    """Parameters and multiply-adds of a forward pass of one 32x32 colour image."""
+    """Return the table of parameters and multiply-adds of a forward pass of one 32x32 colour image."""
     from torch.utils.flop_counter import FlopCounterMode
 
     rows = []
@@ -259,8 +261,8 @@ def table6() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", type=Path)
-    parser.add_argument("--scale", default="small")
+    parser.add_argument("runs", type=Path, help="folder of the sweeps")
+    parser.add_argument("--scale", default="small", help="smoke, small or paper")
     given = parser.parse_args()
 
     def runs(name: str) -> list[FinishedRun]:

@@ -18,6 +18,7 @@ from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.algorithms.schema import infer_schema
 from equipoise.engine.simulation import Simulation
 from equipoise.state import State
+from tests.support.commands import ROOT
 from tests.support.problems import KINDS, classification, metrics, registered, simulation
 
 
@@ -80,18 +81,19 @@ def same_stacked(algorithm: Algorithm) -> None:
 
 KILLS = [(name, *(("threads", 3, 0.0), ("stacked", 4, 0.012))[k % 2]) for k, name in enumerate(KINDS)]
 _KILLED = """
-    import os, signal, sys, time
+    import sys
     from pathlib import Path
-    from tests.conftest import registered, simulation
+    from tests.support.problems import registered, simulation
 
     name, folder, mode, after = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
     run = simulation(registered(name), folder=folder, mode=mode, rounds=9, checkpoint_every=2)
     log = run.log
-    def slow(line, timing):
+    def told(line, timing):
         log(line, timing)
         print(line["round"], flush=True)
-        time.sleep(0.002 * after)  # so that the blow falls here, or within the round or the checkpoint that follows
-    run.log = slow
+        if line["round"] == after + 2:  # the blow falls here, or anywhere in the two rounds before
+            sys.stdin.read()
+    run.log = told
     run.run()
 """
 
@@ -104,11 +106,11 @@ def test_killed_and_resumed_ends_with_the_same_bytes(
     algorithm = registered(name)
     whole = simulation(algorithm, folder=tmp_path / "whole", mode=mode, rounds=9, checkpoint_every=2)
     whole.run()
-    root = Path(__file__).parents[2]
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(_KILLED), name, str(tmp_path / "killed"), mode, str(after)],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -116,12 +118,13 @@ def test_killed_and_resumed_ends_with_the_same_bytes(
     for line in child.stdout:
         if int(line) == after:
             break
-    time.sleep(delay)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL
+    time.sleep(delay)  # not to wait for anything, but to kill at another moment
+    child.kill()
+    child.communicate()
+    assert child.returncode == -signal.SIGKILL
     resumed = simulation(algorithm, folder=tmp_path / "killed", mode=mode, rounds=9, checkpoint_every=2, new=False)
     resumed.resume()
-    assert 0 <= resumed.done < 9
+    assert after - 2 <= resumed.done < after + 2
     resumed.run()
     assert metrics(tmp_path / "killed") == metrics(tmp_path / "whole")
     assert (tmp_path / "killed" / "clients.csv").read_bytes() == (tmp_path / "whole" / "clients.csv").read_bytes()

@@ -40,7 +40,7 @@ def searched(module: nn.Module, x: Tensor, y: Tensor, query: Tensor, k: int, mix
     return np.array(rows)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.integers(1, 12), st.integers(1, 9), st.sampled_from([0.0, 0.3, 1.0]), st.integers(1, 15), st.integers(0, 1000)
 )

@@ -231,7 +231,7 @@ def test_what_is_tied_follows_the_sum_of_all_gradients() -> None:
     assert not torch.equal(second.server.tied, tied.server.tied[:3])
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     rate=st.sampled_from([0.01, 1.0, 5.0]),
     rule=st.sampled_from(["sgd", "adam"]),

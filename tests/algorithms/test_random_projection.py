@@ -10,7 +10,7 @@ sizes = st.integers(1, 40).flatmap(lambda d: st.tuples(st.just(d), st.integers(1
 
 
 @given(sizes, st.integers(0, 5))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_rows_are_orthonormal_and_back_is_the_transpose(size: tuple[int, int], seed: int) -> None:
     d, d_sub = size
     p = Projection(d, d_sub, seed)

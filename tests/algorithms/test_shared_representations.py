@@ -43,7 +43,7 @@ def test_fedbabu_with_an_empty_head_is_fedavg_with_fine_tuning() -> None:
 
 
 @given(st.integers(1, 7), st.integers(1, 3), st.integers(1, 4), st.integers(0, 999), st.floats(1e-3, 10))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_weights_of_heads_solve_fedpacs_program(m: int, classes: int, width: int, seed: int, scale: float) -> None:
     """By the conditions of optimality: what is used has the smallest slope."""
     rng = np.random.default_rng(seed)
@@ -94,7 +94,7 @@ def test_fedpac_pulls_features_to_the_centres_of_their_classes() -> None:
 
 
 @given(st.integers(1, 6), st.integers(0, 999))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_fedcrs_term_is_the_divergence_of_two_normal_distributions(width: int, seed: int) -> None:
     rng = torch.Generator().manual_seed(seed)
     h = torch.randn(5, 2 * width, generator=rng, dtype=torch.float64)

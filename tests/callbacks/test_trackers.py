@@ -102,7 +102,7 @@ def test_what_is_tracked_changes_no_result(tmp_path: Path) -> None:
     run(experiment(), tmp_path / "with", None, True, RunCallback())
 
 
-@pytest.mark.parametrize("moment", ["__init__", "begin", "round", "end"])
+@pytest.mark.parametrize("moment", ["__init__", "on_run_begin", "on_round_end", "on_run_end"])
 def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
     moment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

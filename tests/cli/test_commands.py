@@ -2,10 +2,8 @@
 
 import json
 import resource
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import equipoise
 from equipoise.data.federation import Federation
 from equipoise.runs.launch import reopen
 from tests.support.commands import SMALL, equipoise_command, one_sentence
+from tests.support.waiting import FOREVER, heed_ctrl_c, interrupted
 
 
 @pytest.fixture
@@ -88,16 +87,11 @@ def test_resume_goes_on_and_may_go_further(file: Path, tmp_path: Path) -> None:
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     file = tmp_path / "long.toml"
-    file.write_text(SMALL.format(rounds=100_000, name="fedrep"))
+    file.write_text(SMALL.format(rounds=FOREVER, name="fedrep"))
     command = [sys.executable, "-m", "equipoise", "run", str(file), "--out", "long", "--quiet"]
-    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c)
     log = tmp_path / "long" / "metrics.jsonl"
-    deadline = time.monotonic() + 60
-    while not (log.exists() and log.read_text().count("\n") > 4):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    said = interrupted(child, lambda: log.exists() and log.read_text().count("\n") > 4)
     assert child.returncode == 130
     assert "Traceback" not in said
     assert "--resume" in said
@@ -162,7 +156,7 @@ def test_two_processes_do_not_share_a_folder(file: Path, tmp_path: Path) -> None
     with (tmp_path / "run" / "lock").open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         done = equipoise_command("run", file, "--out", "run", "--resume", cwd=tmp_path)
-    one_sentence(done, 2, "another process is at work in run")
+    one_sentence(done, 2, "another process is using run")
 
 
 @pytest.mark.parametrize("kind", ["algorithms", "models", "data", "partitions"])

@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from equipoise.cli import deploy as deploy_commands
 from equipoise.config.experiment import Experiment
 from tests.support.commands import equipoise_command
+from tests.support.waiting import LIMIT
 
 OWN = """
 rounds = 4
@@ -167,7 +168,7 @@ def test_flower_builds_what_init_writes(algorithm: str, own: Path, tmp_path: Pat
     }
     program = Path(sys.executable).parent / "flwr"
     done = subprocess.run(
-        [program, "build", "--app", "app"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+        [program, "build", "--app", "app"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=LIMIT
     )
     assert done.returncode == 0, done.stdout + done.stderr
     [bundle] = tmp_path.glob("*.fab")
@@ -231,7 +232,7 @@ def test_local_refuses_a_folder_that_is_taken(own: Path, digits: Path, tmp_path:
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.toml").write_text(DIGITS)
-    no(digits, "--out", "run", words=("run already holds a run; add --resume to go on with it", "another --out"))
+    no(digits, "--out", "run", words=("run already holds a run; add --resume to continue it", "another --out"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
     no(digits, "--out", "full", words=("full is not empty and not a run; choose another --out",))

@@ -4,11 +4,13 @@ import fcntl
 import io
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
-import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from equipoise.reporting.live_view import RunView, clock, render
 from equipoise.runs.launch import run
 from equipoise.storage.run_folder import RunFolder
 from tests.support.commands import SMALL, equipoise_command, small
+from tests.support.waiting import FOREVER, LIMIT, heed_ctrl_c
 
 
 def folder(path: Path, lines: int = 3, rounds: int = 10, **more: Any) -> RunFolder:
@@ -93,22 +96,22 @@ def test_states_are_those_of_the_lock_and_the_summary(tmp_path: Path) -> None:
     assert RunView.at(run.path).state == "finished"
 
 
-def test_who_looks_keeps_nobody_from_working(tmp_path: Path) -> None:
+def test_who_looks_keeps_nobody_from_working(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = folder(tmp_path / "run")
-    held = threading.Event()
+    pauses = []
+    with (run.path / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)  # as `at_work_now` does
 
-    def look() -> None:
-        with (run.path / "lock").open() as file:
-            fcntl.flock(file, fcntl.LOCK_SH)  # as `at_work_now` does, and much longer
-            held.set()
-            time.sleep(0.08)
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 2:
+                fcntl.flock(file, fcntl.LOCK_UN)
 
-    callback = threading.Thread(target=look)
-    callback.start()
-    held.wait()
-    with run.locked():
-        assert RunView.at(run.path).working
-    callback.join()
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", pause)
+            with run.locked():
+                assert RunView.at(run.path).working
+    assert len(pauses) >= 2
 
 
 def test_times_of_clients_are_written_where_each_is_worked_on_alone(tmp_path: Path) -> None:
@@ -142,39 +145,48 @@ def test_a_run_that_stopped_is_said_and_one_that_never_began(tmp_path: Path) -> 
     assert "there is no run in nothing" in done.stderr
 
 
-@pytest.mark.parametrize("interrupted", [False, True])
-def test_a_real_run_is_followed_to_its_end_or_until_ctrl_c(interrupted: bool, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(SMALL.format(rounds=100_000 if interrupted else 60, name="fedavg"))
-    command = [sys.executable, "-m", "equipoise"]
-    worker = subprocess.Popen([*command, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
+COMMAND = [sys.executable, "-m", "equipoise"]
+
+
+def test_a_real_run_is_followed_to_its_end(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(SMALL.format(rounds=60, name="fedavg"))
+    worker = subprocess.Popen([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
     try:
-        env = {**os.environ, "COLUMNS": "120"}
-        callback = subprocess.Popen(
-            [*command, "watch", "out", "--wait", "60", "--every", "0.2"],
-            cwd=tmp_path,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells tell background jobs to ignore it
-        )
-        if interrupted:
-            until = time.monotonic() + 60
-            while not (tmp_path / "out" / "metrics.jsonl").exists() and time.monotonic() < until:
-                time.sleep(0.1)
-            time.sleep(2)
-            callback.send_signal(signal.SIGINT)
-        out, err = callback.communicate(timeout=100)
-        assert callback.returncode == 0, err
-        if interrupted:
-            assert "the run goes on" in err
-            assert worker.poll() is None
-        else:
-            assert "60/60 rounds" in out
-            assert "finished" in out
+        done = equipoise_command("watch", "out", "--wait", LIMIT, "--every", "0.2", cwd=tmp_path, real=True)
+        assert done.returncode == 0, done.stderr
+        assert "60/60 rounds" in done.stdout
+        assert "finished" in done.stdout
+        assert worker.wait(LIMIT) == 0
     finally:
-        worker.send_signal(signal.SIGINT)
-        worker.wait(timeout=60)
+        worker.kill()
+
+
+def test_ctrl_c_ends_the_look_and_not_the_run(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(SMALL.format(rounds=FOREVER, name="fedavg"))
+    worker = subprocess.Popen([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
+    screen, terminal = pty.openpty()  # only there it shows what it sees before it ends
+    watch = [*COMMAND, "watch", "out", "--wait", str(LIMIT), "--every", "0.2"]
+    with os.fdopen(screen, "rb", buffering=0) as screen_file:
+        try:
+            env = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": terminal, "stderr": subprocess.PIPE}
+            watcher = subprocess.Popen(watch, cwd=tmp_path, env=env, text=True, preexec_fn=heed_ctrl_c, **pipes)
+            os.close(terminal)
+            shown = b""
+            while b"rounds" not in shown:
+                assert select.select([screen_file], [], [], LIMIT)[0], "it shows nothing"
+                shown += screen_file.read(4096)
+            watcher.send_signal(signal.SIGINT)
+            with suppress(OSError):  # the end of a terminal
+                while screen_file.read(4096):
+                    pass
+            _, said = watcher.communicate(timeout=LIMIT)
+            assert watcher.returncode == 0, said
+            assert "the run goes on" in said
+            assert worker.poll() is None
+        finally:
+            worker.kill()
+            worker.wait()
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0.4, "0:00:00"), (59.6, "0:01:00"), (3723, "1:02:03")])

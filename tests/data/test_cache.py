@@ -56,7 +56,7 @@ def test_decoded_once_and_again_when_the_file_changes(folder: Path, tmp_path: Pa
 
 
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_damaged_entry_is_decoded_anew(data: st.DataObject, folder: Path, tmp_path: Path) -> None:
     file, decode = tmp_path / "file", Decoder()
     file.write_bytes(b"one")

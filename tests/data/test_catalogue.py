@@ -96,19 +96,19 @@ def test_without_a_checksum_the_counts_decide(
     url, served = server
     datafiles.medical(served / "medical-mnist.zip")
     data = tmp_path / "data"
-    with pytest.raises(EquipoiseError, match="not all of it"):
+    with pytest.raises(EquipoiseError, match="is incomplete"):
         get("medical-mnist", data, url, nothing)
     assert list(data.iterdir()) == []
     monkeypatch.setattr(medical, "_WHOLE", 18)
     good = (served / "medical-mnist.zip").read_bytes()
     (served / "medical-mnist.zip").write_bytes(good[:2000] + bytes(60) + good[2060:])
-    with pytest.raises(EquipoiseError, match="something else"):  # the counts are right, a picture is not
+    with pytest.raises(EquipoiseError, match="not the expected data"):  # the counts are right, a picture is not
         get("medical-mnist", data, url, nothing)
     assert list(data.iterdir()) == []
     (served / "medical-mnist.zip").write_bytes(good)
     assert get("medical-mnist", data, url, nothing).state == "complete"
     (served / "medical-mnist.zip").write_bytes(b"<html>not found</html>")
-    with pytest.raises(EquipoiseError, match="something else"):
+    with pytest.raises(EquipoiseError, match="not the expected data"):
         get("medical-mnist", tmp_path / "other", url, nothing)
     assert list((tmp_path / "other").iterdir()) == []
 
@@ -145,7 +145,7 @@ def test_another_file_of_the_set_is_not_counted_in_its_place(
     monkeypatch.setattr(electricity, "_whole", lambda minutes: (3, 400) if minutes == 15 else (321, 26_304))
     entry = get("electricity", data, url, nothing)
     assert (data / "electricity.zip").exists()
-    assert "this is read before electricity.zip" in entry.detail
+    assert "it is used in place of electricity.zip" in entry.detail
     (data / "electricity.csv.gz").unlink()
     assert get("electricity", data, url, nothing).state == "complete"
 
@@ -155,7 +155,7 @@ def test_a_damaged_file_that_is_there_is_told_of(tmp_path: Path) -> None:
     path = tmp_path / "mnist" / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-500])
     assert catalogue.entry("mnist", tmp_path).state == "damaged"
-    with pytest.raises(EquipoiseError, match=r"mnist is here, but cannot be used: .* remove it and fetch it again"):
+    with pytest.raises(EquipoiseError, match=r"mnist are there, but cannot be used: .* remove it and fetch it again"):
         get("mnist", tmp_path, "http://127.0.0.1:9", nothing)
     path.unlink()
     datafiles.everything(tmp_path / "whole")
@@ -188,7 +188,7 @@ def test_the_commands(server: tuple[str, Path], tmp_path: Path) -> None:
     one_sentence(run("data", "get", "cifar11"), 2, "there is no data set 'cifar11'", "did you mean 'cifar10'?")
     one_sentence(run("data", "get", "linear"), 2, "drawn from the seed")
     one_sentence(run("data", "get", "femnist"), 2, "github.com/TalwalkarLab/leaf")
-    one_sentence(run("data", "get", "cifar10", "--from", url), 2, "404", "put the file by hand")
+    one_sentence(run("data", "get", "cifar10", "--from", url), 2, "404", "put the file at")
     assert not [p for p in (tmp_path / "data").rglob("*") if p.is_file()]
     (served / "cifar-10-binary.tar.gz").write_bytes(b"something else")
     one_sentence(run("data", "get", "cifar10", "--from", url), 2, "checksum")

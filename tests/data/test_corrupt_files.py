@@ -67,7 +67,7 @@ def corrupt(data: bytes, draw: st.DrawFn) -> bytes:
 
 @pytest.mark.parametrize(("name", "layout"), CASES, ids=[f"{make.__name__}-{name}" for name, make in CASES])
 @given(data=st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_a_corrupted_file_brings_a_sentence_or_sound_data(
     name: str, layout: object, whole: Whole, data: st.DataObject, tmp_path: Path
 ) -> None:

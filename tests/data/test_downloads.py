@@ -88,7 +88,7 @@ def test_after_a_break_only_the_rest_is_asked_for(
 
 def test_the_next_call_goes_on_where_this_one_gave_up(publisher: Publisher, remote: Remote, tmp_path: Path) -> None:
     publisher.breaks = [50_000] * 4
-    said(remote, tmp_path, remote.urls[0], "only 200000 of 300001 bytes came", "again")
+    said(remote, tmp_path, remote.urls[0], "only 200000 of 300001 bytes arrived", "again")
     assert not (tmp_path / remote.name).exists()
     assert (tmp_path / f"{remote.name}.part").read_bytes() == CONTENT[:200_000]
     assert fetch(remote, tmp_path).read_bytes() == CONTENT
@@ -113,7 +113,7 @@ def test_ctrl_c_keeps_what_has_come(publisher: Publisher, remote: Remote, tmp_pa
 def interrupted(publisher: Publisher, remote: Remote, folder: Path) -> None:
     """The first 80,000 bytes have come, and four requests were made."""
     publisher.breaks = [80_000, 0, 0, 0]
-    said(remote, folder, "only 80000 of 300001 bytes came")
+    said(remote, folder, "only 80000 of 300001 bytes arrived")
     assert (folder / f"{remote.name}.part").stat().st_size == 80_000
     publisher.asked.clear()
     publisher.paths.clear()
@@ -252,7 +252,7 @@ def test_the_final_name_never_holds_half_a_file_even_after_a_kill(
         part = tmp_path / f"{remote.name}.part"
         until(lambda: part.exists() and part.stat().st_size == 70_000)
         assert not (tmp_path / remote.name).exists()
-        said(remote, tmp_path, "another process is fetching", remote.name)
+        said(remote, tmp_path, "another process is downloading", remote.name)
         assert part.read_bytes() == CONTENT[:70_000]
     finally:
         child.send_signal(signal.SIGKILL)
@@ -285,7 +285,7 @@ def test_another_process_that_ends_while_we_open_the_part(
     assert files_in(tmp_path) == [remote.name]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     breaks=st.lists(st.integers(0, 37_500), max_size=8),  # together less than the file
     sizes=st.sampled_from(["length", "chunked"]),

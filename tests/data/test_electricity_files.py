@@ -111,13 +111,13 @@ def test_a_bad_cell_is_named_with_row_and_column(cell: str, shown: str, tmp_path
         (["date,0,OT", "yesterday,1,2"], "row 2: 'yesterday' is not a date"),
         (["date,0,0", "2016-07-01 00:00:00,1,2"], "names a client twice"),
         (["1,2,3"], "does not begin with a line of names"),
-        (["date,0,OT", *(f"2016-07-01 {h:02d}:00:00,{h},{h}" for h in range(9))], "no client can be learned from"),
+        (["date,0,OT", *(f"2016-07-01 {h:02d}:00:00,{h},{h}" for h in range(9))], "no client has training samples"),
         (["date,0", *(f"2016-07-{d:02d} {h:02d}:00:00,7" for d in (1, 2) for h in range(24))], "values that change"),
         (["date,0", "2016-07-01 00:00:30,1"], "not a date and time in whole minutes"),
         (["date,0", "2016-07-01 00:00:00+01:00,1"], "not a date and time in whole minutes"),
         (["date,0,OT", "2016-07-01 00:00:00,1,2", "", "2016-07-01 01:00:00,1,2"], "row 3 is empty"),
         (["date,\x07,OT", "2016-07-01 00:00:00,1,2"], "cannot be a client's name"),
-        (["date,0,OT" + "," * 70_000], "no table of loads is that long"),
+        (["date,0,OT" + "," * 70_000], "a load table cannot be that long"),
     ],
 )
 def test_electricity_says_what_is_wrong(lines: list[str], message: str, tmp_path: Path) -> None:

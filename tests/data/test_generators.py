@@ -74,7 +74,7 @@ def test_an_oracle_and_local_least_squares_on_the_polynomials() -> None:
 
 
 @given(st.integers(1, 12), st.integers(0, 40), st.floats(0.01, 50), st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_the_inputs_of_linear_regression_are_orthogonal_in_every_part(d: int, more: int, b: float, seed: int) -> None:
     n = d + more
     pool = LinearRegression(dimension=d, samples=n, b=b).load(LoadRequest(NOWHERE, 3, seed=seed))
@@ -109,5 +109,5 @@ def test_what_cannot_be_drawn_is_said() -> None:
         LinearRegression(samples=3).load(LoadRequest(NOWHERE))
     with pytest.raises(EquipoiseError, match=r"data.points = 5 cannot be divided over 10"):
         Polynomial(points=5).load(LoadRequest(NOWHERE))
-    with pytest.raises(EquipoiseError, match=r"data.split is not for data.name = 'linear'"):
+    with pytest.raises(EquipoiseError, match=r"data.split cannot be set for data.name = 'linear'"):
         federation(name="linear", split=[0.5, 0.2, 0.3])

@@ -116,7 +116,7 @@ def test_no_address_at_all(tmp_path: Path) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nshort", "only 5 of 10 bytes"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: -3\r\n\r\nbody", "'-3'"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 1_0\r\n\r\n0123456789", "'1_0'"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nbody", "no length"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\nbody", "not a number of bytes"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc", "broke 4 times"),
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\nabc", "broke 4 times"),
         (b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nbody", "packed as 'gzip'"),
@@ -158,9 +158,9 @@ def test_a_server_that_falls_silent(
 ) -> None:
     monkeypatch.setattr(http, "TIMEOUT", 0.1)
     publisher.hold = 1000
-    said(remote, tmp_path, "nothing came for 0.1 seconds")
-    assert len(publisher.asked) == 4
-    monkeypatch.setattr(http, "TIMEOUT", 20.0)
+    said(remote, tmp_path, "nothing arrived for 0.1 seconds")
+    until(lambda: len(publisher.asked) == 4)  # a busy server may not have heard of the last ones yet
+    monkeypatch.setattr(http, "TIMEOUT", LIMIT)
     publisher.hold = None
     assert fetch(remote, tmp_path).read_bytes() == CONTENT
 
@@ -175,7 +175,7 @@ def test_offline(error: OSError, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(socket, "create_connection", unreachable)
     remote = Remote("set/file.bin", ("http://publisher.invalid/file.bin",))
-    said(remote, tmp_path, remote.urls[0], "seems to be offline", f"by hand at {tmp_path / 'set' / 'file.bin'}")
+    said(remote, tmp_path, remote.urls[0], "seems to be offline", f"at {tmp_path / 'set' / 'file.bin'} by hand")
     assert len(tries) == 1
 
 
@@ -218,7 +218,7 @@ def test_folders_that_cannot_be_written(publisher: Publisher, remote: Remote, tm
     (tmp_path / "set").write_text("a file where a folder should be")
     said(remote, tmp_path, "cannot write")
     (tmp_path / "other" / "file.bin").mkdir(parents=True)
-    said(Remote("other/file.bin", remote.urls), tmp_path, "is a folder")
+    said(Remote("other/file.bin", remote.urls), tmp_path, "a folder of that name exists")
     if os.geteuid():  # nothing is forbidden to root
         (tmp_path / "other").chmod(0o500)
         said(Remote("other/new.bin", remote.urls), tmp_path, "cannot write", "Permission denied")
@@ -233,7 +233,7 @@ LINES = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(
         st.builds(

@@ -58,7 +58,7 @@ def test_labels_out_of_range(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_a_corrupt_file_brings_a_sentence(tmp_path_factory, data: st.DataObject) -> None:
     content = bytearray(datafiles.idx(np.arange(60).reshape(3, 4, 5)))
     if data.draw(st.booleans()):
@@ -110,7 +110,7 @@ def test_only_the_clients_that_were_named() -> None:
     for part in ("train", "validation", "test"):
         np.testing.assert_array_equal(getattr(two, part)[1], getattr(everybody, part)[3])
     assert two.title == "polynomial (2 of 5 clients)"
-    with pytest.raises(EquipoiseError, match=r"data.only names 'nobody', which is no client"):
+    with pytest.raises(EquipoiseError, match=r"data.only names 'nobody', which is not a client"):
         load_data("polynomial", clients=5, only=["nobody"])
     with pytest.raises(EquipoiseError, match=r"data.only = \[\] is not allowed"):
         load_data("polynomial", clients=5, only=[])

@@ -71,7 +71,7 @@ def test_disjoint_covering_and_reproducible(part: Partition, n: int, classes: in
 
 
 @given(dealt, dealt, st.floats(0.05, 0.95), st.integers(300, 500), st.integers(8, 20), st.integers(0, 99))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_a_hybrid_of_any_two_kinds(
     first: Partition, second: Partition, fraction: float, n: int, clients: int, seed: int
 ) -> None:
@@ -125,7 +125,7 @@ def test_a_hybrid_keeps_all_clients_whatever_the_owners_are_called() -> None:
         assert sum(getattr(federation, s).lengths.sum() for s in ("train", "validation", "test")) <= 2200
 
 
-def test_shards_have_at_most_as_many_labels_as_shards_where_the_cuts_fall_between_labels() -> None:
+def test_shards_bring_at_most_one_label_each_where_cuts_fall_between_labels() -> None:
     labels = np.repeat(np.arange(10), 60)
     shares = Shards(per_client=3).divide(labels, 20, generator(0, "partition"))  # 60 shards, six of each label
     assert all(len(share) == 30 for share in shares)
@@ -178,7 +178,7 @@ def test_skew_of_labels_needs_labels(kind: str) -> None:
     numbers = Pool(torch.zeros(50, 3), torch.zeros(50, 1), None)
     texts = Pool(torch.zeros(50, 3), torch.zeros(50, 3, dtype=torch.long), 9)
     for data in (numbers, texts):
-        with pytest.raises(EquipoiseError, match="needs data with one label a sample"):
+        with pytest.raises(EquipoiseError, match="needs data with one label per sample"):
             PARTITIONS[kind]()(data, 5, generator(0, "partition"))
     for other in (IID(), Quantity(min_samples=2), Quality()):
         assert len(other(numbers, 5, generator(0, "partition"))) == 5
@@ -209,11 +209,11 @@ def test_natural_takes_as_many_owners_as_asked() -> None:
         (IID(), 101, "needs 101 samples, and there are 100"),
         (Labels(per_client=1, min_samples=21), 5, "needs 105 samples"),
         (IID(min_samples=15), 7, "needs 105 samples, and there are 100"),
-        (Labels(per_client=1, min_samples=12), 8, "cannot be had: a client gets"),
-        (Shards(per_client=30), 5, "5 clients of 30 shards need 150 samples"),
+        (Labels(per_client=1, min_samples=12), 8, "cannot be met: a client gets"),
+        (Shards(per_client=30), 5, "5 clients with 30 shards each need at least 150 samples"),
         (Natural(min_samples=90), None, "only 0 owners with at least 90 samples"),
         (Hybrid(), 1, "at least 2"),
-        (Hybrid(min_samples=11), 9, "cannot be had"),
+        (Hybrid(min_samples=11), 9, "cannot be met"),
         (Natural(), 9, "only 5 owners"),
         (IID(), None, "data.clients is missing"),
     ],

@@ -70,7 +70,7 @@ def test_cifar_says_what_is_wrong(tmp_path: Path) -> None:
         load("cifar10", tmp_path)
     with tarfile.open(path, "w:gz") as archive:
         archive.addfile(tarfile.TarInfo("data_batch_1.bin"), io.BytesIO())
-    with pytest.raises(EquipoiseError, match="has 0 bytes, which is no whole number of records"):
+    with pytest.raises(EquipoiseError, match="has 0 bytes, which is not a multiple of"):
         load("cifar10", tmp_path)
 
 
@@ -128,7 +128,7 @@ def test_no_picture_is_there_twice_and_a_macs_files_are_passed_over(tmp_path: Pa
     assert len(load("medical-mnist", tmp_path)) == 18
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("copy/Hand/000001.jpeg", datafiles.jpeg(3))
-    with pytest.raises(EquipoiseError, match=r"holds Hand/000001\.jpeg twice"):
+    with pytest.raises(EquipoiseError, match=r"contains Hand/000001\.jpeg twice"):
         load("medical-mnist", tmp_path)
 
 
@@ -159,7 +159,7 @@ def test_a_link_to_nowhere_is_no_picture(tmp_path: Path) -> None:
 def test_medical_mnist_names_the_bad_picture(tmp_path: Path) -> None:
     path = tmp_path / "medical-mnist.zip"
     for bad, message in (
-        (b"GIF89a", "Hand/000007.jpeg is not a whole JPEG"),
+        (b"GIF89a", "Hand/000007.jpeg is not a complete JPEG"),
         (datafiles.jpeg(9, 32), "32 by 32, not 64"),
     ):
         datafiles.medical(path)
@@ -215,7 +215,7 @@ def test_femnist_keeps_numbers_that_are_no_bytes(tmp_path: Path) -> None:
         (lambda t: t.update(users=["a", "b", "b"]), "lists the user 'b' twice"),
         (lambda t: t["user_data"]["b"]["x"].__setitem__(0, [[0.1, 0.9]] * 784), "sample 0 of user 'b' is not a list"),
         (lambda t: t["user_data"]["b"]["x"].__setitem__(1, ["0.5"] * 784), "sample 1 of user 'b' is not a list"),
-        (lambda t: t["user_data"]["b"]["x"][2].__setitem__(3, 10**400), "holds a number that is not 0 to 1"),
+        (lambda t: t["user_data"]["b"]["x"][2].__setitem__(3, 10**400), "has a number that is not between 0 and 1"),
         (
             lambda t: t.update(users=["\ud800"], num_samples=[8], user_data={"\ud800": t["user_data"]["a"]}),
             "client's name",
@@ -239,7 +239,7 @@ def test_one_file_packed_and_unpacked_is_one_file(tmp_path: Path) -> None:
     (tmp_path / "femnist" / "all_data_0.json.gz").write_bytes(gzip.compress(path.read_bytes()))
     assert len(load("femnist", tmp_path)) == len(one)
     (tmp_path / "femnist" / "copy.json").write_bytes(path.read_bytes())
-    with pytest.raises(EquipoiseError, match=r"copy\.json and all_data_0\.json both hold the user 'a'"):
+    with pytest.raises(EquipoiseError, match=r"copy\.json and all_data_0\.json both contain the user 'a'"):
         load("femnist", tmp_path)
 
 

@@ -112,7 +112,7 @@ def test_nothing_is_asked_for_twice_however_leafs_windows_come(kept: list, predi
 
 def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "shakespeare-roles.json").write_text('{"a": "one", "a": "two"}')
-    with pytest.raises(EquipoiseError, match="the key 'a' stands twice"):
+    with pytest.raises(EquipoiseError, match="the key 'a' appears twice"):
         load("shakespeare", tmp_path)
 
 

@@ -30,7 +30,7 @@ actions = st.lists(
 
 
 @given(actions, st.sampled_from([1, 200, 10**6]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_store_is_a_dictionary_however_little_memory_it_has(tmp_path_factory, steps: list, memory: int) -> None:
     folder = tmp_path_factory.mktemp("store")
     store = ClientStore(10, state(0), folder, memory)

@@ -23,7 +23,7 @@ from equipoise.models.base import BodyAndHead
 from equipoise.runs.launch import reopen
 from equipoise.state import State
 from tests.support.commands import equipoise_command
-from tests.support.flower_memory import deployed, run, same, table
+from tests.support.flower_memory import in_both_engines, same
 from tests.support.problems import classification, metrics, registered, simulation
 
 DEQ = [name for name in MODELS if name.startswith("deq-")]
@@ -128,10 +128,7 @@ def test_workers_and_interruptions_change_nothing(warm_start: str, tmp_path: Pat
 def test_engines_agree_on_equilibria(name: str, warm_start: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS[name](lr=0.05, epochs=2, batch=4)
     federation, module = classification(), small(warm_start=warm_start)
-    simulated = simulation(algorithm, federation, module, rounds=3, participation=0.5)
-    simulated.run()
-    app, grid = deployed(tmp_path / "app", federation, module, table(algorithm), participation=0.5)
-    over_flower = run(app, grid, tmp_path / "flower")
+    over_flower, simulated = in_both_engines(tmp_path, algorithm, federation, module, participation=0.5)
     for ours, theirs in zip(over_flower.lines, simulated.lines, strict=True):
         same(ours, theirs)
         assert list(ours) == list(theirs)

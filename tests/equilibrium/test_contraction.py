@@ -26,7 +26,7 @@ ACTIVATIONS = [torch.relu, torch.tanh, F.softplus]
 
 
 @given(st.integers(0, 10_000), st.integers(1, 6), st.floats(0.05, 3.0))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_projection_is_the_nearest_point_that_an_optimiser_finds(seed: int, d: int, radius: float) -> None:
     """min ‖p - q - w‖² over p, q >= 0 with Σ (p + q) <= radius."""
     w = random(1, d, seed=seed).numpy()[0]
@@ -44,7 +44,7 @@ def test_the_projection_is_the_nearest_point_that_an_optimiser_finds(seed: int, 
 
 
 @given(st.integers(0, 10_000), st.integers(1, 9), st.integers(1, 300), st.floats(0.01, 5.0), st.floats(0.01, 10.0))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_the_projection_is_characterised_by_obtuse_angles(
     seed: int, rows: int, d: int, radius: float, scale: float
 ) -> None:
@@ -79,7 +79,7 @@ def operator_norm(weight: Tensor, side: int) -> float:
 
 
 @given(st.integers(0, 10_000), st.integers(1, 4), st.integers(1, 4), st.sampled_from([1, 3, 5]), st.integers(1, 7))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_the_bound_holds_for_the_convolution_on_images_of_any_size(
     seed: int, inputs: int, outputs: int, kernel: int, side: int
 ) -> None:
@@ -92,7 +92,7 @@ def test_the_bound_holds_for_the_convolution_on_images_of_any_size(
 
 
 @given(st.integers(0, 10_000), st.integers(1, 8), st.floats(0.05, 0.99), st.sampled_from(range(3)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_projected_layer_is_a_contraction(seed: int, d: int, kappa: float, which: int) -> None:
     """‖φ(Bz + u) - φ(Bz' + u)‖_∞ <= κ ‖z - z'‖_∞ for every component-wise non-expansive φ."""
     b = project_rows(3 * random(d, d, seed=seed), kappa)
@@ -105,7 +105,7 @@ def test_a_projected_layer_is_a_contraction(seed: int, d: int, kappa: float, whi
 
 
 @given(st.integers(0, 10_000), st.floats(0.05, 0.95))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_a_mean_of_projected_layers_is_projected(seed: int, kappa: float) -> None:
     """What a server makes of its clients' matrices stays well posed."""
     matrices = [project_rows(random(6, 6, seed=seed + k), kappa) for k in range(4)]

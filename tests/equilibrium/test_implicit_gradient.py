@@ -149,7 +149,7 @@ def test_every_iteration_backward_comes_nearer_to_the_gradient_from_jacobian_fre
 
 
 @given(st.integers(0, 10_000), st.floats(0.1, 0.9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_jacobian_free_descends_where_f_is_a_contraction(seed: int, scale: float) -> None:
     """Fung et al., 2022: f = z B' + x, of which the input's gradients are v and (I - B')⁻¹v, at an acute angle."""
     b = random(4, 4, seed=seed)
@@ -232,7 +232,7 @@ def test_nothing_stays_behind_when_the_result_is_let_go(gradient: str) -> None:
 
 
 @given(st.integers(0, 10_000))
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 def test_softplus_keeps_its_result_and_has_the_usual_derivative(seed: int) -> None:
     x = (30 * random(7, seed=seed)).requires_grad_()
     torch.testing.assert_close(softplus(x), torch.nn.functional.softplus(x))

@@ -7,25 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from equipoise.equilibrium import Anderson, Equilibrium, NotConverged, WarmStart, layers, set_budget, solve
 from equipoise.errors import EquipoiseError
-from tests.support.fixed_points import EXACT, Dense, random
+from tests.support.fixed_points import EXACT, Dense, Recorded, random
 
 
 def test_it_starts_from_zero_from_the_input_or_from_where_it_is_told() -> None:
-    seen: list[Tensor] = []
-
-    def f(z: Tensor, x: Tensor) -> Tensor:
-        seen.append(z.clone())
-        return 0.5 * z + x
-
+    f = Recorded()
     x, z = random(2, 3), random(2, 3, seed=2)
     for given_z, start, first in ((None, "zero", 0 * x), (None, "input", x), (z, "zero", z), (z, "input", z)):
-        seen.clear()
+        f.seen.clear()
         Equilibrium(f, start=start, **EXACT)(x, z=given_z)
-        assert torch.equal(seen[0], first)
+        assert torch.equal(f.seen[0], first)
 
 
 def test_several_inputs_and_functions_that_are_no_modules() -> None:
@@ -187,7 +182,7 @@ def test_a_solver_may_be_an_object() -> None:
 def test_what_samples_share_belongs_into_f() -> None:
     x, shared = random(5, 8), random(9, 8)
     for wrong in (shared, random(8), random(1, 8), torch.tensor(1.0)):
-        with pytest.raises(EquipoiseError, match=r"input 2 of an equilibrium has the shape .* belongs into f"):
+        with pytest.raises(EquipoiseError, match=r"input 2 of an equilibrium has shape .* belongs in f"):
             Equilibrium(lambda z, x, c: 0.5 * z + x)(x, wrong)
     scaled = Equilibrium(lambda z, x, scale, mask: scale * z + x, **EXACT)
     torch.testing.assert_close(scaled(x, 0.5, None), 2 * x, rtol=1e-8, atol=1e-8)  # what is no tensor is passed on
@@ -197,14 +192,14 @@ def test_what_samples_share_belongs_into_f() -> None:
     ("call", "complaint"),
     [
         (lambda x: Equilibrium(Dense), "needs a module or a function"),
-        (lambda x: Equilibrium(Dense(), "anderson"), "are an Options object, and this is 'anderson'"),
+        (lambda x: Equilibrium(Dense(), "anderson"), "must be an Options object, not 'anderson'"),
         (lambda x: Equilibrium(Dense())(), "needs an input, or a guess"),
-        (lambda x: Equilibrium(Dense())(x.long()), "numbers, not torch.int64"),
-        (lambda x: Equilibrium(Dense())(x, z=x[:2]), "needs a row for each of the 2 samples"),
+        (lambda x: Equilibrium(Dense())(x.long()), "a floating-point tensor, not torch.int64"),
+        (lambda x: Equilibrium(Dense())(x, z=x[:2]), "needs one row for each of the 2 samples"),
         (lambda x: Equilibrium(lambda z, x: (z, x))(x), "is a tuple"),
-        (lambda x: Equilibrium(lambda z, x: z[:1])(x), "of the shape of z"),
+        (lambda x: Equilibrium(lambda z, x: z[:1])(x), "must have the shape of z"),
         (lambda x: Equilibrium(lambda z, x: z.mul_(0.5).add_(x))(x), "f changes z in place"),
-        (lambda x: solve(Dense(), x, [x], solver="newton"), "there is anderson, broyden, plain"),
+        (lambda x: solve(Dense(), x, [x], solver="newton"), "available: anderson, broyden, plain"),
         (lambda x: solve(Dense(), x, [x], tol=-1.0), "tol = -1.0 is not allowed"),
         (lambda x: solve(Dense(), x, [x], tol=float("nan")), "tol = nan is not allowed"),
         (lambda x: solve(Dense(), x, [x], limit=0), "limit = 0 is not allowed"),

@@ -37,7 +37,7 @@ def by_definition(x: torch.Tensor, y: torch.Tensor) -> float:
 
 
 @given(st.integers(3, 30), st.integers(1, 40), st.integers(1, 40), st.integers(0, 99))
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 def test_it_is_what_its_definition_says_with_few_features_and_with_many(n: int, p: int, q: int, seed: int) -> None:
     x, y = pair(n, p, q, seed)
     found = linear_cka(x, y)
@@ -48,7 +48,7 @@ def test_it_is_what_its_definition_says_with_few_features_and_with_many(n: int, 
 
 
 @given(st.integers(4, 30), st.integers(2, 8), st.integers(0, 99), st.floats(0.01, 100))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_it_knows_neither_rotations_nor_scale_nor_shifts_but_other_maps(
     n: int, p: int, seed: int, scale: float
 ) -> None:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("remember")
 
 
 @given(seed=st.integers(0, 2**32 - 1))
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_server_and_clients_agree_on_what_was_accepted(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Orders lost, answers lost, spoilt or late, the server killed anywhere: s stays the sum of the clients' states."""
     folder = tmp_path_factory.mktemp("fault")

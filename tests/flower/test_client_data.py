@@ -19,6 +19,8 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower import App
 from equipoise.flower.client_data import DataFunction, client_data, read_arrays, write_client
 from equipoise.flower.deployment_plan import DeploymentPlan
+from tests.support.commands import is_one_sentence
+from tests.support.messages import Burglar
 from tests.support.problems import classification, small_mlp
 
 SAMPLES = 20
@@ -221,10 +223,7 @@ def said(plan: DeploymentPlan, data: Any, *words: str, hook: DataFunction | None
     """One sentence, with these words in it."""
     with pytest.raises(EquipoiseError) as caught:
         client_data(plan, "ward", {"data": str(data)}, hook)
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    for word in words:
-        assert word in sentence
+    is_one_sentence(caught.value, *words)
 
 
 def with_nan(where: tuple[int, int], value: float) -> np.ndarray:
@@ -233,7 +232,7 @@ def with_nan(where: tuple[int, int], value: float) -> np.ndarray:
     return x
 
 
-NEEDED = "what is read is x and y, or train.x and train.y"
+NEEDED = "the arrays must be x and y, or train.x and train.y"
 BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "only x": ({"x": X}, ("has only one of x and y",)),
     "only y": ({"y": Y}, ("has only one of x and y",)),
@@ -305,7 +304,7 @@ def test_a_place_without_data_brings_a_sentence(plan: DeploymentPlan, tmp_path: 
 
 @pytest.mark.parametrize("settings", [{}, {"data": ""}, {"data": 3}, {"dta": "here"}])
 def test_settings_that_do_not_say_where_bring_a_sentence(settings: dict[str, Any], plan: DeploymentPlan) -> None:
-    with pytest.raises(EquipoiseError, match="do not say where its data are: data = '/path/to/folder'"):
+    with pytest.raises(EquipoiseError, match="do not say where its data are: set data = '/path/to/folder'"):
         client_data(plan, "ward", settings)
 
 
@@ -320,16 +319,6 @@ def test_a_folder_with_the_same_array_twice_brings_a_sentence(plan: DeploymentPl
     (folder / "more.npz").unlink()
     save(folder / "test.npz", {"test.x": X, "test.y": Y})
     said(plan, folder, f"{folder} has test.test.x, test.test.y;", NEEDED)
-
-
-class Burglar:
-    """Runs a program when it is unpickled."""
-
-    def __init__(self, trace: Path):
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return self.trace.touch, ()
 
 
 def test_pickled_objects_are_not_opened(plan: DeploymentPlan, tmp_path: Path) -> None:
@@ -417,7 +406,7 @@ def test_a_file_that_may_not_be_read_brings_a_sentence(
         ({"test": (X, Y)}, "it needs 'train'"),
         ({"x": X, "y": Y}, "it needs 'train'"),
         ((X, Y[:3]), "has 20 inputs and 3 targets"),
-        ((X[:, :3], Y), "the data of ward: samples have the shape [3], and the experiment says deploy.shape = [5]"),
+        ((X[:, :3], Y), "the data of ward: samples have the shape [3], but the experiment says deploy.shape = [5]"),
         ((X, Y + 1), "the data of ward: labels go from 1 to 3"),
         ((X * np.inf, Y), "the data of ward: there is NaN or infinity in the inputs"),
         (TensorDataset(torch.zeros(0, 5), torch.zeros(0)), "'ward' has no samples"),

@@ -20,6 +20,7 @@ from equipoise.flower.client_state import ClientStateFile, StoredState
 from equipoise.flower.codec import RejectedMessage
 from equipoise.state import State
 from equipoise.storage import tensor_files
+from tests.support.commands import is_one_sentence
 from tests.support.waiting import LIMIT, until
 
 RUN = "0" * 32
@@ -72,7 +73,7 @@ def test_the_state_moves_on_only_with_what_the_server_took(taken: int, pending: 
         with pytest.raises(RejectedMessage) as refused:
             kept.settled(accepted)
         assert refused.value.reason == "out-of-step"
-        assert f"update to order {accepted}, and the state here is that after order {taken};" in str(refused.value)
+        assert f"update to order {accepted}, but the state here is that after order {taken};" in str(refused.value)
 
 
 def test_settling_twice_is_settling_once() -> None:
@@ -146,9 +147,7 @@ def test_a_folder_that_cannot_be_made_brings_a_sentence(tmp_path: Path) -> None:
 def unreadable(home: ClientStateFile) -> None:
     with pytest.raises(EquipoiseError) as caught:
         home.read()
-    sentence = str(caught.value)
-    assert sentence.startswith(f"the client's state in {home.file} cannot be read: ")
-    assert "\n" not in sentence
+    assert is_one_sentence(caught.value).startswith(f"the client's state in {home.file} cannot be read: ")
 
 
 def test_a_file_that_was_cut_cannot_be_read(home: ClientStateFile) -> None:

@@ -165,7 +165,7 @@ def test_two_nodes_without_registered_names_cannot_be_one_client(tmp_path: Path)
     [
         ({"deploy": {"minimum": 5}}, r"deploy\.minimum = 5 is more than the 4 clients of a round"),
         ({"deploy": {"minimum": 3}, "participation": 2}, r"deploy\.minimum = 3 is more than the 2 clients"),
-        ({"deploy": {"names": ["a"]}}, r"deploy\.names has 1 names, and deploy\.clients = 4"),
+        ({"deploy": {"names": ["a"]}}, r"deploy\.names has 1 names, but deploy\.clients = 4"),
         ({"deploy": {"shape": [-1]}}, r"deploy\.shape = .* is not allowed"),
     ],
 )

@@ -2,12 +2,9 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 import tomllib
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +14,13 @@ from equipoise.config.experiment import Experiment
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.processes import free_ports
 from equipoise.runs.launch import run
+from tests.support.waiting import FOREVER, LIMIT, heed_ctrl_c, interrupted, until
 
 if sys.platform != "linux":
     pytest.skip("looks for processes in /proc", allow_module_level=True)
 
 EXPERIMENT = """
-rounds = 3
+rounds = {rounds}
 [data]
 name = "digits-by-writer"
 clients = 2
@@ -52,18 +50,8 @@ def alive(home: Path) -> list[str]:
 def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
     """As a user would: from the folder that everything is in."""
     command = [str(BIN / "equipoise"), "deploy", "local", "digits.toml", "--out", "out", *more]
-    # Where these tests run in the background, SIGINT is ignored, and what they start would inherit that.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=folder, text=True, preexec_fn=heed, **pipes)
-
-
-def until(condition: object, process: "subprocess.Popen[str]", seconds: float = 240) -> None:
-    end = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.2)
+    return subprocess.Popen(command, cwd=folder, text=True, preexec_fn=heed_ctrl_c, **pipes)
 
 
 def intruder(folder: Path, address: str, authority: Path, logs: Path) -> str:
@@ -71,41 +59,24 @@ def intruder(folder: Path, address: str, authority: Path, logs: Path) -> str:
     write_key(folder / "key")
     (port,) = free_ports(1)
     command = ["flower-supernode", "--superlink", address, "--root-certificates", str(authority), "--max-retries", "1"]
-    command += ["--auth-supernode-private-key", str(folder / "key"), "--port", str(port), "--max-wait-time", "5"]
+    command += ["--auth-supernode-private-key", str(folder / "key"), "--port", str(port), "--max-wait-time", str(LIMIT)]
     environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "FLWR_TELEMETRY_ENABLED": "0"}
     environment |= {"FLWR_HOME": str(logs), "FLWR_DISABLE_UPDATE_CHECK": "1"}
     log = folder / "log"  # a file: what it started would keep a pipe open for a while
     with log.open("w") as output:
-        assert subprocess.run(command, stdout=output, stderr=output, env=environment, timeout=120).returncode != 0
+        assert subprocess.run(command, stdout=output, stderr=output, env=environment, timeout=LIMIT).returncode != 0
     return log.read_text()
 
 
 def test_a_deployment_from_beginning_to_end(tmp_path: Path) -> None:
     file, out = tmp_path / "digits.toml", tmp_path / "out"
-    file.write_text(EXPERIMENT)
+    file.write_text(EXPERIMENT.format(rounds=FOREVER))
     home = out / "deployment" / "flwr"
 
     first = start(tmp_path, "--clients", "2")
     try:
         until(lambda: (out / "metrics.jsonl").exists(), first)
         assert any("flower-supernode" in command for command in alive(home))
-        first.send_signal(signal.SIGINT)
-        _, said = first.communicate(timeout=60)
-    finally:
-        first.kill()
-    assert first.returncode == 130
-    assert "--resume" in said
-    assert "Traceback" not in said
-    assert alive(home) == []
-
-    other = start(tmp_path, "--clients", "3", "--resume")
-    _, said = other.communicate(timeout=120)
-    assert other.returncode == 2
-    assert "had data.clients = 2, not 3; resume it with the same settings" in " ".join(said.split())
-
-    second = start(tmp_path, "--clients", "2", "--resume")
-    try:
-        until(lambda: any("flower-supernode" in command for command in alive(home)), second)
         address = tomllib.loads((home / "config.toml").read_text())["superlink"]["deployment"]["address"]
         assert address.startswith("127.0.0.1:")
         logs = tmp_path / "intruder"
@@ -115,19 +86,36 @@ def test_a_deployment_from_beginning_to_end(tmp_path: Path) -> None:
         write_certificates(tmp_path / "other", ["127.0.0.1"])
         said = intruder(logs, address, tmp_path / "other" / "ca.crt", logs)
         assert "CERTIFICATE_VERIFY_FAILED" in said
-        output, said = second.communicate(timeout=300)
+        said = interrupted(first)
     finally:
-        second.kill()
-    assert second.returncode == 0, said
-    assert "ditto" in output
+        first.kill()
+    assert first.returncode == 130
+    assert "--resume" in said
+    assert "Traceback" not in said
     assert alive(home) == []
     assert "Attempted to register SuperNode with public key" in (
         out / "deployment" / "logs" / "superlink.log"
     ).read_text(errors="replace")
 
+    other = start(tmp_path, "--clients", "3", "--resume")
+    _, said = other.communicate(timeout=LIMIT)
+    assert other.returncode == 2
+    assert "had data.clients = 2, not 3; resume it with the same settings" in " ".join(said.split())
+
+    rounds = len((out / "metrics.jsonl").read_text().splitlines()) + 2
+    file.write_text(EXPERIMENT.format(rounds=rounds))
+    second = start(tmp_path, "--clients", "2", "--resume")
+    try:
+        output, said = second.communicate(timeout=LIMIT)
+    finally:
+        second.kill()
+    assert second.returncode == 0, said
+    assert "ditto" in output
+    assert alive(home) == []
+
     simulated = run(Experiment.load(file), tmp_path / "simulated")
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-    assert [line["round"] for line in lines] == [1, 2, 3]
+    assert [line["round"] for line in lines] == list(range(1, rounds + 1))
     for ours, theirs in zip(lines, simulated.metrics, strict=True):
         for kind in ("personal", "global", "hybrid"):
             for name, value in theirs[kind].items():

@@ -16,8 +16,8 @@ from equipoise.errors import RunFailed
 from equipoise.flower.protocol import Answer, open_message
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
-from tests.support.flower_memory import WALL, deployed, run, same, table
-from tests.support.problems import KINDS, classification, registered, simulation, small_mlp
+from tests.support.flower_memory import WALL, deployed, in_both_engines, run, same, table
+from tests.support.problems import KINDS, classification, registered, small_mlp
 
 EVERY = [*((name, 0.5) for name in ALGORITHMS), *((name, 1.0) for name in KINDS)]
 
@@ -26,11 +26,7 @@ EVERY = [*((name, 0.5) for name in ALGORITHMS), *((name, 1.0) for name in KINDS)
 def test_engines_agree(name: str, participation: float, tmp_path: Path) -> None:
     algorithm = registered(name)
     federation = classification().holding_out(0.2, 0)
-    schedule = {"rounds": 3, "participation": participation}
-    simulated = simulation(algorithm, federation, small_mlp(), folder=tmp_path / "simulated", **schedule)
-    simulated.run()
-    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **schedule)
-    over_flower = run(app, grid, tmp_path / "flower")
+    over_flower, simulated = in_both_engines(tmp_path, algorithm, federation, small_mlp(), participation=participation)
     assert len(simulated.lines) == 3
     for ours, theirs in zip(over_flower.lines, simulated.lines, strict=True):
         same(ours, theirs)
@@ -52,12 +48,10 @@ def test_engines_agree(name: str, participation: float, tmp_path: Path) -> None:
 def test_engines_agree_under_attack(name: str, attack: str, reducer: str, tmp_path: Path) -> None:
     federation, algorithm = classification().holding_out(0.2, 0), ALGORITHMS[name](lr=0.05, batch=4)
     between = UploadSettings(ATTACKS[attack](fraction=0.4), REDUCERS[reducer]())
-    simulated = simulation(algorithm, federation, small_mlp(), rounds=3, participation=0.7, uploads=between)
-    simulated.run()
     tables = {"attack": {"name": attack, "fraction": 0.4}, "reducer": {"name": reducer}}
-    options = {"rounds": 3, "participation": 0.7, **tables}
-    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **options)
-    over_flower = run(app, grid, tmp_path / "flower")
+    over_flower, simulated = in_both_engines(
+        tmp_path, algorithm, federation, small_mlp(), between, tables, participation=0.7
+    )
     assert len(over_flower.pipeline.malicious) == 2
     ours, theirs = over_flower.summary(), simulated.summary()
     same({k: ours[k] for k in theirs if k not in WALL}, {k: v for k, v in theirs.items() if k not in WALL})
@@ -71,18 +65,10 @@ def test_engines_agree_on_what_is_clipped(name: str, where: str, tmp_path: Path)
     """Noise is nobody's to foresee in a deployment; without it both engines send the same, weights apart."""
     federation, algorithm = classification(), ALGORITHMS[name](lr=0.1, batch=4)
     privacy = {"clip": 0.05, "sigma": 0.0, "where": where}
-    simulated = simulation(
-        algorithm,
-        federation,
-        small_mlp(),
-        rounds=3,
-        participation=1.0,
-        uploads=UploadSettings(privacy=Privacy(**privacy)),
+    uploads, tables = UploadSettings(privacy=Privacy(**privacy)), {"privacy": privacy}
+    over_flower, simulated = in_both_engines(
+        tmp_path, algorithm, federation, small_mlp(), uploads, tables, participation=1.0
     )
-    simulated.run()
-    options = {"rounds": 3, "participation": 1.0, "privacy": privacy}
-    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **options)
-    over_flower = run(app, grid, tmp_path / "flower")
     for field, t in simulated.server.items():
         np.testing.assert_allclose(over_flower.server[field], t, rtol=1e-9, atol=1e-12)
     found = over_flower.summary()["privacy"]
@@ -139,21 +125,17 @@ def test_what_was_asked_for_counts_though_the_server_failed(tmp_path: Path) -> N
 def test_clients_that_never_come_do_not_count(tmp_path: Path) -> None:
     """FLAME's mean is over the clients that were there when it began, not over those that were waited for."""
     federation, algorithm = classification(4), ALGORITHMS["flame"](lr=0.05, batch=4)
-    simulated = simulation(algorithm, federation, small_mlp(), rounds=3, participation=1.0)
-    simulated.run()
-    options = {"deploy": {"clients": 7, "wait": 0.5}}
-    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), **options)
-    over_flower = run(app, grid, tmp_path / "flower")
+    tables = {"deploy": {"clients": 7, "wait": 0.5}}
+    over_flower, simulated = in_both_engines(
+        tmp_path, algorithm, federation, small_mlp(), tables=tables, participation=1.0
+    )
     assert over_flower.start.clients == 4
     np.testing.assert_allclose(over_flower.server.w, simulated.server.w, rtol=1e-9, atol=1e-12)
 
 
 def test_engines_agree_where_clients_count_by_their_samples(tmp_path: Path) -> None:
     federation, algorithm = classification(), ALGORITHMS["flame"](lr=0.05, batch=4, alpha="samples")
-    simulated = simulation(algorithm, federation, small_mlp(), rounds=3, participation=0.5)
-    simulated.run()
-    app, grid = deployed(tmp_path / "app", federation, small_mlp(), table(algorithm), participation=0.5)
-    over_flower = run(app, grid, tmp_path / "flower")
+    over_flower, simulated = in_both_engines(tmp_path, algorithm, federation, small_mlp(), participation=0.5)
     assert over_flower.start.samples == federation.train.lengths.sum()
     np.testing.assert_allclose(over_flower.server.w, simulated.server.w, rtol=1e-9, atol=1e-12)
 
@@ -163,9 +145,6 @@ def test_engines_agree_on_a_model_with_buffers(tmp_path: Path) -> None:
     federation = classification()
     module = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
     algorithm = ALGORITHMS["ditto"](lr=0.05, batch=5)
-    simulated = simulation(algorithm, federation, module, rounds=3, participation=0.5)
-    simulated.run()
-    app, grid = deployed(tmp_path / "app", federation, module, table(algorithm), participation=0.5)
-    over_flower = run(app, grid, tmp_path / "flower")
+    over_flower, simulated = in_both_engines(tmp_path, algorithm, federation, module, participation=0.5)
     for ours, theirs in zip(over_flower.lines, simulated.lines, strict=True):
         same(ours, theirs)

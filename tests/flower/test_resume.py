@@ -11,6 +11,7 @@ from torch import nn
 
 from equipoise import load_model
 from equipoise.errors import EquipoiseError
+from tests.support.commands import ROOT
 from tests.support.flower_memory import deployed, run
 from tests.support.flower_problem import OPTIONS, PROBLEM
 from tests.support.problems import classification, small_mlp
@@ -19,7 +20,7 @@ SERVE = """
 import os, signal, sys
 from pathlib import Path
 from tests.support.flower_memory import deployed, run
-from tests.test_flower_resume import OPTIONS, PROBLEM
+from tests.support.flower_problem import OPTIONS, PROBLEM
 
 folder, at = Path(sys.argv[1]), int(sys.argv[2])
 app, grid = deployed(folder / "app", *PROBLEM, **OPTIONS)
@@ -41,9 +42,8 @@ def test_killed_and_resumed(at: int, tmp_path: Path) -> None:
     """4 greetings, then 4 orders an exchange: killed before, in the first, in the middle and in the last one."""
     app, grid = deployed(tmp_path / "whole" / "app", *PROBLEM, **OPTIONS)
     whole = run(app, grid, tmp_path / "whole" / "out")
-    root = Path(__file__).parents[2]
-    killed = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path), str(at)], cwd=root, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL
+    killed = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path), str(at)], cwd=ROOT, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     app, grid = deployed(tmp_path / "app", *PROBLEM, **OPTIONS)
     resumed = run(app, grid, tmp_path / "out", resume=True)
     assert len(whole.pipeline.malicious) == 1

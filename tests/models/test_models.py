@@ -302,10 +302,10 @@ def test_the_heads_of_the_attention_share_the_width() -> None:
     [
         (torch.zeros(2, 5), torch.zeros(2, 5).long(), "^the transformer reads characters as whole numbers"),
         (torch.zeros(2, 6).long(), torch.zeros(2, 6).long(), "^the transformer reads at most 5 characters"),
-        (torch.zeros(2, 5).long(), torch.zeros(2, 4).long(), r"or one a position .*\(2, 5, 4\) and targets \(2, 4\)"),
-        (torch.zeros(2, 5).long(), torch.zeros(2, 5, 4).long(), "needs one whole number a sample"),
-        (torch.zeros(2, 5).long(), torch.zeros(2, 5), "needs one whole number a sample .*for numbers .* 'squared'"),
-        (torch.zeros(2, 5).long(), torch.zeros(2), "needs one whole number a sample"),
+        (torch.zeros(2, 5).long(), torch.zeros(2, 4).long(), r"or one per position .*\(2, 5, 4\) and targets \(2, 4\)"),
+        (torch.zeros(2, 5).long(), torch.zeros(2, 5, 4).long(), "needs one whole number per sample"),
+        (torch.zeros(2, 5).long(), torch.zeros(2, 5), "one whole number per sample .*use 'squared'"),
+        (torch.zeros(2, 5).long(), torch.zeros(2), "needs one whole number per sample"),
     ],
 )
 def test_characters_and_targets_that_do_not_fit_get_their_sentence(x: Tensor, y: Tensor, sentence: str) -> None:
@@ -315,5 +315,5 @@ def test_characters_and_targets_that_do_not_fit_get_their_sentence(x: Tensor, y:
 
 def test_one_output_a_sample_takes_one_target_a_sample() -> None:
     module = BodyAndHead(nn.Flatten(), nn.Linear(5, 3))
-    with pytest.raises(EquipoiseError, match=r"or one a position .*\(2, 3\) and targets \(2, 3\)"):
+    with pytest.raises(EquipoiseError, match=r"or one per position .*\(2, 3\) and targets \(2, 3\)"):
         Task(module, (torch.zeros(2, 5), torch.zeros(2, 3).long()))

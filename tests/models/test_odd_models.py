@@ -219,9 +219,9 @@ def test_all_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": NUMBERS}, "cross-entropy' needs one whole number a sample"),
+        ({"clients": NUMBERS}, "cross-entropy' needs one whole number per sample"),
         ({"module": module(2)}, "there is a label 2, and the model has only 2 outputs; it needs 3"),
-        ({"clients": NUMBERS, "loss": "squared"}, "the model gives 3 numbers a sample and the targets are 1"),
+        ({"clients": NUMBERS, "loss": "squared"}, "the model gives 3 numbers per sample and the targets have 1"),
         ({"split": (0.5, 0.1, 0.1)}, "must be three fractions"),
         ({"split": (0.8, 0.2)}, "must be three fractions"),
         ({"algorithm": eq.FedRep(), "head": "head"}, "FedRep keeps the model's head on the client; name the submodule"),

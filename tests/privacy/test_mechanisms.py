@@ -54,7 +54,7 @@ def floats(width: int) -> st.SearchStrategy[float]:
     arrays(np.float64, st.integers(1, 40), elements=floats(64)),
     st.floats(1e-6, 1e6),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_no_message_is_longer_than_it_may_be_and_none_turns(a: np.ndarray, b: np.ndarray, c: float) -> None:
     message = State(a=torch.from_numpy(a), b=torch.from_numpy(b))
     short = clip(c)(message, NOBODY)
@@ -69,7 +69,6 @@ def test_no_message_is_longer_than_it_may_be_and_none_turns(a: np.ndarray, b: np
 
 
 @given(arrays(np.float64, 12, elements=floats(64)), arrays(np.float64, 12, elements=floats(64)))
-@settings(deadline=None)
 def test_two_clients_messages_never_lie_further_apart_than_twice_the_clip(a: np.ndarray, b: np.ndarray) -> None:
     one, two = (clip(0.7)(State(u=torch.from_numpy(t)), NOBODY).u for t in (a, b))
     assert float((one - two).norm()) <= 2 * 0.7 * (1 + 1e-12)
@@ -116,7 +115,7 @@ def delta_of(epsilon: float, z: float) -> float:
 
 
 @given(st.floats(0.3, 50), st.integers(1, 500), st.integers(1, 4), st.floats(1e-8, 0.01))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_epsilon_is_that_of_the_gaussian_mechanism(z: float, rounds: int, exchanges: int, delta: float) -> None:
     epsilon = ReleaseCount(rounds, exchanges).epsilon(z, delta)
     together = z / math.sqrt(rounds * exchanges)
@@ -145,7 +144,7 @@ def test_published_figures() -> None:
 
 
 @given(st.floats(0.1, 20), st.integers(1, 200), st.integers(1, 3))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_the_noise_for_a_target_meets_it(target: float, rounds: int, exchanges: int) -> None:
     releases = ReleaseCount(rounds, exchanges)
     z = releases.noise(target, 1e-5)
@@ -184,7 +183,7 @@ def test_noise_from_a_secret_is_that_secrets_and_other_noise_is_nobodys() -> Non
     assert secure_noise()(()).shape == ()
 
 
-def test_a_client_lets_out_so_many_messages_and_the_same_one_only_with_the_same_noise(tmp_path: Path) -> None:
+def test_a_client_sends_so_many_messages_and_repeats_one_with_the_same_noise(tmp_path: Path) -> None:
     from equipoise.flower.codec import RejectedMessage
     from equipoise.flower.release_ledger import ReleaseLedger
 
@@ -249,7 +248,7 @@ def test_what_fedavg_sends_differs_from_the_global_model_by_the_clip_at_most() -
 
 
 @pytest.mark.parametrize("where", ["local", "central"])
-def test_a_method_that_sends_changes_of_its_last_message_is_held_to_what_the_server_has(where: str) -> None:
+def test_changes_of_a_last_message_are_clipped_against_what_the_server_has(where: str) -> None:
     """FLAME's reference is the client's secret; noise on the difference from it would hide nothing."""
     before: dict[int, torch.Tensor] = {}
     moved = []

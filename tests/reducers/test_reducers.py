@@ -43,7 +43,7 @@ def matrices(draw, least: int = 1, most: int = 12) -> Tensor:
 
 
 @pytest.mark.parametrize("name", list(EVERY))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(matrices(), st.randoms(use_true_random=False))
 def test_the_order_of_messages_makes_no_difference(name: str, rows: Tensor, random) -> None:
     order = list(range(len(rows)))
@@ -52,7 +52,7 @@ def test_the_order_of_messages_makes_no_difference(name: str, rows: Tensor, rand
 
 
 @pytest.mark.parametrize("name", list(EVERY))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(matrices(), st.floats(-50, 50), st.floats(0.1, 10))
 def test_moving_and_scaling_all_messages_moves_and_scales_the_result(
     name: str, rows: Tensor, shift: float, scale: float
@@ -69,7 +69,7 @@ def test_messages_that_agree_are_the_result(name: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("name", list(EVERY))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(matrices())
 def test_the_result_is_among_the_messages_coordinate_by_coordinate(name: str, rows: Tensor) -> None:
     result = reduced(EVERY[name], rows)
@@ -108,7 +108,7 @@ ROBUST = {
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean"])
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(attacked())
 def test_within_the_honest_range_of_every_coordinate(name: str, both: tuple[Tensor, Tensor]) -> None:
     honest, bad = both
@@ -118,7 +118,7 @@ def test_within_the_honest_range_of_every_coordinate(name: str, both: tuple[Tens
 
 
 @pytest.mark.parametrize("name", list(ROBUST))
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(attacked())
 def test_within_reach_of_the_honest_whatever_attackers_send(name: str, both: tuple[Tensor, Tensor]) -> None:
     """Never further from the honest mean than a few times the furthest honest message (Pillutla et al., Lemma 2.1)."""
@@ -132,7 +132,7 @@ def test_within_reach_of_the_honest_whatever_attackers_send(name: str, both: tup
 
 
 @pytest.mark.parametrize("name", ["krum", "multi-krum"])
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(attacked())
 def test_krum_takes_no_message_from_far_away(name: str, both: tuple[Tensor, Tensor]) -> None:
     honest, bad = both

@@ -346,8 +346,8 @@ def test_an_unfinished_run_is_left_out_and_said(folder: Path, tmp_path: Path) ->
     (half / "run.toml").write_text((folder / "local" / "run.toml").read_text())
     done = equipoise_command("report", "runs", cwd=tmp_path)
     assert done.returncode == 0
-    assert "1 runs are not finished and left out" in done.stderr
-    assert "1 more are not finished and left out" in (tmp_path / "report.html").read_text()
+    assert "unfinished runs skipped: 1" in done.stderr
+    assert "unfinished runs skipped: 1" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import time
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -23,6 +22,7 @@ from equipoise.reproduction.exhibits import SCALES, exhibits, find, own
 from equipoise.reproduction.runner import Overall, Piece, pieces
 from equipoise.storage.run_folder import RunFolder, flatten
 from tests.support.commands import equipoise_command, small
+from tests.support.waiting import until
 
 EVERY = exhibits(own())
 RUNNABLE = [name for name, exhibit in EVERY.items() if not exhibit.why]
@@ -184,40 +184,48 @@ def entries(out: str) -> list[Any]:
     return [[entry["ours"] for entry in row] for table in json.loads(out)["tables"] for row in table["entries"]]
 
 
-def test_killing_it_loses_a_round_at_most_and_it_ends_as_if_nothing_had_happened(papers: Path) -> None:
+# Every run waits in its seventh round, between its line and its checkpoint, until it is killed. Workers are new
+# processes, which read the script again.
+WAITING = """
+import threading
+from equipoise.engine.run import Run
+
+log = Run.log
+
+def log_and_wait(self, line, timing):
+    log(self, line, timing)
+    if line["round"] == 7:
+        threading.Event().wait()
+
+Run.log = log_and_wait
+if __name__ == "__main__":
+    from equipoise.cli.app import main
+    main()
+"""
+
+
+def test_killing_it_loses_a_round_at_most_and_changes_no_result(papers: Path) -> None:
     arguments = ["toy-table1", "--scale", "paper", "--json", "--quiet"]
     whole = command(papers, *arguments, "--out", "whole")
     assert whole.returncode == 0, whole.stderr
-    start = [
-        sys.executable,
-        "-m",
-        "equipoise.cli.app",
-        "reproduce",
-        "--papers",
-        str(papers),
-        *arguments,
-        "--out",
-        "killed",
-    ]
-    start += ["--jobs", "2"]
-    process = subprocess.Popen(start, cwd=papers.parent)
-    timings = "killed/toy/lines/*/timings.jsonl"
-    until = time.monotonic() + 60
-    while time.monotonic() < until and not any(p.stat().st_size > 400 for p in papers.parent.glob(timings)):
-        time.sleep(0.02)
-    family = psutil.Process(process.pid).children(recursive=True)
-    for each in (*family, process):
-        each.kill()
-    process.wait()
-    psutil.wait_procs(family)
-    folders = [path.parent for path in papers.parent.glob(timings)]
-    begun = [folder for folder in folders if not (folder / "summary.json").exists()]
-    assert begun
+    script = papers.parent / "waiting.py"
+    script.write_text(WAITING)
+    start = [sys.executable, str(script), "reproduce", "--papers", str(papers), *arguments, "--out", "killed"]
+    process = subprocess.Popen([*start, "--jobs", "2"], cwd=papers.parent)
+    runs = (papers.parent / "killed" / "toy" / "lines").glob
+    try:
+        until(lambda: [p.read_text().count("\n") for p in runs("*/timings.jsonl")] == [7, 7], process)
+    finally:
+        family = psutil.Process(process.pid).children(recursive=True)
+        for each in (*family, process):
+            each.kill()
+        process.wait()
+        psutil.wait_procs(family)
+    begun = [path.parent for path in runs("*/timings.jsonl")]
+    assert len(begun) == 2
     for folder in begun:
-        saved = max(
-            (int(p.name.split("-")[1].split(".")[0]) for p in (folder / "checkpoint").glob("round-*")), default=0
-        )
-        assert RunFolder(folder).read_metrics()[-1]["round"] - saved <= 1
+        assert RunFolder(folder).read_metrics()[-1]["round"] == 7
+        assert max(int(p.stem.split("-")[1]) for p in (folder / "checkpoint").glob("round-*.json")) == 6
     again = command(papers, *arguments, "--out", "killed")
     assert again.returncode == 0, again.stderr
     assert entries(again.stdout) == entries(whole.stdout)
@@ -245,7 +253,7 @@ def test_progress_counts_rounds_of_runs_that_are_not_done_yet(papers: Path) -> N
     [
         (["toy-tabel1"], "there is no exhibit 'toy-tabel1'; did you mean 'toy-table1'?"),
         (["toy-fig1"], "toy-fig1 (Overview) cannot be run: a drawing"),
-        (["toy-table1", "--only", "mnist"], "toy-table1 has no part 'mnist'; there is lines"),
+        (["toy-table1", "--only", "mnist"], "toy-table1 has no part 'mnist'; available: lines"),
         (["--seeds", "3"], "--seeds is for one table or figure"),
         (["toy-table1", "--set", "algorithm.lt=1"], "unknown setting algorithm.lt"),
     ],
@@ -272,8 +280,8 @@ def test_a_folder_without_papers_and_a_file_that_is_none_are_told(papers: Path, 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"figures": "tabel1"}, "figures = 'tabel1' is no section of paper/tables.toml"),
-        ({"relative": "locl"}, "relative = 'locl' is none of its rows; did you mean 'local'?"),
+        ({"figures": "tabel1"}, "figures = 'tabel1' is not a section of paper/tables.toml"),
+        ({"relative": "locl"}, "relative = 'locl' is not one of its rows; did you mean 'local'?"),
         ({"target": {"small": 0.1}}, "target needs a score for each of smoke, small, paper"),
         ({"parts": []}, "it has neither parts to run nor a reason"),
         ({"columns": [{"key": "error", "part": "line"}]}, "has no part 'line'; did you mean 'lines'?"),

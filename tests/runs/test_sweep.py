@@ -2,10 +2,8 @@
 
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +18,13 @@ from equipoise.runs import sweep
 from equipoise.runs.process_pool import execute
 from equipoise.runs.sweep import expand_sweep, grid, tuned
 from equipoise.storage.run_folder import RunFolder, read_toml
-from tests.support.commands import equipoise_command, small
+from tests.support.commands import ROOT, equipoise_command, small
+from tests.support.waiting import FOREVER, heed_ctrl_c, interrupted
 
 EXPERIMENTS = [
     path
-    for path in sorted(Path(__file__).parents[2].glob("experiments/*/*.toml"))
-    if path.stem != "exhibits"  # tests/test_reproduce.py has these
+    for path in sorted(ROOT.glob("experiments/*/*.toml"))
+    if path.stem != "exhibits"  # tests/reproduction has these
 ]
 
 
@@ -142,32 +141,20 @@ def test_a_candidate_that_diverges_loses(tmp_path: Path) -> None:
 def test_ctrl_c_with_several_at_a_time_saves_every_run(tmp_path: Path) -> None:
     """Ctrl-C reaches the parent; each run at work saves its whole rounds, and the same command goes on."""
     file = tmp_path / "long.toml"
-    long = {"rounds": 100_000, "evaluate_every": 100_000, "checkpoint_every": 100_000}
+    long = {"rounds": FOREVER, "evaluate_every": FOREVER, "checkpoint_every": FOREVER}
     file.write_text(tomli_w.dumps(small(**long, algorithm={"lam": [0.1, 1.0, 2.0]})))
     command = [sys.executable, "-m", "equipoise", "sweep", str(file), "--jobs", "2", "--out", "runs"]
     process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=_hears_ctrl_c
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
     )
-    try:
-        deadline = time.monotonic() + 90
-        while len([p for p in tmp_path.glob("runs/*/metrics.jsonl") if p.stat().st_size > 500]) < 2:
-            assert time.monotonic() < deadline, process.communicate()
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
-    finally:
-        process.kill()
+    logs = (tmp_path / "runs").glob
+    errors = interrupted(process, lambda: len([p for p in logs("*/metrics.jsonl") if p.stat().st_size > 500]) == 2)
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert "equipoise sweep" in errors
     saved = [list(run.glob("checkpoint/round-*.json")) for run in tmp_path.glob("runs/*")]
     assert len(saved) == 2
     assert all(saved)
-
-
-def _hears_ctrl_c() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from tests.support.waiting import LIMIT
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # It must not look for updates or anything else: the tests count requests.
 QUIET = ("--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync")
@@ -26,7 +28,9 @@ def chromium() -> Iterator[Browser]:
         pytest.skip("needs Chromium, and none is installed")
     sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=[*QUIET, "--no-first-run", *sandbox])
+        browser = playwright.chromium.launch(
+            executable_path=path, args=[*QUIET, "--no-first-run", *sandbox], timeout=1000 * LIMIT
+        )
         yield browser
         browser.close()
 
@@ -42,6 +46,7 @@ class Opened:
 
 def open_page(browser: Browser, path: Path, width: int = 1200, height: int = 900, scheme: str = "light") -> Opened:
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)  # type: ignore[arg-type]
+    context.set_default_timeout(1000 * LIMIT)
     opened = Opened(context.new_page())
     page = opened.page
     page.on("console", lambda said: opened.errors.append(said.text) if said.type in ("error", "warning") else None)
@@ -49,5 +54,5 @@ def open_page(browser: Browser, path: Path, width: int = 1200, height: int = 900
     page.on("dialog", lambda dialog: (opened.errors.append(f"dialog: {dialog.message}"), dialog.dismiss()))
     page.on("request", lambda request: opened.requests.append(request.url))
     page.goto(path.as_uri())
-    page.wait_for_selector("html[data-ready]", state="attached", timeout=60_000)
+    page.wait_for_selector("html[data-ready]", state="attached")
     return opened

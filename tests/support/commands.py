@@ -12,6 +12,8 @@ from unittest import mock
 from equipoise.cli.app import main
 from tests.support.waiting import LIMIT
 
+ROOT = Path(__file__).parents[2]
+"""The folder of the project."""
 SMALL = """
 rounds = {rounds}
 participation = 3
@@ -53,6 +55,15 @@ def equipoise_command(
         except SystemExit as stopped:
             code = stopped.code if isinstance(stopped.code, int) else 0 if stopped.code is None else 1
     return subprocess.CompletedProcess(words, code, out.getvalue(), err.getvalue())
+
+
+def is_one_sentence(error: Exception, *words: str) -> str:
+    """Check that an error is told in one line that has these words in it, and return that line."""
+    sentence = str(error)
+    assert "\n" not in sentence
+    for word in words:
+        assert word in sentence
+    return sentence
 
 
 def one_sentence(done: subprocess.CompletedProcess, code: int, *words: str) -> None:

@@ -1,11 +1,13 @@
 """A deployment in this process: Flower's own messages and apps, no network, and clients that can be made to err."""
 
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import tomli_w
@@ -19,11 +21,14 @@ from torch import nn
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.callbacks.base import RunCallback
+from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
-from equipoise.flower import App
+from equipoise.engine.simulation import Simulation
+from equipoise.flower import App, attendance, enrolment, exchange, transport
 from equipoise.flower.apps import serve
 from equipoise.flower.client_data import write_client
 from equipoise.flower.server import Deployment
+from tests.support.problems import simulation
 
 
 def over_the_wire(message: Message) -> Message:
@@ -129,9 +134,58 @@ def deployed(
     return app, MemoryGrid(app, nodes)
 
 
+class Clock:
+    """A server's time, which passes in its pauses only: what comes in time does not depend on the machine's speed."""
+
+    def __init__(self) -> None:
+        self.now = time.monotonic()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@contextmanager
+def clock_of_its_own() -> Iterator[None]:
+    clock = Clock()
+    with ExitStack() as patches:
+        for module in (attendance, enrolment, exchange, transport):
+            patches.enter_context(mock.patch.object(module, "time", clock))
+        yield
+
+
 def run(app: App, grid: MemoryGrid, out: Path, resume: bool = False) -> Deployment:
-    with speaking_as(SUPERLINK):
+    with speaking_as(SUPERLINK), clock_of_its_own():
         return serve(app.plan, grid, out, resume, RunCallback())
+
+
+def in_both_engines(
+    folder: Path,
+    algorithm: Algorithm,
+    federation: Federation,
+    module: nn.Module,
+    uploads: UploadSettings | None = None,
+    tables: dict[str, Any] | None = None,
+    **schedule: Any,
+) -> tuple[Deployment, Simulation]:
+    """Run the same over Flower and in the simulator.
+
+    Args:
+        folder: the folder of both runs, `flower` and `simulated`.
+        algorithm: the algorithm.
+        federation: the clients' data.
+        module: the model.
+        uploads: attack, reducer and privacy of the simulator.
+        tables: the same as sections of the deployment's settings, and others that only a deployment has.
+        schedule: settings of the schedule; there are three rounds.
+    """
+    schedule = {"rounds": 3, **schedule}
+    simulated = simulation(algorithm, federation, module, folder=folder / "simulated", uploads=uploads, **schedule)
+    simulated.run()
+    app, grid = deployed(folder / "app", federation, module, table(algorithm), **schedule, **(tables or {}))
+    return run(app, grid, folder / "flower"), simulated
 
 
 def same(a: Any, b: Any, where: str = "") -> None:

@@ -1,5 +1,7 @@
 """Messages for tests of what goes over the wire."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ ALLOWED = {
 RUN = "0123456789abcdef" * 2
 
 
-examples = settings(max_examples=100, deadline=None, derandomize=True)
+examples = settings(max_examples=100, derandomize=True)
 
 
 def tensors_of(numbers: bytes) -> dict[str, Tensor]:
@@ -40,3 +42,13 @@ def bits(tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8)
 json_values = plain | st.lists(plain, max_size=2) | st.dictionaries(st.text(max_size=4), plain, max_size=2)
+
+
+class Burglar:
+    """Runs a program when it is unpickled."""
+
+    def __init__(self, trace: Path):
+        self.trace = trace
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return self.trace.touch, ()

@@ -14,6 +14,7 @@ import pytest
 
 from equipoise.data.downloads import Remote, fetch
 from equipoise.errors import EquipoiseError
+from tests.support.commands import is_one_sentence
 
 CONTENT = random.Random(0).randbytes(300_001)
 OTHER = random.Random(1).randbytes(len(CONTENT))
@@ -136,11 +137,7 @@ def said(remote: Remote, folder: Path, *words: str, **options: Any) -> str:
     """The one sentence with which it fails, which has these words in it."""
     with pytest.raises(EquipoiseError) as caught:
         fetch(remote, folder, **options)
-    sentence = str(caught.value)
-    assert "\n" not in sentence
-    for word in words:
-        assert word in sentence
-    return sentence
+    return is_one_sentence(caught.value, *words)
 
 
 def files_in(folder: Path) -> list[str]:

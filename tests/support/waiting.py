@@ -21,6 +21,16 @@ def until(condition: Callable[[], object], process: "subprocess.Popen[str] | Non
         time.sleep(0.01)
 
 
+def interrupted(process: "subprocess.Popen[str]", condition: Callable[[], object] = lambda: True) -> str:
+    """Press Ctrl-C once the condition holds; return what the process has printed to its standard error."""
+    try:
+        until(condition, process)
+        process.send_signal(signal.SIGINT)
+        return process.communicate(timeout=LIMIT)[1]
+    finally:
+        process.kill()
+
+
 def heed_ctrl_c() -> None:
     """Make a new process heed SIGINT, as `preexec_fn`: what shells start in the background ignores it."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

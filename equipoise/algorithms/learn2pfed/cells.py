@@ -1,4 +1,4 @@
-"""One unrolled iteration of ADMM (a cell), forward and backward, with the letters of Eqs. 9 to 11."""
+"""One unrolled iteration of ADMM (a cell), forward and backward, with the symbols of Eqs. 9 to 11."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class Fit(NamedTuple):
 
     @classmethod
     def of(cls, xx: Tensor, xy: Tensor) -> "Fit":
-        """Factorise X'X; a client with numbers that are not finite gets NaN, so that it shows."""
+        """Factorise X'X; a client whose numbers are not finite gets NaN, so that the failure is seen."""
         bad = ~xx.isfinite().all(-1).all(-1)
         d, U = torch.linalg.eigh(xx.double().masked_fill(bad[..., None, None], 0))
         d = d.clamp(min=0).masked_fill(bad[..., None], torch.nan)
@@ -49,23 +49,23 @@ class Values(NamedTuple):
 
 
 class Adjoints(NamedTuple):
-    """The derivatives of a loss by everything that goes into a cell; of the scalars by their logarithms."""
+    """The derivatives of a loss with respect to the inputs of a cell; for scalars, with respect to their logarithms."""
 
     inputs: list[Tensor]
-    "of alpha, v and z as they came in"
+    "those of the incoming alpha, v and z"
     w: Tensor
     lam: Tensor
     scalars: Tensor
-    "(..., 3): of rho, eta and theta"
+    "those of rho, eta and theta, of shape (..., 3)"
 
 
 class CellGradients(NamedTuple):
-    """What a cell gives on the way back."""
+    """The result of a cell's backward pass."""
 
     u: Tensor
-    "what the cell sent on the way forward"
+    "what the cell sent in the forward pass"
     inputs: list[Tensor]
-    "adjoints of alpha, v and z as they came in"
+    "adjoints of the incoming alpha, v and z"
     w: Tensor
     "adjoint of w"
     raw: Tensor
@@ -97,13 +97,23 @@ class Cells:
         return Values(lam.exp() if self.positive == "log" else lam.relu(), *scalars)
 
     def followed(self, rho: Tensor, eta: Tensor, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Put rho in the place of the scalars that follow it."""
+        """Replace the scalars that follow rho by rho."""
         return rho, rho if "eta" in self.follow else eta, rho if "theta" in self.follow else theta
 
     def forward(
         self, cell: int, fit: Fit, raw: Tensor, alpha: Tensor, v: Tensor, z: Tensor, w: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Do one iteration of ADMM: from alpha, v, z and w to the next alpha, v and z."""
+        """Do one iteration of ADMM, and return the next alpha, v and z.
+
+        Args:
+            cell: the number of the cell.
+            fit: the client's data.
+            raw: the client's learnables.
+            alpha: the dual.
+            v: the client's head.
+            z: the client's deviation from w.
+            w: the common head.
+        """
         lam, rho, eta, theta = self.values(raw, cell)
         alpha = alpha + theta * (z - v + w)  # Eq. 9
         q = w + z + alpha
@@ -119,12 +129,12 @@ class Cells:
             cell: the number of the cell.
             fit: the client's data.
             raw: the client's learnables.
-            tape: alpha, v, z and w as they came in.
-            x_bar: adjoints of alpha, v and z as they went out.
+            tape: the incoming alpha, v, z and w.
+            x_bar: adjoints of the outgoing alpha, v and z.
             u_bar: adjoint of what the cell sent.
         """
-        way = self._by_hand if self.solve == "closed" else self._by_autograd
-        return way(cell, fit, raw, tape, x_bar, u_bar)
+        method = self._by_hand if self.solve == "closed" else self._by_autograd
+        return method(cell, fit, raw, tape, x_bar, u_bar)
 
     def _by_autograd(
         self, cell: int, fit: Fit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor
@@ -139,7 +149,7 @@ class Cells:
         return CellGradients(u.detach(), found, w_bar, more)
 
     def _by_hand(self, cell: int, fit: Fit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor) -> CellGradients:
-        """Do the same for closed solves, faster."""
+        """Compute the adjoints for closed solves, faster than by autograd."""
         values, k = self.values(raw, cell), self.set_of(cell)
         u, bars = closed_cell_adjoints(fit, values, tape.unbind(-4), x_bar.unbind(-4), u_bar)
         scalars = bars.scalars.clone()
@@ -148,7 +158,7 @@ class Cells:
             scalars[..., 0] += scalars[..., at]
             scalars[..., at] = 0
         lam = bars.lam * (values.lam if self.positive == "log" else self.layout.lam(raw, k) > 0)
-        return CellGradients(u, bars.inputs, bars.w, self.layout.slope(k, lam, scalars))
+        return CellGradients(u, bars.inputs, bars.w, self.layout.gradient(k, lam, scalars))
 
 
 def closed_cell_adjoints(
@@ -156,13 +166,13 @@ def closed_cell_adjoints(
 ) -> tuple[Tensor, Adjoints]:
     """Return what a cell with a closed solve sends, u, and its adjoints.
 
-    They are written out by hand, because matrices are small and autograd's overhead is not.
+    They are written out by hand, because the matrices are small and autograd's overhead would dominate.
 
     Args:
         fit: the client's data.
         values: the learnables.
-        inputs: alpha, v, z and w as they came in.
-        x_bar: adjoints of alpha, v and z as they go out.
+        inputs: the incoming alpha, v, z and w.
+        x_bar: adjoints of the outgoing alpha, v and z.
         u_bar: adjoint of u.
     """
     (lam, rho, eta, theta), (alpha, v, z, w) = values, inputs

@@ -1,4 +1,4 @@
-"""The client's network around the head that the cells fit: its data as moments, and models made of both."""
+"""The link between a client's network and the head that the cells fit: moments of the data, and whole models."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from equipoise.state import State
 
 
 def network_with_head(layout: Layout, space: ParameterSpace, client: State, matrices: Tensor) -> Tensor:
-    """Return the client's network with the last of these heads."""
+    """Return the client's network with the last of these matrices as its head."""
     head = layout.head(matrices[..., -1, :, :])
     return space.join(space.body(client.network), head) if space.body_size else head
 
@@ -24,7 +24,7 @@ def measure(model: Tensor, client: State, data: LocalData, outer: str, folds: in
         model: the client's network.
         client: its state.
         data: its data.
-        outer: on what the learnables are judged: "train", "validation" or "folds".
+        outer: the samples on which the learnables are judged: "train", "validation" or "folds".
         folds: number of folds.
     """
     seen = data.moments(model, groups=folds if outer == "folds" else 1)
@@ -33,6 +33,6 @@ def measure(model: Tensor, client: State, data: LocalData, outer: str, folds: in
     outer_xx, outer_xy = judged.xx / n, judged.xy / n
     if outer == "folds":
         xx, xy = (torch.cat([m.sum(-3, keepdim=True) - m, m.sum(-3, keepdim=True)], dim=-3) for m in (xx, xy))
-        # The network that knows all samples is judged by none.
+        # The network that is fitted to all samples is judged on none.
         outer_xx, outer_xy = (pad(m, (0, 0, 0, 0, 0, 1)) for m in (outer_xx, outer_xy))
     return State(client, **Fit.of(xx, xy)._asdict(), outer_xx=outer_xx, outer_xy=outer_xy)

@@ -1,4 +1,4 @@
-"""Learn2pFed: ADMM unrolled into a network, whose training learns how much each parameter takes part."""
+"""Learn2pFed: ADMM unrolled into a network, whose training learns how strongly each parameter is shared."""
 
 from math import log
 from typing import Annotated, ClassVar, Literal, Self
@@ -22,66 +22,66 @@ OfClients = Literal["lam", "rho", "eta", "theta"]
 
 
 class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
-    """Clients fit linear heads by cells of ADMM, and learn by unrolling them how much each parameter is shared.
+    """Clients fit linear heads by unrolled ADMM, and learn how strongly each parameter is shared (Learn2pFed).
 
-    A round is an epoch: `cells` exchanges forward, and with backward = "exact" as many back. v: the client's head, as a
-    matrix; w: the common one; z = v - w; alpha: its dual; Λ, a number a parameter: how strongly it is tied to the
-    others'; p, gamma: a client's weight in w; rho, eta, theta: the constants of the three updates; u = v - z - alpha is
-    sent. A body, where the model has one, stays with the client and is trained there, then stands still in the cells.
+    A round is an epoch: `cells` exchanges forward and, with backward = "exact", as many back. v: the client's head, as
+    a matrix; w: the common head; z = v - w; alpha: its dual; Λ, one number per parameter: how strongly it is tied to w;
+    p, gamma: a client's weight in w; rho, eta, theta: the constants of the three updates; u = v - z - alpha: what is
+    sent. The body, if the model has one, stays with the client; it is trained first, and fixed in the cells.
     """
 
     paper: ClassVar[str] = "Learn2pFed: unrolled ADMM that learns which parameters take part, Algorithm 1"
 
     cells: Count = 10
-    "L, the number of unrolled iterations of ADMM"
+    "number of unrolled iterations of ADMM (L)"
     sets: Literal["shared", "each"] = "shared"
-    "one set of learnables for all cells, or one for each"
+    "one set of learnables for all cells, or one per cell"
     learn: tuple[Family, ...] = ("lam", "p", "rho", "eta", "gamma", "theta")
-    "families that are learned; the others stay as they begin"
+    "families of learnables that are learned; the others keep their initial values"
     tied: tuple[OfClients, ...] = ()
-    "families of which there is one for all clients, learned from the sum of their gradients"
+    "families with one value for all clients, learned from the sum of their gradients"
     follow: tuple[Literal["eta", "theta"], ...] = ()
-    "families that are the client's rho, the one letter that the paper prints for them"
+    "families that equal the client's rho, the one symbol that the paper prints for them"
     outer: Literal["train", "validation", "folds"] = "train"
-    "on what the learnables are judged: the samples that heads are fitted to, validation samples, or held-out folds"
+    "samples on which the learnables are judged: those that heads are fitted to, validation samples, or held-out folds"
     folds: Annotated[int, Field(ge=2, le=100)] = 5
-    "parts of the training samples with outer = 'folds', each held out in a network of its own"
+    "number of parts of the training samples with outer = 'folds', each held out in a network of its own"
     backward: Literal["exact", "local"] = "exact"
-    "exact: adjoints travel, cell by cell; local: each client takes w for a constant, and p and gamma are not learned"
+    "exact: adjoints are sent, cell by cell; local: each client treats w as constant, and p and gamma are not learned"
     warm: bool = False
-    "begin an epoch where the last one ended, not at zero"
+    "start an epoch where the last one ended, instead of at zero"
     lam: Positive = 0.001
-    "Λ in the beginning, times a number from 0 to 1 drawn for each parameter, the same for all clients"
+    "initial scale of Λ, times a random number from 0 to 1 for each parameter, the same for all clients"
     draw: bool = True
-    "draw that number; otherwise it is 1"
+    "draw these random numbers; otherwise they are 1"
     positive: Literal["relu", "log"] = "relu"
-    "Λ as max(0, .), which can come to rest at 0, or as exp(.)"
+    "form of Λ: max(0, .), which may stay at 0, or exp(.)"
     rho: Positive = 0.01
-    "in the update of v, in the beginning"
+    "initial constant in the update of v"
     eta: Positive = 0.01
-    "in the update of z, in the beginning"
+    "initial constant in the update of z"
     gamma: Positive = 0.01
-    "in the update of w, in the beginning"
+    "initial constant in the update of w"
     theta: Positive = 0.01
-    "in the update of alpha, in the beginning"
+    "initial constant in the update of alpha"
     solve: Literal["closed", "gradient"] = "closed"
-    "how v is updated: Eq. 10, or by steps on the same problem (Eq. 14)"
+    "update of v: in closed form (Eq. 10), or by gradient steps on the same problem (Eq. 14)"
     solve_steps: Count = 10
-    "steps with solve = 'gradient'"
+    "number of steps with solve = 'gradient'"
     solve_rate: Annotated[float, Field(gt=0, lt=2)] = 1.0
-    "their rate, in units of one over the problem's smoothness"
+    "learning rate of these steps, in units of one over the problem's smoothness"
     outer_lr: Positive = 0.01
     "learning rate of the learnables"
     outer_optimizer: Literal["sgd", "adam"] = "sgd"
-    "rule of their steps"
+    "update rule of the learnables"
     outer_clip: NonNegative = 1.0
-    "largest norm of the gradient that a client, or the server, follows; 0: any"
+    "largest norm of the gradient of a client's, or the server's, learnables; 0: no limit"
     decay_after: Count = 60
-    "epochs in which a client takes part before outer_lr becomes smaller"
+    "number of a client's epochs before outer_lr is reduced"
     decay: Annotated[float, Field(gt=0, le=1)] = 0.1
-    "by which outer_lr is multiplied then"
+    "factor by which outer_lr is then multiplied"
     train: Literal["body", "all"] = "body"
-    "what of the client's network its own training moves: the body under the head v, or all, before v is estimated anew"
+    "what local training changes before v is fitted again: the body under the head v, or the whole network"
 
     @property
     def requires(self) -> Requirements:
@@ -90,7 +90,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
     @model_validator(mode="after")
     def _gradients_travel(self) -> Self:
         if self.tied and self.backward != "exact":
-            raise ValueError("tied needs backward = 'exact', without which no gradient travels")
+            raise ValueError("tied needs backward = 'exact', because otherwise no gradients are sent")
         return self
 
     @property
@@ -99,7 +99,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
 
     @property
     def _networks(self) -> int:
-        """With folds, one for each that is held out, then the one that knows all training samples."""
+        """Return the number of networks: with folds, one per held-out fold and one fitted to all training samples."""
         return self.folds + 1 if self.outer == "folds" else 1
 
     @property
@@ -118,10 +118,10 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
     def _descent(self) -> Descent:
         return Descent(self.outer_optimizer, self.outer_lr, self.outer_clip, self.decay_after, self.decay)
 
-    # What there is before the first round.
+    # Before the first round.
 
     def _raw(self, start: Start) -> Tensor:
-        """Return what the learnables of a client begin as."""
+        """Return the initial learnables of a client."""
         scalars = (self.rho, self.eta, self.theta)
         log = self.positive == "log"
         found = initial_learnables(self._layout(start.space), start.seed, self.lam, scalars, self.draw, log)
@@ -131,7 +131,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         v = self._layout(start.space).matrix(start.space.head(start.w0))
         w = v.expand(self._networks, -1, -1).clone()
         zero = v.new_zeros((self._sets, start.clients))
-        raw = torch.stack([zero, zero + log(self.gamma)])  # of p / its beginning, and of gamma
+        raw = torch.stack([zero, zero + log(self.gamma)])  # log of p over its initial value, and of gamma
         state = State(
             phase=v.new_zeros(1),
             w=w,
@@ -164,7 +164,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         )
         return State(state, network=start.w0) if start.space.body_size else state
 
-    # The exchanges of a round: a cell each, forward, then backward.
+    # The exchanges of a round, one cell each: forward, then backward.
 
     def broadcast(self, server: State, client: int) -> State:
         t = int(server.phase)
@@ -189,7 +189,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         alpha, v, z = client.x.unbind(-4)
         if t == 0 and not self.warm:
             alpha, v, z, w = (torch.zeros_like(v),) * 4
-        elif t == 0:  # who takes part for the first time begins at w
+        elif t == 0:  # a client that takes part for the first time starts at w
             v = torch.where((client.age == 0)[..., None, None], w, v)
         tape = client.tape.clone()
         tape[..., t, :, :, :, :] = torch.stack([alpha, v, z, w.expand_as(v)], dim=-4)
@@ -202,27 +202,29 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         return client, sent
 
     def _backward(self, cell: int, client: State, raw: Tensor, u_bar: Tensor, data: LocalData) -> tuple[State, State]:
-        """Adjoints of a cell's inputs from those of its outputs; it is computed again from inputs that were kept.
+        """Compute the adjoints of a cell's inputs from those of its outputs; the cell runs again on its stored inputs.
 
-        What goes back to the server is the adjoint of w, and <u, u_bar>, all that p and gamma need.
+        The client sends the adjoint of w, and <u, u_bar>, which is all that p and gamma need.
         """
-        x_bar, slope = client.x_bar, client.slope
-        if cell == self.cells - 1:  # here begins the way back; what was sent last is in nobody's loss
+        x_bar, gradient = client.x_bar, client.slope
+        if cell == self.cells - 1:  # the backward pass starts here; the last u is in no client's loss
             v = client.x[..., 1, :, :, :]
-            outer = 2 * (client.outer_xx @ v - client.outer_xy)  # of F_i, a mean of squared errors
+            outer = 2 * (client.outer_xx @ v - client.outer_xy)  # gradient of F_i, a mean of squared errors
             x_bar = torch.stack([torch.zeros_like(v), outer, torch.zeros_like(v)], dim=-4)
-            u_bar, slope = torch.zeros_like(v), torch.zeros_like(slope)
+            u_bar, gradient = torch.zeros_like(v), torch.zeros_like(gradient)
         tape = client.tape[..., cell, :, :, :, :]
         u, found, w_bar, more = self._cells(data.space).backward(cell, _fit(client), raw, tape, x_bar, u_bar)
-        client = State(client, x_bar=torch.stack(found, dim=-4), slope=slope + more)
+        client = State(client, x_bar=torch.stack(found, dim=-4), slope=gradient + more)
         s = (u * u_bar).flatten(-3).sum(-1, keepdim=True)
         sent = self._message(w_bar, s, client.slope, data.space)
         return (self._stepped(client, data.space) if cell == 0 else client), sent
 
-    def _message(self, vector: Tensor, s: Tensor, slope: Tensor, space: ParameterSpace) -> State:
+    def _message(self, vector: Tensor, s: Tensor, gradient: Tensor, space: ParameterSpace) -> State:
         places = self._layout(space).places(self.tied)
         return State(
-            u=vector, s=s, **({"tied": slope[..., places] * self._learned(space, slope)[places]} if places else {})
+            u=vector,
+            s=s,
+            **({"tied": gradient[..., places] * self._learned(space, gradient)[places]} if places else {}),
         )
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
@@ -238,41 +240,41 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
             w = reduce(RoundUploads(uploads.who, tuple(heavy))).u  # Eq. 12
             return State(after, w=w, share=share, w_bar=torch.zeros_like(w))
         cell = 2 * self.cells - 1 - t
-        slope = torch.zeros_like(server.slope) if t == self.cells else server.slope.clone()
+        gradient = torch.zeros_like(server.slope) if t == self.cells else server.slope.clone()
         s = torch.cat([u.message.s for u in uploads.uploads])
-        # Of log p and log gamma alike: <u_i, u_bar_i>, less the client's part of that sum, as weights are relative.
-        slope[:, self._set_of(cell)] -= server.share[cell] * s.sum()
-        slope[:, self._set_of(cell), who] += s[known]
-        after |= State(w_bar=len(uploads) * reduce(RoundUploads(uploads.who, tuple(vectors))).u, slope=slope)
+        # For both log p and log gamma: <u_i, u_bar_i> minus the client's share of the sum, as weights are relative.
+        gradient[:, self._set_of(cell)] -= server.share[cell] * s.sum()
+        gradient[:, self._set_of(cell), who] += s[known]
+        after |= State(w_bar=len(uploads) * reduce(RoundUploads(uploads.who, tuple(vectors))).u, slope=gradient)
         return after if cell else self._server_stepped(after, uploads, reduce)
 
     def _set_of(self, cell: int) -> int:
         return cell if self.sets == "each" else 0
 
     def _weights(self, server: State, uploads: Uploads, cell: int) -> Tensor:
-        """p gamma of those who sent, p beginning as the client's part of the samples."""
+        """Return p gamma of the senders; initially p is the client's share of the samples."""
         raw = server.raw[:, self._set_of(cell)].sum(0).double()
         raw = torch.cat([raw, raw.mean(0, keepdim=True)])  # the last is for newcomers
         logs = raw[[min(who, len(raw) - 1) for who in uploads.who]]
         return uploads.weights() * (logs - logs.max()).exp()
 
-    # An epoch's end: steps of the learnables.
+    # At the end of an epoch: steps of the learnables.
 
     def _learned(self, space: ParameterSpace, like: Tensor) -> Tensor:
-        """1 for each learnable of a client that is learned, be it by all clients together."""
+        """Return 1 for each of a client's learnables that is learned, by itself or by all clients together; else 0."""
         names = tuple(name for name in ("lam", *SCALARS) if name in self.learn and name not in self.follow)
         mask = like.new_zeros(like.shape[-1])
         mask[self._layout(space).places(names)] = 1
         return mask
 
     def _stepped(self, client: State, space: ParameterSpace) -> State:
-        """Line 13."""
+        """Step the client's learnables (line 13)."""
         mask = self._learned(space, client.raw)
         mask[self._layout(space).places(self.tied)] = 0
         return State(client, **self._descent(client.raw, client.slope * mask, client, axes=1))
 
     def _server_stepped(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
-        """Line 12. Of who dropped out on the way the gradient is not known."""
+        """Step the server's learnables (line 12); of clients that dropped out the gradient is not known."""
         mask = server.raw.new_tensor([name in self.learn for name in ("p", "gamma")])[:, None, None]
         there = torch.zeros_like(server.share[0])
         there[[who for who in uploads.who if who < len(there)]] = 1
@@ -281,9 +283,9 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         if not self.tied:
             return server
         sent = tuple(Upload(State(tied=u.message.tied)) for u in uploads.uploads)
-        slope = len(uploads) * reduce(RoundUploads(uploads.who, sent)).tied
+        gradient = len(uploads) * reduce(RoundUploads(uploads.who, sent)).tied
         memory = State({name: server[f"tied_{name}"] for name in ("first", "second", "age")})
-        after = self._descent(server.tied, slope, memory, axes=1)
+        after = self._descent(server.tied, gradient, memory, axes=1)
         return State(server, tied=after.pop("raw"), **{f"tied_{name}": t for name, t in after.items()})
 
     def _with_tied(self, raw: Tensor, down: State, space: ParameterSpace) -> Tensor:
@@ -296,7 +298,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
     # The client's network and data.
 
     def _begun(self, client: State, data: LocalData) -> State:
-        """What an epoch begins with: the network trained, and the moments of what its head reads."""
+        """Start an epoch: train the network, then compute the moments of what its head reads."""
         if data.space.body_size:
             model = self._model(client, client.x[..., 1, :, :, :], data.space)
             return self._measured(State(client, network=data.descend(model, part=self.train)), data)
@@ -311,10 +313,10 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         return network_with_head(self._layout(space), space, client, matrices)
 
     def shown_state(self, client: State, down: State, space: ParameterSpace) -> State:
-        """Its learnables."""
+        """Return the client's learnables."""
         raw, found = self._with_tied(client.raw, down, space), self._layout(space)
         rows = [raw[..., found.places((name,))] for name in ("lam", *SCALARS)]
-        lam = rows[0].unflatten(-1, (self._sets, -1)).mean(-2)  # of several sets, the mean
+        lam = rows[0].unflatten(-1, (self._sets, -1)).mean(-2)  # the mean over sets
         rho, eta, theta = self._cells(space).followed(*(row.exp() for row in rows[1:]))
         return State(lam=lam.exp() if self.positive == "log" else lam.relu(), rho=rho, eta=eta, theta=theta)
 
@@ -325,7 +327,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         return self._model(client, down.w, data.space)
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
-        """The cells, w being as it is; what a client learns by itself is as it began, what is tied has been learned."""
+        """Run the cells with w fixed; tied learnables have learned values, the client's own have initial values."""
         if data.space.body_size:
             network = data.descend(client.network, epochs=self.adapt_epochs)
             client = State(client, network=network)

@@ -1,4 +1,4 @@
-"""What Learn2pFed learns: where the learnables lie in one vector, how they begin, and how they are stepped."""
+"""What Learn2pFed learns: where the learnables lie in one vector, their initial values, and their updates."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,7 +21,7 @@ class Layout:
     """The head as a matrix, with one row per input; and the learnables Λ, rho, eta, theta, set by set, as a vector."""
 
     inputs: int
-    "inputs of the head, with the constant one where it has a bias"
+    "inputs of the head, including a constant one if it has a bias"
     outputs: int
     bias: bool
     sets: int
@@ -52,7 +52,7 @@ class Layout:
         return torch.cat([weight, matrix[..., inputs, :]], dim=-1) if self.bias else weight
 
     def lam(self, raw: Tensor, k: int) -> Tensor:
-        """Return what Λ of set k is made of, as matrices with an axis for the networks before them."""
+        """Return the learnables behind Λ of set k, as matrices with a leading axis for the networks."""
         size = self.inputs * self.outputs
         lam: Tensor = raw[..., k * size : (k + 1) * size].unflatten(-1, (1, self.inputs, self.outputs))
         return lam
@@ -62,13 +62,19 @@ class Layout:
         first = self.sets * self.inputs * self.outputs + k
         return raw[..., first :: self.sets].exp()[..., None, None, None].unbind(-4)
 
-    def slope(self, k: int, lam: Tensor, scalars: Tensor) -> Tensor:
-        """Return the gradient of all learnables from that of set k; that of the others is zero."""
+    def gradient(self, k: int, lam: Tensor, scalars: Tensor) -> Tensor:
+        """Return the gradient of all learnables, given that of set k; it is zero for the other sets.
+
+        Args:
+            k: the number of the set.
+            lam: the gradient of its Λ.
+            scalars: the gradient of its scalars.
+        """
         size = self.inputs * self.outputs
-        slope = lam.new_zeros((*scalars.shape[:-1], self.sets * (size + len(SCALARS))))
-        slope[..., k * size : (k + 1) * size] = lam.flatten(-3)
-        slope[..., self.sets * size + k :: self.sets] = scalars
-        return slope
+        gradient = lam.new_zeros((*scalars.shape[:-1], self.sets * (size + len(SCALARS))))
+        gradient[..., k * size : (k + 1) * size] = lam.flatten(-3)
+        gradient[..., self.sets * size + k :: self.sets] = scalars
+        return gradient
 
 
 @lru_cache(maxsize=16)
@@ -80,7 +86,7 @@ def layout(space: ParameterSpace, sets: int) -> Layout:
 def initial_learnables(
     layout: Layout, seed: int, lam: float, scalars: tuple[float, float, float], draw: bool, log: bool
 ) -> Tensor:
-    """Return what the learnables of a client begin as, the same for all clients, in float64.
+    """Return the initial learnables of a client, the same for all clients, in float64.
 
     Args:
         layout: where they lie.
@@ -100,27 +106,34 @@ def initial_learnables(
 
 @dataclass(frozen=True)
 class Descent:
-    """Steps of learnables against their gradient, which is clipped first."""
+    """Gradient steps of learnables, with clipping."""
 
     rule: Literal["sgd", "adam"]
     rate: float
     clip: float
-    "largest norm, over all axes but those of a stack; 0: any"
+    "largest norm, over all axes but those of a stack; 0: no limit"
     decay_after: int
     decay: float
 
     @staticmethod
     def memory(raw: Tensor) -> State:
-        """Return what the rule remembers of vectors like this, and how many steps it has taken: nothing yet."""
+        """Return the initial memory of the rule for vectors like this, with no steps taken."""
         return State(first=torch.zeros_like(raw), second=torch.zeros_like(raw), age=raw.new_zeros(1))
 
-    def __call__(self, raw: Tensor, slope: Tensor, memory: State, axes: int) -> State:
-        """Return the new `raw` with the new memory; the last `axes` axes are one vector."""
+    def __call__(self, raw: Tensor, gradient: Tensor, memory: State, axes: int) -> State:
+        """Return the learnables after one step, with the new memory.
+
+        Args:
+            raw: the learnables.
+            gradient: their gradient.
+            memory: what the rule remembers.
+            axes: number of last axes that form one vector.
+        """
         if self.clip:
-            norm = slope.flatten(-axes).norm(dim=-1)[(..., *[None] * axes)]
-            slope = slope * (self.clip / norm.clamp(min=self.clip))
+            norm = gradient.flatten(-axes).norm(dim=-1)[(..., *[None] * axes)]
+            gradient = gradient * (self.clip / norm.clamp(min=self.clip))
         first, second, age = memory.first, memory.second, memory.age + 1
         if self.rule == "adam":
-            first, second, slope = adam(first, second, age, slope)
+            first, second, gradient = adam(first, second, age, gradient)
         rate = torch.where(age > self.decay_after, self.rate * self.decay, self.rate)
-        return State(raw=raw - rate * slope, first=first, second=second, age=age)
+        return State(raw=raw - rate * gradient, first=first, second=second, age=age)

@@ -1,4 +1,4 @@
-"""The registry of partitions: one line each."""
+"""The registry of partitions, one line per kind."""
 
 from equipoise.data.partitions.base import Partition
 from equipoise.data.partitions.dirichlet import Dirichlet

@@ -1,4 +1,7 @@
-"""What a partition is: who gets which samples. Shares are disjoint, cover what is divided, and come from the seed."""
+"""The contract of a partition, which decides who gets which samples, and helpers to divide samples.
+
+Shares are disjoint, cover the samples that are divided, and depend on the seed only.
+"""
 
 import heapq
 from abc import ABC, abstractmethod
@@ -13,42 +16,49 @@ from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, Settings
 
 Shares = dict[str, np.ndarray]
+"""Indices of each client's samples, by the client's name."""
 
 
 class Partition(Settings, ABC):
-    """From a pool of samples to every client's share of it, by the client's name."""
+    """A way to divide a pool of samples over clients."""
 
     registry: ClassVar[Mapping[str, type["Partition"]]] = {}
-    """All partitions by kind; filled in by the registry, which imports them."""
+    """All partitions by kind; set by the registry, which imports them."""
 
     min_samples: Count = 1
-    "no client has fewer"
+    "smallest number of samples of a client"
 
     @abstractmethod
     def __call__(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Shares:
-        """`clients` is how many there are to be, if the user said so."""
+        """Divide the samples.
+
+        Args:
+            pool: the samples; only their targets and owners are read.
+            clients: the number of clients, or None if the user did not give it.
+            rng: the source of randomness.
+        """
 
     def variances(self, clients: int) -> np.ndarray:
-        """The variance of the noise that each client's inputs get."""
+        """Return the variance of the noise that is added to each client's inputs."""
         return np.zeros(clients)
 
 
 class Dealt(Partition, ABC):
-    """A partition that invents its clients."""
+    """A partition that creates its clients, rather than using the owners of the data."""
 
     needs_labels: ClassVar[bool] = True
 
     @abstractmethod
     def divide(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
-        """One array of sample numbers a client."""
+        """Return one array of sample indices per client."""
 
     def __call__(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Shares:
         if clients is None:
-            raise EquipoiseError("data.clients is missing; this partition must be told how many clients there are")
+            raise EquipoiseError("data.clients is missing; this partition needs the number of clients")
         if self.needs_labels and (pool.classes is None or pool.y.ndim != 1):
             raise EquipoiseError(
-                f"the partition {type(self).__name__.lower()!r} needs data with one label a sample; for these data "
-                "there is 'natural', 'iid' or 'quantity'"
+                f"the partition {type(self).__name__.lower()!r} needs data with one label per sample; for these data "
+                "use 'natural', 'iid' or 'quantity'"
             )
         if clients * self.min_samples > len(pool):
             least = f" with data.partition.min_samples = {self.min_samples}" if self.min_samples > 1 else ""
@@ -60,15 +70,15 @@ class Dealt(Partition, ABC):
         least_of_all = min(len(share) for share in shares)
         if least_of_all < self.min_samples:
             raise EquipoiseError(
-                f"data.partition.min_samples = {self.min_samples} cannot be had: a client gets {least_of_all} samples; "
+                f"data.partition.min_samples = {self.min_samples} cannot be met: a client gets {least_of_all} samples; "
                 "use fewer clients"
             )
         return dict(zip(numbered(clients), map(np.sort, shares), strict=True))
 
 
 def proportions(beta: float, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """A Dirichlet draw that stays one when beta is so small that every gamma variable rounds to zero."""
-    # log G(beta) = log G(beta + 1) + log(U) / beta; counted from the largest log(U), one is finite for any beta
+    """Draw from a Dirichlet distribution, also for a beta so small that every gamma variable would round to zero."""
+    # log G(beta) = log G(beta + 1) + log(U) / beta; relative to the largest log(U), one is finite for any beta
     uniform = np.log(np.maximum(rng.random(clients), np.finfo(float).tiny))
     with np.errstate(over="ignore"):
         logs = np.log(rng.gamma(beta + 1, size=clients)) + (uniform - uniform.max()) / beta
@@ -77,19 +87,19 @@ def proportions(beta: float, clients: int, rng: np.random.Generator) -> np.ndarr
 
 
 def cut(samples: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """For each sample in its order the number of the client whose stretch it lies in."""
+    """Cut samples into consecutive stretches with these weights, and return the index of each sample's stretch."""
     cuts = (np.cumsum(weights)[:-1] * len(samples)).round().astype(np.int64)
     return np.searchsorted(cuts, np.arange(len(samples)), side="right")
 
 
 def by_owner(owner: np.ndarray, clients: int) -> list[np.ndarray]:
-    """The sample numbers of each owner."""
+    """Return the sample indices of each owner."""
     order = np.argsort(owner, kind="stable")
     return np.split(order, np.cumsum(np.bincount(owner, minlength=clients))[:-1])
 
 
 def top_up(shares: list[np.ndarray], least: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Move samples from the largest shares until nobody has fewer than `least`; ends, as every move helps."""
+    """Move samples from the largest shares to the small ones until every share has at least `least`."""
     largest_first = [(-len(share), i) for i, share in enumerate(shares)]
     heapq.heapify(largest_first)
     for poor in range(len(shares)):

@@ -9,13 +9,13 @@ from equipoise.settings import Count, Positive
 
 
 class Dirichlet(Dealt):
-    """Each label is shared out by proportions drawn from a Dirichlet distribution; a small beta is a strong skew."""
+    """Samples of each label, divided in proportions from a Dirichlet distribution; a small beta is a strong skew."""
 
     kind: Literal["dirichlet"] = "dirichlet"
     beta: Positive = 0.5
-    "concentration: near 0, labels live with few clients; large, all clients are alike"
+    "concentration: near 0, each label belongs to few clients; large, all clients are alike"
     min_samples: Count = 10
-    "a client with fewer is given some of those that have most"
+    "smallest number of samples of a client, reached by moving samples from the largest clients"
 
     def divide(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         owner = np.empty(len(labels), dtype=np.int64)

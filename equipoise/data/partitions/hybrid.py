@@ -1,4 +1,4 @@
-"""Two kinds of skew in one federation."""
+"""Hybrid skew: two partitions in one federation."""
 
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -16,16 +16,16 @@ from equipoise.settings import choose
 
 
 class Hybrid(Partition):
-    """Some clients' data are divided in one way, the others' in another; each side gets its part of a mixed pool."""
+    """Two partitions in one federation: each divides a random part of the pool over its part of the clients."""
 
     paper: ClassVar[str] = "FLAME, Section VI-A: half labels, half quantity"
     kind: Literal["hybrid"] = "hybrid"
     first: Partition = Labels(per_client=2)
-    "the partition of the first clients"
+    "partition of the first clients"
     second: Partition = Quantity(beta=0.5)
-    "the partition of the others"
+    "partition of the other clients"
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    "which part of the clients (and of the samples) goes to the first"
+    "fraction of the clients (and of the samples) that the first partition gets"
 
     @field_validator("first", "second", mode="before")
     @classmethod
@@ -43,14 +43,14 @@ class Hybrid(Partition):
 
     def __call__(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Shares:
         if clients is None or clients < 2:
-            raise EquipoiseError("data.clients must be at least 2 for a hybrid of two partitions")
+            raise EquipoiseError("data.clients must be at least 2 for a hybrid partition")
         if isinstance(self.first, Natural) and isinstance(self.second, Natural):
-            raise EquipoiseError("data.partition has natural twice; a hybrid needs two kinds")
+            raise EquipoiseError("data.partition has natural twice; a hybrid needs two different kinds")
         firsts = self._firsts(clients)
         mixed = rng.permutation(len(pool))
         cut = round(len(pool) * firsts / clients)
         names = numbered(clients)
-        while set(names) & set(pool.names):  # owners have such names themselves; both may be in one federation
+        while set(names) & set(pool.names):  # owners may have such names too, and both may be in one federation
             names = [f"dealt-{name}" for name in names]
         shares: Shares = {}
         for part, count, rows, known in (
@@ -63,7 +63,7 @@ class Hybrid(Partition):
         short = min(len(share) for share in shares.values())
         if short < self.min_samples:
             raise EquipoiseError(
-                f"data.partition.min_samples = {self.min_samples} cannot be had: a client gets {short} samples; "
+                f"data.partition.min_samples = {self.min_samples} cannot be met: a client gets {short} samples; "
                 "set it in first and second, or use fewer clients"
             )
         return shares

@@ -1,4 +1,4 @@
-"""No skew at all."""
+"""No skew."""
 
 from typing import ClassVar, Literal
 
@@ -8,7 +8,7 @@ from equipoise.data.partitions.base import Dealt
 
 
 class IID(Dealt):
-    """Everybody gets an equal share, drawn at random."""
+    """Equal shares of random samples."""
 
     kind: Literal["iid"] = "iid"
     needs_labels: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""Label skew: a few labels a client."""
+"""Label skew: each client has a few labels only."""
 
 from typing import Literal
 
@@ -10,11 +10,11 @@ from equipoise.settings import Count
 
 
 class Labels(Dealt):
-    """Every client has samples of `per_client` labels only; every label is used, and shared out evenly."""
+    """Only `per_client` labels for each client; every label is used, and its samples are divided evenly."""
 
     kind: Literal["labels"] = "labels"
     per_client: Count = 2
-    "how many labels a client has"
+    "number of labels of each client"
 
     def divide(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         known = np.unique(labels)
@@ -22,9 +22,10 @@ class Labels(Dealt):
             raise EquipoiseError(f"data.partition.per_client = {self.per_client}, but there are {len(known)} labels")
         if clients * self.per_client < len(known):
             raise EquipoiseError(
-                f"{clients} clients of {self.per_client} labels cannot hold all {len(known)} labels; raise either"
+                f"{clients} clients with {self.per_client} labels each cannot hold all {len(known)} labels; "
+                "raise data.clients or data.partition.per_client"
             )
-        # Deal the labels round after round, always those dealt least, so that all get out equally often.
+        # Each client gets the labels that were dealt least often so far, so that all are dealt equally often.
         dealt = np.zeros(len(known), dtype=np.int64)
         holders: list[list[int]] = [[] for _ in known]
         for client in range(clients):
@@ -37,7 +38,7 @@ class Labels(Dealt):
             samples = rng.permutation(np.flatnonzero(labels == label))
             if len(samples) < len(owners):
                 raise EquipoiseError(
-                    f"label {label} has {len(samples)} samples for {len(owners)} clients; use fewer clients"
+                    f"label {label} has only {len(samples)} samples for {len(owners)} clients; use fewer clients"
                 )
             for client, piece in zip(owners, np.array_split(samples, len(owners)), strict=True):
                 shares[client].append(piece)

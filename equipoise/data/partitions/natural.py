@@ -1,4 +1,4 @@
-"""Data that come from somebody: a writer, a role, a household."""
+"""The natural partition: one client per owner of the data."""
 
 from typing import Literal
 
@@ -11,16 +11,16 @@ from equipoise.settings import Count
 
 
 class Natural(Partition):
-    """The clients are those whom the samples come from: writers, roles, households."""
+    """One client per owner of the samples: a writer, a role, a household."""
 
     kind: Literal["natural"] = "natural"
     min_samples: Count = 1
-    "owners with fewer are left out"
+    "smallest number of samples of an owner; owners with fewer are dropped"
 
     def __call__(self, pool: Pool, clients: int | None, rng: np.random.Generator) -> Shares:
         if pool.owner is None:
             raise EquipoiseError(
-                "data.partition.kind = 'natural' needs data that name their owners, such as digits-by-writer"
+                "data.partition.kind = 'natural' needs data with known owners, such as digits-by-writer"
             )
         pieces = by_owner(pool.owner, len(pool.names))
         order = sorted(range(len(pieces)), key=lambda i: pool.names[i])

@@ -1,4 +1,4 @@
-"""Quantity skew: all clients see the same kind of data, but not equally much."""
+"""Quantity skew: all clients have the same kind of data, but different amounts."""
 
 from typing import ClassVar, Literal
 
@@ -9,14 +9,14 @@ from equipoise.settings import Count, Positive
 
 
 class Quantity(Dealt):
-    """Samples drawn at random, in numbers whose proportions come from a Dirichlet distribution."""
+    """Random samples; the sizes of the clients have proportions from a Dirichlet distribution."""
 
     kind: Literal["quantity"] = "quantity"
     needs_labels: ClassVar[bool] = False
     beta: Positive = 0.5
-    "concentration: near 0, few clients have nearly all; large, all have equally much"
+    "concentration: near 0, few clients have nearly all samples; large, all have equally many"
     min_samples: Count = 10
-    "a client with fewer is given some of those that have most"
+    "smallest number of samples of a client, reached by moving samples from the largest clients"
 
     def divide(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         samples = rng.permutation(len(labels))

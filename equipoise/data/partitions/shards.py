@@ -1,4 +1,4 @@
-"""Label skew by shards, as FedAvg's paper has it."""
+"""Label skew by shards, as in the FedAvg paper."""
 
 from typing import ClassVar, Literal
 
@@ -10,18 +10,18 @@ from equipoise.settings import Count
 
 
 class Shards(Dealt):
-    """The samples sorted by label and cut into equal shards, dealt at random; a client may get two of one label."""
+    """Samples sorted by label and cut into equal shards, dealt at random; two shards of a client may share a label."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017"
     kind: Literal["shards"] = "shards"
     per_client: Count = 2
-    "how many shards a client gets"
+    "number of shards of each client"
 
     def divide(self, labels: np.ndarray, clients: int, rng: np.random.Generator) -> list[np.ndarray]:
         count = clients * self.per_client
         if count > len(labels):
             raise EquipoiseError(
-                f"{clients} clients of {self.per_client} shards need {count} samples, not {len(labels)}"
+                f"{clients} clients with {self.per_client} shards each need at least {count} samples, not {len(labels)}"
             )
         mixed = rng.permutation(len(labels))
         shards = np.array_split(mixed[np.argsort(labels[mixed], kind="stable")], count)

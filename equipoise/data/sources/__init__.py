@@ -1,4 +1,4 @@
-"""The registry of data sets: one line each."""
+"""The registry of data sets, one line per set."""
 
 import os
 from pathlib import Path
@@ -32,5 +32,5 @@ Source.registry = SOURCES
 
 
 def data_folder(given: Path | None) -> Path:
-    """Where data sets are looked for: --data, else the variable EQUIPOISE_DATA, else ./data."""
+    """Return the data folder: the given one, else the environment variable EQUIPOISE_DATA, else ./data."""
     return given or Path(os.environ.get("EQUIPOISE_DATA", "data"))

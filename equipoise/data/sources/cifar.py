@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in the binary layout of their publisher: a record is its labels, then 3 x 32 x 32 bytes."""
+"""CIFAR-10 and CIFAR-100 in their binary version, where a record is one or two label bytes and 3 x 32 x 32 pixels."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +10,7 @@ from equipoise.data.archives import content, first_existing, tar_members, tar_si
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
-from equipoise.data.source import DatasetStatus, LoadRequest, Source, missing, portion
+from equipoise.data.source import DatasetStatus, LoadRequest, Source, missing_file, portion
 from equipoise.errors import EquipoiseError
 
 _PIXELS = 3 * 32 * 32
@@ -36,7 +36,7 @@ class _CIFAR(Source):
     def load(self, ask: LoadRequest) -> Pool:
         path, unpacked = self._archive(ask.folder), self._unpacked(ask.folder)
         if path is None and unpacked is None:
-            raise missing(self.archive, [ask.folder], type(self))
+            raise missing_file(self.archive, [ask.folder], type(self))
         paths = [path] if path is not None else unpacked or []
 
         def decode() -> Arrays:
@@ -54,13 +54,13 @@ class _CIFAR(Source):
         for name in self.members:
             data = members.get(name)
             if data is None:
-                raise EquipoiseError(f"{path} has no {name}; it is not the binary version, or it is cut off")
+                raise EquipoiseError(f"{path} has no {name}; it is not the binary version, or it is incomplete")
             if not data or len(data) % record:
                 raise EquipoiseError(
-                    f"{path}: {name} has {len(data)} bytes, which is no whole number of records of {record}"
+                    f"{path}: {name} has {len(data)} bytes, which is not a multiple of the {record} of a record"
                 )
             rows = np.frombuffer(data, np.uint8).reshape(-1, record)
-            labels = rows[:, self.label_bytes - 1]  # CIFAR-100 has the coarse label before the fine one
+            labels = rows[:, self.label_bytes - 1]  # in CIFAR-100 the coarse label precedes the fine one
             if labels.max() >= self.classes:
                 raise EquipoiseError(f"{path}: {name} has the label {labels.max()}; labels are 0 to {self.classes - 1}")
             xs.append(rows[:, self.label_bytes :])
@@ -79,7 +79,7 @@ class _CIFAR(Source):
 
 
 class CIFAR10(_CIFAR):
-    """Small photographs, 60,000 of 32x32 in colour, 10 classes, in the binary version."""
+    """60,000 small colour photographs, 32x32, 10 classes, in the binary version."""
 
     paper: ClassVar[str] = "Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
     archive: ClassVar[str] = "cifar-10-binary.tar.gz"
@@ -93,7 +93,7 @@ class CIFAR10(_CIFAR):
 
 
 class CIFAR100(_CIFAR):
-    """Small photographs, 60,000 of 32x32 in colour, 100 (fine) classes, in the binary version."""
+    """60,000 small colour photographs, 32x32, 100 (fine) classes, in the binary version."""
 
     paper: ClassVar[str] = "Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
     archive: ClassVar[str] = "cifar-100-binary.tar.gz"

@@ -1,4 +1,4 @@
-"""Handwritten digits with the writers' names: all of MNIST where it is, else an excerpt that comes with the package."""
+"""Handwritten digits by writer: all of MNIST if its files are there, else an excerpt that comes with the package."""
 
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ _SUMS = {"train": "0058f8dd561b90ffdd0f734c6a30e5e4", "test": "5b5b05890a5e13444
 
 
 class DigitsByWriter(Source):
-    """Handwritten digits, 28x28 grey, with their writers: MNIST joined with QMNIST's labels, or 80 writers of it."""
+    """Handwritten digits by writer, 28x28 grey, 10 classes: MNIST with QMNIST's writers, or 80 writers of it."""
 
     paper: ClassVar[str] = "MNIST (LeCun et al., 1998) with the writers of QMNIST (Yadav and Bottou, 2019)"
     bundled: ClassVar[bool] = True
@@ -29,7 +29,7 @@ class DigitsByWriter(Source):
     )
 
     extent: Literal["auto", "full", "excerpt"] = "auto"
-    "full: from MNIST's and QMNIST's files; excerpt: what comes with the package; auto: full where the files are"
+    "full: MNIST's and QMNIST's files; excerpt: what comes with the package; auto: full if the files are there"
 
     def load(self, ask: LoadRequest) -> Pool:
         if self.extent == "excerpt":
@@ -63,9 +63,9 @@ def _decode(paths: list[Path]) -> Arrays:
     for images, labels, extended in ((*paths[:2], paths[4]), (*paths[2:4], paths[5])):
         x, y = read_mnist(images, labels)
         rows = read_idx(extended)
-        # The first rows belong to MNIST's images one to one: class, NIST series, writer, and more.
+        # The first rows correspond to MNIST's images one to one: class, NIST series, writer, and more.
         if rows.ndim != 2 or rows.shape[1] < 3 or len(rows) < len(y) or (rows[: len(y), 0] != y).any():
-            raise EquipoiseError(f"{extended} does not belong to {labels}: the digits in its first column are others")
+            raise EquipoiseError(f"{extended} does not belong to {labels}: its first column has other digits")
         xs.append(x)
         ys.append(y)
         writers.append(rows[: len(y), 2].astype(np.int32))
@@ -79,6 +79,7 @@ def _pool(x: np.ndarray, y: np.ndarray, writer: np.ndarray, part: str) -> Pool:
 
 
 def load_excerpt() -> Pool:
+    """Load the excerpt that comes with the package."""
     with files("equipoise.data").joinpath("digits-by-writer.npz").open("rb") as file:
         arrays = np.load(file, allow_pickle=False)
         return _pool(arrays["x"], arrays["y"], arrays["writer"], "excerpt of 80 writers")

@@ -1,4 +1,4 @@
-"""Electricity loads by client: forecast the next hours from the last ones."""
+"""Electric loads by client, to forecast the next hours from the last ones."""
 
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -12,7 +12,7 @@ from equipoise.data.archives import first_existing
 from equipoise.data.cache import cached
 from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool
-from equipoise.data.source import DatasetStatus, LoadRequest, Source, missing, portion
+from equipoise.data.source import DatasetStatus, LoadRequest, Source, missing_file, portion
 from equipoise.data.sources.electricity_files import UCI, count_loads, read_loads
 from equipoise.data.time_split import parts_in_time
 from equipoise.errors import EquipoiseError
@@ -23,7 +23,7 @@ _NAMES += [f"{UCI}.zip", UCI, f"{UCI}.gz"]
 
 
 class Electricity(Source):
-    """Electric load of hundreds of clients; from the last `window` values forecast the next `horizon`."""
+    """Electric loads of hundreds of clients; the next `horizon` values are forecast from the last `window` values."""
 
     paper: ClassVar[str] = "Trindade, ElectricityLoadDiagrams20112014, UCI Machine Learning Repository, 2015"
     remotes: ClassVar[tuple[Remote, ...]] = (
@@ -34,20 +34,20 @@ class Electricity(Source):
     )
 
     window: Count = 24
-    "values that the model sees"
+    "number of values that the model reads"
     horizon: Count = 1
-    "values that it forecasts"
+    "number of values that the model forecasts"
     stride: Count = 1
-    "values from one window to the next"
+    "number of values from the start of one window to the next"
     scale: Literal["minmax", "standard"] = "minmax"
-    "how each client's series is scaled, by its training part alone: to 0..1, or to mean 0 and deviation 1"
+    "scaling of each client's series, from its training part alone: to 0..1, or to mean 0 and standard deviation 1"
     hourly: bool = True
-    "means over the hour where the file has values every 15 minutes"
+    "whether values every 15 minutes are averaged over the hour"
 
     def load(self, ask: LoadRequest) -> Pool:
         path = _find(ask.folder)
         if path is None:
-            raise missing(_NAMES[0], _folders(ask.folder), type(self))
+            raise missing_file(_NAMES[0], _folders(ask.folder), type(self))
         arrays = cached("electricity", [path], lambda: read_loads(path, ask.progress))
         names, series = text_encoding.names_from_bytes(arrays["names"]), arrays["series"]
         whole = _portion(len(series), len(names), int(arrays["minutes"]))
@@ -56,11 +56,11 @@ class Electricity(Source):
         windows = {k: found for k in range(len(names)) if (found := self._windows(series[:, k], ask.split)) is not None}
         if not windows:
             raise EquipoiseError(
-                f"{path}: no client can be learned from; a training sample needs {self.window + self.horizon} values "
-                "in a row, and the training part values that change"
+                f"{path}: no client has training samples; each needs {self.window + self.horizon} values "
+                "in a row, and the training part needs values that change"
             )
         counts = [len(part) for _, _, part in windows.values()]
-        # Filled in place: the windows are by far the largest thing here.
+        # Filled in place, because the windows need by far the most memory.
         x = np.empty((sum(counts), self.window), np.float32)
         y = np.empty((sum(counts), self.horizon), np.float32)
         end = 0
@@ -83,8 +83,8 @@ class Electricity(Source):
     def _windows(
         self, series: np.ndarray, split: tuple[float, float, float]
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-        """The scaled series, which moments are asked for, and the part of each; None where nothing can be learned."""
-        load = np.trim_zeros(series, "f")  # zeros before the first load are no data
+        """Return the scaled series, the first target of each window, and its part; None if nothing can be learned."""
+        load = np.trim_zeros(series, "f")  # zeros before the first load are not data
         asked = np.arange(self.window, len(load) - self.horizon + 1, self.stride)
         part = parts_in_time(asked, asked + self.horizon - 1, split)
         if not (part == 0).any():
@@ -93,7 +93,7 @@ class Electricity(Source):
         return None if scaled is None else (scaled, asked[part >= 0], part[part >= 0])
 
     def _scaled(self, series: np.ndarray, past: np.ndarray) -> np.ndarray | None:
-        """By the training part alone; None where that part is constant."""
+        """Scale the series by its training part `past` alone; return None if that part is constant."""
         past = past.astype(np.float64)
         if past.min() == past.max():
             return None
@@ -123,7 +123,7 @@ def _find(folder: Path) -> Path | None:
 
 
 def _whole(minutes: int) -> tuple[int, int]:
-    """Clients and moments of the whole data set: UCI's file, or the hourly one of the forecasting benchmarks."""
+    """Return clients and moments of the full data set: UCI's file, or the hourly one of forecasting benchmarks."""
     return (370, 140_256) if minutes == 15 else (321, 26_304)
 
 

@@ -1,4 +1,4 @@
-"""Tables of loads, a row a moment and a column a client: the forecasting benchmarks' CSV, and UCI's own text."""
+"""Readers of load tables, one row per moment and one column per client: the benchmarks' CSV, and UCI's text file."""
 
 import zipfile
 from collections.abc import Iterator
@@ -11,25 +11,26 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from equipoise.data import text_encoding
-from equipoise.data.archives import opened, told
+from equipoise.data.archives import archive_errors, opened
 from equipoise.data.cache import Arrays
 from equipoise.data.source import DataProgress
 from equipoise.errors import EquipoiseError
 
 UCI = "LD2011_2014.txt"
-_TOGETHER = 2000  # lines parsed at once
+_BLOCK_LINES = 2000  # lines parsed at once
 _LONGEST = 1 << 16  # characters in a line; UCI's have some ten thousand
-_MOST = 2_000_000  # rows; UCI has 140,256
-_ROWS = 140_257  # of UCI's file, for the progress bar
+_MOST = 2_000_000  # rows; UCI's file has 140,256
+_ROWS = 140_257  # lines of UCI's file, for the progress bar
 
 
 def read_loads(path: Path, progress: DataProgress) -> Arrays:
+    """Read a table: the series, the clients' names, and the minutes between two moments."""
     with _lines(path) as lines:
         names = _header(path, lines)
         blocks: list[np.ndarray] = []
         clock = _Clock(path)
         row = 2
-        while block := list(islice(lines, _TOGETHER)):
+        while block := list(islice(lines, _BLOCK_LINES)):
             for k, line in enumerate(block):
                 clock.tick(line, row + k)
             blocks.append(_numbers(path, names, block, row))
@@ -40,7 +41,7 @@ def read_loads(path: Path, progress: DataProgress) -> Arrays:
 
 
 def count_loads(path: Path) -> tuple[int, int, int]:
-    """Clients, moments and minutes between two, from the header and the number of lines."""
+    """Return the number of clients, of moments, and the minutes between two, without parsing the values."""
     with _lines(path) as lines:
         names, clock, rows = _header(path, lines), _Clock(path), 0
         for line in lines:
@@ -51,7 +52,7 @@ def count_loads(path: Path) -> tuple[int, int, int]:
 
 
 class _Clock:
-    """The moments must follow each other evenly: windows and the split in time rest on it."""
+    """Checks that the moments are evenly spaced, which windows and the split in time rely on."""
 
     def __init__(self, path: Path):
         self.path, self.step = path, 0
@@ -60,7 +61,7 @@ class _Clock:
     def tick(self, line: str, row: int) -> None:
         cell = line.split(_separator(line), 1)[0].strip('"')
         try:
-            # As written, without zones: no daylight saving where we are.
+            # As written, without a time zone: this machine's daylight saving must not matter.
             minute, seconds = divmod((datetime.fromisoformat(cell) - datetime(1970, 1, 1)).total_seconds(), 60)
         except (ValueError, TypeError):
             seconds = 1.0
@@ -85,17 +86,17 @@ class _Clock:
 
 @contextmanager
 def _lines(path: Path) -> Iterator[Iterator[str]]:
-    """The lines of the table, packed or not."""
-    with told(path):
-        zipped = zipfile.is_zipfile(path)  # by its content: a download that is not finished has another name
+    """Open the table, packed or not, as an iterator over its lines."""
+    with archive_errors(path):
+        zipped = zipfile.is_zipfile(path)  # by its content, as an unfinished download has another name
     if not zipped:
         with opened(path) as file:
             yield _decoded(path, file)
         return
-    with told(path), zipfile.ZipFile(path) as archive:
+    with archive_errors(path), zipfile.ZipFile(path) as archive:
         inside = [n for n in archive.namelist() if Path(n).name == UCI and not n.startswith("__MACOSX")]
         if not inside:
-            raise EquipoiseError(f"{path} holds no {UCI}; it is not UCI's archive")
+            raise EquipoiseError(f"{path} does not contain {UCI}; it is not UCI's archive")
         with archive.open(inside[0]) as member:
             yield _decoded(path, cast(BinaryIO, member))
 
@@ -105,7 +106,7 @@ def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:
     while line := file.readline(_LONGEST + 1):
         row += 1
         if len(line) > _LONGEST or row > _MOST:
-            raise EquipoiseError(f"{path}, row {row}: no table of loads is that long")
+            raise EquipoiseError(f"{path}, row {row}: a load table cannot be that long")
         try:
             decoded = line.decode("utf-8-sig" if row == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError:
@@ -118,7 +119,7 @@ def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:
 
 
 def _separator(line: str) -> str:
-    """UCI separates by semicolons and writes a decimal comma; the benchmarks' file is an ordinary CSV."""
+    """Return the separator: UCI uses semicolons and a decimal comma; the benchmarks' file is an ordinary CSV."""
     return ";" if ";" in line else ","
 
 
@@ -126,22 +127,22 @@ def _header(path: Path, lines: Iterator[str]) -> list[str]:
     line = next(lines, "")
     names = [cell.strip('"') for cell in line.split(_separator(line))]
     if len(names) < 2 or names[0] not in ("", "date"):
-        raise EquipoiseError(f"{path} does not begin with a line of names: date (or nothing), then one a client")
+        raise EquipoiseError(f"{path} does not begin with a line of names: date (or nothing), then one per client")
     if len(set(names)) < len(names):
-        raise EquipoiseError(f"{path} names a client twice in its first line; every column needs a name of its own")
+        raise EquipoiseError(f"{path} names a client twice in its first line; every column needs a different name")
     for name in names[1:]:
         text_encoding.check_name(path, name)
     return names[1:]
 
 
 def _numbers(path: Path, names: list[str], lines: list[str], row: int) -> np.ndarray:
-    """A block of rows as numbers; what is wrong is told with its row (the first line is 1) and column."""
+    """Parse a block of rows; errors name the row (the first line is 1) and the column."""
     separator = _separator(lines[0])
     clean = [line.replace(",", ".") for line in lines] if separator == ";" else lines
     for k, line in enumerate(clean):
         if line.count(separator) != len(names):
             raise EquipoiseError(f"{path}, row {row + k}: {line.count(separator)} values for {len(names)} clients")
-    with np.errstate(over="ignore"):  # what is too large for single precision becomes infinite, and is told
+    with np.errstate(over="ignore"):  # what is too large for single precision becomes infinite: an error below
         try:
             columns = range(1, len(names) + 1)
             values = np.loadtxt(clean, np.float32, delimiter=separator, usecols=columns, ndmin=2, comments=None)
@@ -152,8 +153,8 @@ def _numbers(path: Path, names: list[str], lines: list[str], row: int) -> np.nda
         k, column = bad[0]
         cell = clean[k].split(separator)[1 + column]
         raise EquipoiseError(
-            f"{path}, row {row + k}, column {names[column]!r}: {cell[:40]!r} is not a finite number; put it right or "
-            "leave the client out"
+            f"{path}, row {row + k}, column {names[column]!r}: {cell[:40]!r} is not a finite number; fix it or "
+            "remove the client"
         )
     return values
 

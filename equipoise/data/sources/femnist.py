@@ -8,7 +8,7 @@ import torch
 
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.pool import Pool, as_images
-from equipoise.data.source import DataProgress, DatasetStatus, LoadRequest, Source, missing, portion
+from equipoise.data.source import DataProgress, DatasetStatus, LoadRequest, Source, missing_file, portion
 from equipoise.data.sources.leaf import count_samples, each_user, leaf_files
 from equipoise.data.text_encoding import names_from_bytes, names_to_bytes
 from equipoise.errors import EquipoiseError
@@ -22,18 +22,18 @@ class FEMNIST(Source):
 
     paper: ClassVar[str] = "Caldas et al., LEAF: A Benchmark for Federated Settings, 2018"
     how_to_get: ClassVar[str] = (
-        "LEAF makes it: in its repository (github.com/TalwalkarLab/leaf) run data/femnist/preprocess.sh -s niid "
+        "LEAF creates it: in its repository (github.com/TalwalkarLab/leaf) run data/femnist/preprocess.sh -s niid "
         "--sf 1.0 -k 0 -t sample, and copy its JSON files into the folder femnist of the data folder"
     )
 
     digits_only: bool = False
-    "only the ten digits, as in FLAME"
+    "whether to keep only the ten digits, as in FLAME"
 
     def load(self, ask: LoadRequest) -> Pool:
         folder = ask.folder / "femnist"
         paths = leaf_files(folder)
         if not paths:
-            raise missing("all_data_0.json (or any other .json)", [folder], type(self))
+            raise missing_file("all_data_0.json (or any other .json)", [folder], type(self))
         arrays = cached("femnist", paths, lambda: _decode(paths, ask.progress))
         x, y, owner = arrays["x"], arrays["y"].astype(np.int64), arrays["owner"]
         part = portion(len(y), _WHOLE)
@@ -42,7 +42,7 @@ class FEMNIST(Source):
             keep = y < 10
             x, y, owner = x[keep], y[keep], owner[keep]
             if not len(y):
-                raise EquipoiseError("data.digits_only = true leaves nothing: these files hold no digits")
+                raise EquipoiseError("data.digits_only = true leaves no samples: these files contain no digits")
         names = tuple(names_from_bytes(arrays["names"]))
         classes = 10 if self.digits_only else _CLASSES
         return Pool(as_images(x.reshape(-1, 28, 28)), torch.from_numpy(y), classes, owner, names, portion=part)
@@ -64,9 +64,9 @@ def _decode(paths: list[Path], progress: DataProgress) -> Arrays:
         ys.append(_labels(path, user, y))
         owner.append(np.full(len(x), names.setdefault(user, len(names)), np.int32))
     if not xs:
-        raise EquipoiseError(f"{paths[0].parent} holds no samples of any user")
+        raise EquipoiseError(f"{paths[0].parent} contains no samples")
     return {
-        "x": _alike(xs),
+        "x": _joined(xs),
         "y": np.concatenate(ys),
         "owner": np.concatenate(owner),
         "names": names_to_bytes(names),
@@ -80,7 +80,7 @@ def _images(path: Path, user: str, x: list[Any]) -> np.ndarray:
     try:
         images = np.array(x, dtype=np.float32)
     except OverflowError:
-        raise EquipoiseError(f"{path}: a sample of user {user!r} holds a number that is not 0 to 1") from None
+        raise EquipoiseError(f"{path}: a sample of user {user!r} has a number that is not between 0 and 1") from None
     bad = ~((images >= 0) & (images <= 1))  # also true for NaN
     if bad.any():
         k, pixel = (int(i) for i in np.argwhere(bad)[0])
@@ -98,13 +98,13 @@ def _labels(path: Path, user: str, y: list[Any]) -> np.ndarray:
 
 
 def _compact(images: np.ndarray) -> np.ndarray:
-    """As bytes, a quarter of the room, where nothing is lost by it; LEAF's numbers are bytes divided by 255."""
+    """Return the images as bytes, a quarter of the size, if that loses nothing; LEAF's numbers are bytes / 255."""
     scaled = np.rint(255 * images)
     return scaled.astype(np.uint8) if np.abs(255 * images - scaled).max() < 1e-3 else images
 
 
-def _alike(xs: list[np.ndarray]) -> np.ndarray:
-    """All as bytes, or all as numbers from 0 to 1."""
+def _joined(xs: list[np.ndarray]) -> np.ndarray:
+    """Join all images: as bytes if all of them are, else as numbers from 0 to 1."""
     if all(x.dtype == np.uint8 for x in xs):
         return np.concatenate(xs)
     return np.concatenate([x / np.float32(255) if x.dtype == np.uint8 else x for x in xs])

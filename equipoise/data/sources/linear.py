@@ -1,4 +1,4 @@
-"""Federated linear regression with orthogonal inputs, on which FLAME's fairness and robustness have closed forms."""
+"""Federated linear regression with orthogonal inputs, for which FLAME's fairness and robustness have closed forms."""
 
 from typing import ClassVar
 
@@ -14,26 +14,26 @@ from equipoise.settings import Count, NonNegative, Positive
 
 
 class LinearRegression(Source):
-    """y = X_i theta_i + noise with X_i'X_i = N b I for every client, in each of its three parts."""
+    """Linear regression, y = X_i theta_i + noise, with X_i'X_i = N b I in each of the three parts of every client."""
 
     paper: ClassVar[str] = "FLAME, Appendix B: Propositions 2 and 3"
     draws: ClassVar[bool] = True
 
     dimension: Count = 10
-    "numbers in theta_i"
+    "length of theta_i"
     samples: Count = 100
-    "N: samples of each client in each part; at least the dimension"
+    "N: number of samples of each client in each of the three parts; at least the dimension"
     b: Positive = 1.0
-    "X_i'X_i = N b I"
+    "scale of the inputs: X_i'X_i = N b I"
     sigma: NonNegative = 0.1
     "standard deviation of the noise on y"
     spread: NonNegative = 1.0
     "standard deviation of the clients' theta_i around their common mean"
     common: float = 1.0
-    "every entry of that mean"
+    "value of every entry of that mean"
 
     def parameters(self, clients: int, seed: int) -> np.ndarray:
-        """Every client's true theta_i, a row a client."""
+        """Return the true theta_i, one row per client."""
         rng = randomness.generator(seed, "linear parameters")
         return np.asarray(self.common + self.spread * rng.normal(size=(clients, self.dimension)))
 

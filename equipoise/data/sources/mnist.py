@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST, in the IDX files in which they are published."""
+"""MNIST and Fashion-MNIST, in the IDX files that their publishers provide."""
 
 import struct
 from math import prod
@@ -8,22 +8,24 @@ from typing import BinaryIO, ClassVar
 import numpy as np
 import torch
 
-from equipoise.data.archives import first_existing, opened, told
+from equipoise.data.archives import archive_errors, first_existing, opened
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
-from equipoise.data.source import DatasetStatus, LoadRequest, MissingFile, Source, missing, portion
+from equipoise.data.source import DatasetStatus, LoadRequest, MissingFile, Source, missing_file, portion
 from equipoise.errors import EquipoiseError
 
 _TYPES = {0x08: ">u1", 0x0C: ">i4"}
 WHOLE = 70_000
+"""The number of samples of the full data set."""
 _LARGEST = 256 << 20  # bytes; the largest of these files has 47 million
 
 
 def read_idx(path: Path) -> np.ndarray:
+    """Read an IDX file, packed or not."""
     with opened(path) as file:
         shape, kind, expected = _header(path, file)
-        data = file.read(expected + 1)  # a file that unpacks to more than it says is not read to its end
+        data = file.read(expected + 1)  # a file that unpacks to more than its header says is not read to its end
     if len(data) != expected:
         more = "more than" if len(data) > expected else f"{len(data)} bytes, not"
         raise EquipoiseError(f"{path} holds {more} the {expected} bytes of its header; remove it and fetch it again")
@@ -31,12 +33,12 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def count_idx(path: Path) -> int:
-    """How many entries there are, if the file is as long as its header says."""
+    """Return the number of entries; an error if the file is not as long as its header says."""
     with opened(path) as file:
         shape, _, expected = _header(path, file)
     length = 4 + 4 * len(shape) + expected
-    if path.suffix == ".gz":  # gzip ends with the length of what is packed
-        with told(path), path.open("rb") as packed:
+    if path.suffix == ".gz":  # gzip ends with the length of the unpacked content
+        with archive_errors(path), path.open("rb") as packed:
             packed.seek(-4, 2)
             there = int.from_bytes(packed.read(4), "little")
     else:
@@ -47,33 +49,40 @@ def count_idx(path: Path) -> int:
 
 
 def _header(path: Path, file: BinaryIO) -> tuple[tuple[int, ...], np.dtype, int]:
-    """The shape, the kind of numbers, and how many bytes they take."""
+    """Return the shape, the dtype, and the number of bytes of the content."""
     data = file.read(4)
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES or not data[3]:
         raise EquipoiseError(f"{path} is not an IDX file: it begins with {data.hex()}, not with 0000080x or 00000c0x")
     sizes = file.read(4 * data[3])
     if len(sizes) < 4 * data[3]:
-        raise EquipoiseError(f"{path} is cut off in its header; remove it and fetch it again")
+        raise EquipoiseError(f"{path} ends within its header; remove it and fetch it again")
     shape, kind = struct.unpack(f">{data[3]}I", sizes), np.dtype(_TYPES[data[2]])
     expected = prod(shape) * kind.itemsize
     if expected > _LARGEST:
-        raise EquipoiseError(f"{path} says that it holds {expected} bytes, which cannot be right; fetch it again")
+        raise EquipoiseError(f"the header of {path} claims {expected} bytes, which cannot be right; fetch it again")
     return shape, kind, expected
 
 
 def find_idx(folders: list[Path], name: str, cls: type[Source]) -> Path:
-    """The file, packed or not."""
+    """Return the path of a file, packed or not.
+
+    Args:
+        folders: the folders to search.
+        name: the name of the unpacked file.
+        cls: the source that needs it, for the error message.
+    """
     path = first_existing(folders, [name, f"{name}.gz"])
     if path is None:
-        raise missing(f"{name}.gz", folders, cls)
+        raise missing_file(f"{name}.gz", folders, cls)
     return path
 
 
 def read_mnist(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Read the images and the labels of one part, and check that they belong together."""
     x, y = read_idx(images), read_idx(labels)
     if x.dtype != np.uint8 or x.shape[1:] != (28, 28):
         raise EquipoiseError(
-            f"{images} holds entries of shape {x.shape[1:]} and type {x.dtype}; they must be (28, 28) bytes"
+            f"{images} has entries of shape {x.shape[1:]} and type {x.dtype}; they must be (28, 28) bytes"
         )
     if len(x) != len(y) or y.ndim != 1:
         raise EquipoiseError(f"{labels} has {len(y)} labels for {len(x)} images; the files do not belong together")
@@ -83,12 +92,19 @@ def read_mnist(images: Path, labels: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def mnist_files(folders: list[Path], cls: type[Source]) -> list[Path]:
-    """Images and labels of the training part, then of the test part."""
+    """Return the paths of images and labels of the training part, then of the test part."""
     names = [f"{part}-{kind}" for part in ("train", "t10k") for kind in ("images-idx3-ubyte", "labels-idx1-ubyte")]
     return [find_idx(folders, name, cls) for name in names]
 
 
 def mnist_remotes(folder: str, base: str, sums: tuple[str, str, str, str]) -> tuple[Remote, ...]:
+    """Return the four files of a data set in MNIST's layout.
+
+    Args:
+        folder: the folder of the data set in the data folder.
+        base: the address of the publisher's folder.
+        sums: the md5 checksums of the training images and labels, and of the test images and labels.
+    """
     names = [
         *("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"),
         *("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
@@ -100,7 +116,7 @@ class _FourFiles(Source):
     folder: ClassVar[str]
 
     def _folders(self, data: Path) -> list[Path]:
-        # Both data sets have files of the same names: only MNIST may lie in the data folder itself.
+        # Both data sets have the same file names, so only MNIST's files may be in the data folder itself.
         return [data / self.folder, *([data] if self.folder == "mnist" else [])]
 
     def load(self, ask: LoadRequest) -> Pool:
@@ -124,7 +140,7 @@ class _FourFiles(Source):
 
 
 class MNIST(_FourFiles):
-    """Handwritten digits, 70,000 of 28x28 grey, 10 classes, in IDX files."""
+    """70,000 handwritten digits, 28x28 grey, 10 classes, in IDX files."""
 
     paper: ClassVar[str] = "LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998"
     folder: ClassVar[str] = "mnist"
@@ -141,7 +157,7 @@ class MNIST(_FourFiles):
 
 
 class FashionMNIST(_FourFiles):
-    """Articles of clothing, 70,000 of 28x28 grey, 10 classes, in IDX files."""
+    """70,000 images of clothing, 28x28 grey, 10 classes, in IDX files."""
 
     paper: ClassVar[str] = "Xiao et al., Fashion-MNIST, 2017"
     folder: ClassVar[str] = "fashion-mnist"

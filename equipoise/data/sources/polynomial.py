@@ -1,4 +1,4 @@
-"""Polynomials that share some of their coefficients: regression where it is known what is common and what is not."""
+"""Polynomials that share some coefficients: regression where it is known what clients have in common."""
 
 from typing import ClassVar, Literal
 
@@ -13,35 +13,35 @@ from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, NonNegative
 
 BASE = np.array([0.0, -6.0, 18.0, -12.0])
-"""The coefficients of 1, x, x^2 and x^3 that clients share or depart from."""
+"""The coefficients of 1, x, x^2 and x^3, which clients share or deviate from."""
 
 
 class Polynomial(Source):
-    """Noisy values of cubic polynomials, one a client, that share their lower coefficients; inputs 1, x, x^2, x^3."""
+    """Noisy values of one cubic polynomial per client, with shared lower coefficients; inputs 1, x, x^2, x^3."""
 
     paper: ClassVar[str] = "Learn2pFed, Section IV-B: Settings 1, 2 and 3"
     draws: ClassVar[bool] = True
 
     setting: Literal[1, 2, 3] = 1
-    "1: the coefficients of 1, x and x^2 are shared; 2: those of 1 and x; 3: that of 1"
+    "shared coefficients; 1: those of 1, x and x^2; 2: those of 1 and x; 3: that of 1"
     layout: Literal["alike", "segments"] = "alike"
-    "alike: x uniform on 0..1 for all; segments: x sorted and cut, each client sees a stretch of its own"
+    "distribution of x; alike: uniform on 0..1 for all; segments: sorted and cut into one interval per client"
     points: Count = 1000
-    "training points of all clients together"
+    "number of training points of all clients together"
     noise: NonNegative = 0.1
     "standard deviation of the noise on training and validation points; test points have none"
     validation: Count = 20
-    "validation points of each client, noisy, where it trains"
+    "number of validation points of each client, noisy, from where it trains"
     test: Count = 100
-    "test points of each client, on all of 0..1, without noise"
+    "number of test points of each client, on all of 0..1, without noise"
 
     @property
     def shared(self) -> int:
-        """How many of the coefficients all clients have in common."""
+        """Return the number of coefficients that all clients share."""
         return 4 - self.setting
 
     def coefficients(self, clients: int, seed: int) -> np.ndarray:
-        """Every client's coefficients a_i, a row a client."""
+        """Return the coefficients a_i, one row per client."""
         a = np.tile(BASE, (clients, 1))
         rng = randomness.generator(seed, "polynomial coefficients")
         a[:, self.shared :] += rng.uniform(-10, 10, (clients, 4 - self.shared))

@@ -1,4 +1,4 @@
-"""Shakespeare by role: predict the next character."""
+"""Shakespeare by role, to predict the next character."""
 
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -11,39 +11,39 @@ from equipoise.data.archives import first_existing
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.partitions.base import by_owner
 from equipoise.data.pool import Pool
-from equipoise.data.source import DataProgress, DatasetStatus, LoadRequest, Source, missing, portion
+from equipoise.data.source import DataProgress, DatasetStatus, LoadRequest, Source, missing_file, portion
 from equipoise.data.sources.leaf import count_samples, each_user, leaf_files, read_json
 from equipoise.data.time_split import parts_in_time
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count
 
 _ROLES = ["shakespeare-roles.json.xz", "shakespeare-roles.json.gz", "shakespeare-roles.json"]
-_WHOLE = 4_226_158  # samples of LEAF's whole set, one for each character that has 80 before it
+_WHOLE = 4_226_158  # samples of LEAF's full set, one per character that has 80 before it
 _LEAF_WINDOW = 80
-_LARGEST_ROLES = 64 << 20  # bytes; all that Shakespeare's roles say has four million
+_LARGEST_ROLES = 64 << 20  # bytes; Shakespeare's complete text has about four million
 
 
 class Shakespeare(Source):
-    """The words of Shakespeare's characters, a role a client; the target is the next character."""
+    """The lines of Shakespeare's plays, one client per role; the target is the next character."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017; Caldas et al., LEAF, 2018"
     how_to_get: ClassVar[str] = (
-        "LEAF makes it: in its repository (github.com/TalwalkarLab/leaf) run data/shakespeare/preprocess.sh -s niid "
+        "LEAF creates it: in its repository (github.com/TalwalkarLab/leaf) run data/shakespeare/preprocess.sh -s niid "
         "--sf 1.0 -k 0 -t sample, and copy its JSON files into the folder shakespeare of the data folder; a file "
-        'shakespeare-roles.json with {"role": "all its words"} will also do'
+        'shakespeare-roles.json with {"role": "all its words"} works too'
     )
 
     window: Count = 80
-    "characters that the model sees"
+    "number of characters that the model reads"
     stride: Count = 80
-    "characters from one window to the next; 1 gives LEAF's overlapping windows, eighty times as many"
+    "number of characters from the start of one window to the next; 1 gives LEAF's overlapping windows"
     predict: Literal["every", "last"] = "every"
-    "every: the character after each position; last: only the one after the window, as in LEAF"
+    "targets; every: the character after each position; last: only the one after the window, as in LEAF"
 
     def load(self, ask: LoadRequest) -> Pool:
         roles, paths = _files(ask.folder)
         if not paths:
-            raise missing("shakespeare-roles.json.xz, or shakespeare/all_data.json,", [ask.folder], type(self))
+            raise missing_file("shakespeare-roles.json.xz, or shakespeare/all_data.json,", [ask.folder], type(self))
         arrays = cached("shakespeare", paths, lambda: (_decode_roles if roles else _decode_leaf)(paths, ask.progress))
         names, codes, role = text_encoding.names_from_bytes(arrays["names"]), arrays["codes"], arrays["role"]
         ends = np.cumsum(arrays["lengths"])
@@ -53,12 +53,12 @@ class Shakespeare(Source):
         short = 0
         for number, pieces in enumerate(by_owner(role, len(names))):
             begins, lengths = (ends - arrays["lengths"])[pieces], arrays["lengths"][pieces]
-            # No window reaches from one piece of text into the next. Where LEAF's sampling tore a text into several,
-            # they may overlap in what only led up to their first targets: that is not asked for.
+            # No window reaches from one piece of text into the next. Where LEAF's sampling split a text into several
+            # pieces, a piece may begin with text of the one before: these characters are not used as targets.
             known = 0 if len(pieces) == 1 else max(0, _LEAF_WINDOW - (1 if self.predict == "every" else self.window))
             inside = [np.arange(known, max(n - self.window, known), self.stride) for n in lengths]
             starts = np.concatenate([b + i for b, i in zip(begins, inside, strict=True)]).astype(np.int64)
-            # What a window asks for: all characters after its first, or only the one after its last.
+            # First target of a window: the character after its first, or only the one after its last.
             asked = starts + (1 if self.predict == "every" else self.window)
             part = parts_in_time(asked, starts + self.window, ask.split)
             if not (part == 0).any():
@@ -95,7 +95,7 @@ class Shakespeare(Source):
 
 
 def _files(folder: Path) -> tuple[bool, list[Path]]:
-    """Are they roles with their whole text, and the files."""
+    """Return whether the files hold roles with their whole text, and the files."""
     roles = first_existing([folder, folder / "shakespeare"], _ROLES)
     return (True, [roles]) if roles else (False, leaf_files(folder / "shakespeare"))
 
@@ -110,7 +110,7 @@ def _checked_roles(path: Path) -> dict[str, str]:
 
 
 def _arrays(texts: dict[str, list[str]]) -> Arrays:
-    """Each role's pieces of text, one after the other."""
+    """Return the roles' pieces of text as arrays, one piece after the other."""
     pieces = [text_encoding.encode(piece) for pieces in texts.values() for piece in pieces]
     return {
         "codes": np.concatenate(pieces),
@@ -133,19 +133,19 @@ def _decode_leaf(paths: list[Path], progress: DataProgress) -> Arrays:
         if x:
             ends[user] = _join(texts.setdefault(user, []), ends.get(user, ""), x, y)
     if not texts:
-        raise EquipoiseError(f"{paths[0].parent} holds no samples of any user")
+        raise EquipoiseError(f"{paths[0].parent} contains no samples")
     return _arrays({user: ["".join(piece) for piece in pieces] for user, pieces in texts.items()})
 
 
 def _check_window(path: Path, user: str, k: int, before: Any, after: Any) -> None:
     if not isinstance(before, str) or len(before) != _LEAF_WINDOW or not isinstance(after, str) or len(after) != 1:
         raise EquipoiseError(
-            f"{path}: sample {k} of user {user!r} is not a text of {_LEAF_WINDOW} characters with the one that follows"
+            f"{path}: sample {k} of user {user!r} is not a text of {_LEAF_WINDOW} characters and the next one"
         )
 
 
 def _join(pieces: list[list[str]], end: str, x: list[str], y: list[str]) -> str:
-    """Put LEAF's windows together again: one that begins where the last one ended adds its target alone."""
+    """Join LEAF's windows to the original text: a window that continues the one before adds only its target."""
     for before, after in zip(x, y, strict=True):
         if before == end:
             pieces[-1].append(after)

@@ -1,4 +1,4 @@
-"""The registry of solvers: one line each."""
+"""The registry of solvers: one line per solver."""
 
 from equipoise.equilibrium.solvers.anderson import Anderson
 from equipoise.equilibrium.solvers.base import Progress, Solver, to_numpy

@@ -2,7 +2,7 @@
 
 With differences Δr_j = r_j - r_{j-1} and Δf_j = f_j - f_{j-1} of the window, γ minimises ‖r - Σ γ_j Δr_j‖², and
 z ← f - Σ γ_j Δf_j - (1 - β)(r - Σ γ_j Δr_j). This is the same rule as weights α that sum to one (FL-DEQ, Eqs. 7-8), but
-keeps its accuracy where residuals are nearly alike.
+keeps its accuracy when residuals are nearly equal.
 """
 
 from typing import Annotated
@@ -16,14 +16,14 @@ from equipoise.equilibrium.solvers.base import Progress, Solver, to_numpy
 
 
 class Anderson(Solver):
-    """Walker and Ni's method, one small least-squares problem a sample."""
+    """Walker and Ni's method, with one small least-squares problem per sample."""
 
     window: Annotated[int, Field(ge=2, le=1000)] = 5
-    "guesses that are combined, the newest included"
+    "number of guesses that are combined, including the newest"
     ridge: Annotated[float, Field(ge=0, le=1)] = 1e-4
     "weight of the ridge in the least-squares problem, whose columns are scaled to length one"
     mixing: Annotated[float, Field(gt=0, le=1)] = 1.0
-    "β: how far towards the combined f(z) a step goes"
+    "step size towards the combined f(z) (β)"
 
     def begin(self, z: Tensor) -> Progress:
         return _Anderson(self, z)
@@ -35,13 +35,13 @@ class _Anderson(Progress):
         batch, d = z.shape
         m = settings.window - 1
         dr, df = z.new_empty(2, batch, m, d)
-        # Views are made once: for small layers a view costs as much as the arithmetic on it.
+        # Views are created once, because for small layers a view costs as much as the arithmetic on it.
         self.slots = list(zip(dr.unbind(1), df.unbind(1), strict=True))
         self.windows = [(dr[:, :k], df[:, :k]) for k in range(m + 1)]
         self.gram = np.zeros((batch, m, m))
         # Rounding makes a nearly singular matrix indefinite, by about this much.
         self.ridge = max(settings.ridge, 10 * torch.finfo(z.dtype).eps)
-        # Copies, so that memory is the same whether or not the caller still has use for the last f.
+        # Copies, so that memory use does not depend on whether the caller keeps the last f.
         self.last_f, self.last_r = z.new_empty(2, batch, d)
         self.seen = -1
 
@@ -73,12 +73,12 @@ def _products(rows: Tensor, vector: Tensor) -> np.ndarray:
 
 
 def _least_squares(gram: np.ndarray, right: np.ndarray, noise: np.ndarray, ridge: float) -> np.ndarray:
-    """γ with (gram + ridge) γ = right, a problem a sample; columns of mere noise, and samples with NaN, give 0."""
+    """Solve (gram + ridge) γ = right, one problem per sample; γ is 0 for columns of mere noise and for NaN."""
     length = np.sqrt(np.diagonal(gram, axis1=1, axis2=2))
     scale = np.where(length > noise[:, None], 1 / length, 0.0)
     matrix = gram * scale[:, None] * scale[:, :, None]
     diagonal = np.arange(matrix.shape[1])
-    matrix[:, diagonal, diagonal] = 1 + ridge  # also of columns that are not used, whose γ is then zero
+    matrix[:, diagonal, diagonal] = 1 + ridge  # also for unused columns, whose γ is then zero
     b = (right * scale)[..., None]
     try:
         gamma = np.linalg.solve(matrix, b)

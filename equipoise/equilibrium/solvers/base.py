@@ -1,4 +1,4 @@
-"""What a solver is: a rule that makes the next guess from the last ones, for every sample of a batch at once."""
+"""The interface of solvers: rules that make the next guess from the last ones, for all samples of a batch at once."""
 
 from abc import ABC, abstractmethod
 
@@ -10,26 +10,29 @@ from equipoise.settings import Settings
 
 
 class Progress(ABC):
-    """A solver at work on one batch: z, f and r = f - z are (batch, d), a row a sample, and rows never mix."""
+    """A solver at work on one batch; samples are rows of shape (d,), and rows do not influence each other."""
 
     @abstractmethod
     def next(self, z: Tensor, f: Tensor, r: Tensor, noise: np.ndarray) -> Tensor:
-        """The next guess from the guess z, f = f(z) and their difference.
+        """Return the next guess. A row with NaN may return NaN (the caller drops that sample), but no other row may.
 
-        `noise` is how long a difference of two residuals may be by rounding alone, a number a sample. A row that has
-        NaN may give NaN, and no other row may: that sample is taken out by the caller.
+        Args:
+            z: the last guess, of shape (batch, d).
+            f: f(z).
+            r: the residual f - z.
+            noise: the norm of the difference of two residuals that rounding alone can cause, one number per sample.
         """
 
 
 class Solver(Settings, ABC):
-    """Settings of a rule; `begin` starts it on a batch."""
+    """Settings of a solver; `begin` starts it on a batch."""
 
     @abstractmethod
     def begin(self, z: Tensor) -> Progress:
-        """For guesses of the shape (batch, d) of z."""
+        """Start on a batch of guesses, of the shape (batch, d) of z."""
 
 
 def to_numpy(t: Tensor) -> np.ndarray:
-    """In double precision, whatever and wherever it is. On a CPU, numpy is quicker with a few numbers than torch is."""
+    """Return a tensor from any device as a float64 array; on a CPU, numpy is faster than torch with few numbers."""
     array: np.ndarray = (t.double() if t.device.type == "cpu" else t.to("cpu", torch.float64)).numpy()
     return array

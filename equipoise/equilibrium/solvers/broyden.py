@@ -1,6 +1,6 @@
-"""Broyden's method: an estimate of the inverse Jacobian that learns a rank from every step (Broyden, 1965).
+"""Broyden's method: an estimate of the inverse Jacobian that gains one rank with every step (Broyden, 1965).
 
-For g(z) = f(z) - z, H ≈ (∂g/∂z)⁻¹ begins as -I, which is plain iteration, and is kept as -I + Σ u_j v_jᵀ.
+For g(z) = f(z) - z, H ≈ (∂g/∂z)⁻¹ is -I at first, which is plain iteration, and is stored as -I + Σ u_j v_jᵀ.
 """
 
 from typing import Annotated
@@ -14,10 +14,10 @@ from equipoise.equilibrium.solvers.base import Progress, Solver
 
 
 class Broyden(Solver):
-    """Broyden's good method with bounded memory: after `window` steps the estimate is made anew."""
+    """Broyden's good method with bounded memory: after `window` steps the estimate is reset."""
 
     window: Annotated[int, Field(ge=1, le=1000)] = 10
-    "ranks that the estimate of the inverse Jacobian may have"
+    "largest rank of the estimate of the inverse Jacobian"
 
     def begin(self, z: Tensor) -> Progress:
         return _Broyden(self.window, z)
@@ -27,7 +27,7 @@ class _Broyden(Progress):
     def __init__(self, window: int, z: Tensor):
         self.window = window
         self.u, self.v = z.new_empty(2, len(z), window, z.shape[1])
-        # Copies, so that memory is the same whether or not the caller still has use for the last z.
+        # Copies, so that memory use does not depend on whether the caller keeps the last z.
         self.last_z, self.last_r = z.new_empty(2, *z.shape)
         self.ranks = -1
 
@@ -42,7 +42,7 @@ class _Broyden(Progress):
         return self._times(r).neg_().add_(z)
 
     def _learn(self, s: Tensor, y: Tensor, noise: Tensor) -> None:
-        """H + (s - H y) sᵀH / (sᵀH y), so that H y = s; nothing is learned from mere noise."""
+        """Add (s - H y) sᵀH / (sᵀH y) to H, so that H y = s; skip samples where y is mere noise."""
         u, v = self.u[:, : self.ranks], self.v[:, : self.ranks]
         v_new = torch.baddbmm(s.unsqueeze(1), torch.bmm(s.unsqueeze(1), u.transpose(1, 2)), v, beta=-1).squeeze(1)
         bottom = (v_new * y).sum(1, keepdim=True)
@@ -55,7 +55,7 @@ class _Broyden(Progress):
         self.ranks += 1
 
     def _times(self, x: Tensor) -> Tensor:
-        """H x."""
+        """Return H x."""
         u, v = self.u[:, : self.ranks], self.v[:, : self.ranks]
         if not self.ranks:
             return -x

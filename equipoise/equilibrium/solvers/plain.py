@@ -10,10 +10,10 @@ from equipoise.equilibrium.solvers.base import Progress, Solver
 
 
 class Plain(Solver):
-    """Banach's iteration; it converges wherever f is a contraction."""
+    """Banach's iteration, which converges if f is a contraction."""
 
     mixing: Annotated[float, Field(gt=0, le=1)] = 1.0
-    "how far towards f(z) a step goes"
+    "step size towards f(z)"
 
     def begin(self, z: Tensor) -> Progress:
         return _Plain(self.mixing)

@@ -1,4 +1,4 @@
-"""A report of runs: one HTML file that needs nothing else, with charts to look into and tables to sort."""
+"""The report of runs: one self-contained HTML file with interactive charts and sortable tables."""
 
 import json
 from collections.abc import Sequence
@@ -21,12 +21,10 @@ from equipoise.storage.run_folder import read_toml
 from equipoise.storage.run_index import PAPER, FinishedRun
 
 _SCENE = ("data.", "attack.", "privacy.")
-"""Settings that make another problem of it; methods are compared within one."""
-
-
+"""Prefixes of settings that define the problem; methods are compared on the same problem."""
 _SCORING = ("evaluate_every", "targets")
 _USUAL = " reducer=weighted-mean"
-"""Goes without saying; other reducers are told."""
+"""The default reducer, which is not shown; other reducers are."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,10 @@ class Problem:
 
 
 def scenes(runs: list[FinishedRun]) -> list[Problem]:
+    """Group runs by problem, and on each problem by method."""
     groups = sorted(run_index.grouped(runs), key=lambda group: _disturbed(group[0]))
     problems = [_problem(group[0]) for group in groups]
-    # How often models are scored matters only where nothing else tells two methods of one problem apart.
+    # How often models are scored counts only if nothing else distinguishes two methods on one problem.
     apart: tuple[str, ...] = ("seed", *_SCORING)
     if len({*zip(problems, (_kind(group[0], apart) for group in groups), strict=True)}) < len(groups):
         apart = ("seed",)
@@ -62,31 +61,31 @@ def _problem(run: FinishedRun) -> str:
 
 
 def _kind(run: FinishedRun, apart: Sequence[str]) -> str:
-    """What is left of a run when its problem is taken away, and these settings."""
+    """Return a run's settings except those of its problem and these, as JSON."""
     own = {k: v for k, v in run.config.items() if not k.startswith(_SCENE) and k not in apart}
     return json.dumps([own, run.summary["metric"]], sort_keys=True)
 
 
 def _methods(groups: Sequence[list[FinishedRun]], kinds: Sequence[str], apart: Sequence[str]) -> list[Method]:
-    """With one name, colour and switch wherever a method stands."""
+    """Return the methods; one that occurs on several problems has the same number (and so colour) and name on all."""
     firsts: dict[str, FinishedRun] = {}
     for (first, *_), kind in zip(groups, kinds, strict=True):
         config = {k: v for k, v in first.config.items() if not k.startswith(_SCENE) and k not in apart}
         firsts.setdefault(kind, replace(first, config=config, summary={**first.summary, "dataset": ""}))
     rows = comparison.compare(list(firsts.values()))
-    told = [f"{row['algorithm']} {row['settings']}".replace(_USUAL, "").strip() for row in rows]
-    names = dict(zip(firsts, told, strict=True))
+    labels = [f"{row['algorithm']} {row['settings']}".replace(_USUAL, "").strip() for row in rows]
+    names = dict(zip(firsts, labels, strict=True))
     numbers = {kind: number for number, kind in enumerate(firsts)}
     return [Method(numbers[kind], names[kind], group) for kind, group in zip(kinds, groups, strict=True)]
 
 
 def _disturbed(run: FinishedRun) -> int:
-    """Problems with attacks or noise stand after those without."""
+    """Return a sort key that puts problems with attacks or noise last."""
     return int(any(key.startswith(("attack.", "privacy.")) for key in run.config))
 
 
 def drawn(scene: Problem, clients: Clients) -> list[Chart]:
-    """The charts of one problem; methods with another metric have charts of their own."""
+    """Return the charts of one problem, separate ones for each metric."""
     charts: list[Chart] = []
     metrics = list(dict.fromkeys(method.metric for method in scene.methods))
     for metric in metrics:
@@ -109,7 +108,7 @@ def drawn(scene: Problem, clients: Clients) -> list[Chart]:
 
 
 def table(found: Sequence[Problem]) -> tuple[list[str], list[dict[str, Any]]]:
-    """A row a method: figures as they are, and as people read them."""
+    """Return the names of the columns, and one row per method with its figures as numbers and as text."""
     rows: list[dict[str, Any]] = []
     kinds = [k for k in KINDS if any(k in method.kinds for scene in found for method in scene.methods)]
     for scene in found:
@@ -142,7 +141,7 @@ def _shown(name: str, value: float | None, row: dict[str, Any]) -> str:
 
 
 def published(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """What `equipoise reproduce` set beside the papers' figures, of runs in these folders or beside them."""
+    """Return the comparisons with papers that `equipoise reproduce` wrote into these folders or next to them."""
     places = dict.fromkeys(place for folder in folders for place in (folder, *folder.resolve().parents[:2]))
     places |= dict.fromkeys(path.parent for folder in folders for path in sorted(folder.glob(f"*/{PAPER}")))
     seen: dict[Path, None] = {}
@@ -157,7 +156,15 @@ def published(folders: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def write(runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path] = (), left: int = 0) -> None:
-    """The page of these runs; `left` others are not finished."""
+    """Write the report.
+
+    Args:
+        runs: the finished runs.
+        out: the HTML file.
+        title: title of the page.
+        folders: where to look for comparisons with papers.
+        left: number of unfinished runs, which the page mentions.
+    """
     from plotly.offline import get_plotlyjs
 
     found, clients = scenes(runs), Clients()
@@ -191,7 +198,7 @@ def write(runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path
 
 
 def embedded(value: Any) -> str:
-    """JSON that stands in a script element: nothing in it can end that element, and NaN is null."""
+    """Return JSON for a script element: nothing in it can close the element, and NaN becomes null."""
     text = json.dumps(_finite(value), allow_nan=False, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 

@@ -1,4 +1,4 @@
-"""Charts of single clients, from clients.csv: which of their models serves them, and how evenly all are served."""
+"""Charts of individual clients, from clients.csv: personal against global models, and fairness between clients."""
 
 import csv
 from collections.abc import Sequence
@@ -12,29 +12,32 @@ from equipoise.reporting.html.chart import SYMBOLS, Chart, Method, Trace, chart,
 from equipoise.storage.run_index import FinishedRun
 
 _MOST = 1500
-"""Clients that are drawn as points; of more, as many spread over the list."""
+"""Largest number of clients that are drawn as points; of more clients, an even selection."""
 _ROW = 26
-"""Pixels of a box."""
+"""Height of a box in pixels."""
 
 
 @dataclass(frozen=True)
 class Table:
+    """The columns of a clients.csv that hold scores."""
+
     names: list[str]
     columns: dict[str, np.ndarray]
 
     def scores(self, kind: str) -> np.ndarray:
-        """On test samples; NaN where a client has none, or does not count."""
+        """Return the scores on test samples, NaN for clients without."""
         found = self.columns.get(f"{kind}_test_metric")
         return np.full(len(self.names), np.nan) if found is None else found
 
 
 @dataclass(frozen=True)
 class Clients:
-    """Tables of runs, read once, however many charts ask."""
+    """The tables of runs, each of which is read once."""
 
     tables: dict[Path, Table | None] = field(default_factory=dict)
 
     def of(self, run: FinishedRun) -> Table | None:
+        """Return the table of a run, or None if it has none."""
         if run.path not in self.tables:
             self.tables[run.path] = _read(run.path / "clients.csv")
         return self.tables[run.path]
@@ -45,7 +48,7 @@ def _read(path: Path) -> Table | None:
         return None
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    # Who took no part is scored otherwise, and who is malicious does not count.
+    # Unseen clients are scored differently, and malicious ones do not count.
     rows = [row for row in rows if "true" not in (row.get("unseen"), row.get("malicious"))]
     if not rows:
         return None
@@ -55,7 +58,7 @@ def _read(path: Path) -> Table | None:
 
 
 def by_client(methods: Sequence[Method], clients: Clients) -> Chart | None:
-    """Each client's personal model against the global one."""
+    """Return the chart of each client's personal model against the global one."""
     data: list[Trace] = []
     low, high = np.inf, -np.inf
     for method in methods:
@@ -85,7 +88,7 @@ def by_client(methods: Sequence[Method], clients: Clients) -> Chart | None:
     line = {"x": [low, high], "y": [low, high], "mode": "lines", "hoverinfo": "skip", "type": "scatter"}
     data.append({**line, "name": "equal", "line": {"color": "#888888", "width": 1}})
     better = "Above the line" if methods[0].higher_is_better else "Below the line"
-    note = f"A point a client, first seed. {better}, what it has of its own serves it better than the global model."
+    note = f"One point per client, first seed. {better}, the client's own model scores better than the global model."
     return chart("clients", "Personal against global, client by client", note, data, "global", "personal or hybrid")
 
 
@@ -96,7 +99,7 @@ def _spread_over(indices: np.ndarray) -> np.ndarray:
 
 
 def distribution(methods: Sequence[Method], clients: Clients) -> Chart | None:
-    """Boxes that lie, one below the other, as names are long and there may be many."""
+    """Return the box plot of scores over clients, with horizontal boxes, because names are long."""
     data: list[Trace] = []
     places: list[str] = []
     for method in methods:
@@ -133,11 +136,12 @@ def distribution(methods: Sequence[Method], clients: Clients) -> Chart | None:
     note = "Clients of all seeds. Box: quartiles, median and (dashed) mean; open diamond: mean of the worst tenth."
     ticks = {"tickvals": [plain(p) for p in places], "ticktext": [plain(short(p)) for p in places]}
     axis = {"autorange": "reversed", "type": "category", **ticks}
-    made = chart("distribution", "How evenly clients are served", note, data, unit(methods), "", yaxis=axis)
+    made = chart("distribution", "Distribution of scores over clients", note, data, unit(methods), "", yaxis=axis)
     return {**made, "height": 90 + _ROW * len(places)}
 
 
 def fairness(methods: Sequence[Method]) -> Chart | None:
+    """Return the chart of the variance of losses against the score."""
     data = []
     for method in methods:
         for kind in method.kinds:
@@ -149,5 +153,5 @@ def fairness(methods: Sequence[Method]) -> Chart | None:
     if len(data) < 2:
         return None
     better = "right" if methods[0].higher_is_better else "left"
-    note = f"Lower {better} is better: good scores whose losses differ little between clients."
+    note = f"Lower {better} is better: good scores, and losses that differ little between clients."
     return chart("fairness", "Score against fairness", note, data, unit(methods), "variance of losses over clients")

@@ -1,4 +1,4 @@
-"""Scores and losses against rounds and bytes, and scores under attack."""
+"""Charts of scores and losses against rounds and bytes, and of scores under attack."""
 
 from collections.abc import Callable, Sequence
 from statistics import mean, stdev
@@ -7,11 +7,11 @@ from typing import Any
 from equipoise.reporting.html.chart import DASHES, SYMBOLS, Chart, Method, Trace, chart, plain, trace, unit
 
 Point = tuple[float, float, float]
-"""Where, how high, and the deviation over seeds."""
+"""Position, value, and standard deviation over seeds."""
 
 
 def _curve(method: Method, kind: str, field: str, at: Callable[[dict[str, Any]], float], scale: float) -> list[Point]:
-    """Means at each evaluation that all seeds have."""
+    """Return the means over seeds at each evaluation that all seeds have."""
     found: dict[int, list[tuple[float, float]]] = {}
     for run in method.runs:
         for line in run.metrics:
@@ -71,26 +71,29 @@ def _band(method: Method, kind: str, x: list[float], y: list[float], deviation: 
 
 
 def scores(methods: Sequence[Method]) -> Chart:
+    """Return the chart of scores against rounds."""
     data = _lines(methods, None, lambda line: line["round"])
-    note = "Mean over clients; the band is a standard deviation over seeds, where there are several."
+    note = "Mean over clients; the band is one standard deviation over seeds, if there are several."
     return chart("scores", "Score against rounds", note, data, "round", unit(methods))
 
 
 def losses(methods: Sequence[Method]) -> Chart:
+    """Return the chart of losses against rounds."""
     data = _lines(methods, "loss", lambda line: line["round"])
     return chart("losses", "Loss against rounds", "On test samples, mean over clients.", data, "round", "test loss")
 
 
 def traffic(methods: Sequence[Method]) -> Chart | None:
+    """Return the chart of scores against bytes, or None if nothing was sent."""
     data = _lines(methods, None, lambda line: (line["bytes_up"] + line["bytes_down"]) / 1e6)
     if not any(max(trace["x"]) > 0 for trace in data):
         return None
-    note = "All that server and clients have sent each other by then, in both directions."
+    note = "All bytes between server and clients so far, in both directions."
     return chart("bytes", "Score against bytes", note, data, "sent (MB)", unit(methods))
 
 
 def attacks(methods: Sequence[Method]) -> list[Chart]:
-    """A chart for each attack on each problem: benign clients' scores against the part of malicious ones."""
+    """Return one chart per attack and problem: scores of benign clients against the fraction of malicious clients."""
     found: dict[tuple[str, str, str], list[Method]] = {}
     for method in methods:
         if _fraction(method):
@@ -99,19 +102,19 @@ def attacks(methods: Sequence[Method]) -> list[Chart]:
     charts = []
     several = len({problem for problem, *_ in found}) > 1
     for number, ((problem, attack, _), some) in enumerate(found.items()):
-        calm = [m for m in methods if not _fraction(m) and _problem(m) == problem and m.metric == some[0].metric]
+        benign = [m for m in methods if not _fraction(m) and _problem(m) == problem and m.metric == some[0].metric]
         where = f", {some[0].runs[0].summary['dataset']}" if several else ""
-        note = "Benign clients alone; a line a method and kind of model."
-        axis = {"title": {"text": "part of malicious clients"}, "tickformat": ".0%"}
+        note = "Benign clients only; one line per method and kind of model."
+        axis = {"title": {"text": "fraction of malicious clients"}, "tickformat": ".0%"}
         title = f"Under attack: {attack}{where}"
-        data = _under_attack([*calm, *some])
+        data = _under_attack([*benign, *some])
         made = chart(f"attack-{attack}-{number}", title, note, data, "", unit(some), xaxis=axis, showlegend=True)
         charts.append({**made, "height": _PLOT + _ENTRY * len(data)})
     return charts
 
 
 _PLOT, _ENTRY = 300, 20
-"""Pixels of a chart, and of a line in its legend."""
+"""Height in pixels of a chart, and of a line in its legend."""
 _NOT_THE_ATTACK = ("attack.name", "attack.fraction", "attack.clients")
 
 
@@ -125,7 +128,7 @@ def _under_attack(methods: Sequence[Method]) -> list[Trace]:
         points = sorted((_fraction(m), mean(found)) for m in group if (found := m.scores(kind)))
         if points:
             x, y = (list(column) for column in zip(*points, strict=True))
-            first = group[-1]  # its name is the one that stands among the attacked
+            first = group[-1]  # an attacked one, whose name is shown
             data.append(
                 trace(
                     first,

@@ -1,4 +1,4 @@
-"""Heat maps: who has which labels, what Learn2pFed shares, how alike layers are."""
+"""Heat maps: labels of each client, parameters that Learn2pFed shares, similarity of layers."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,13 +12,13 @@ from equipoise.storage.run_index import FinishedRun
 
 _SCALE: dict[str, Any] = {"colorscale": "Viridis", "type": "heatmap"}
 _MOST = 200
-"""Rows and columns of a map."""
+"""Largest number of rows and columns of a map."""
 _NAMED = 30
-"""Clients that have room for their names."""
+"""Largest number of clients whose names fit."""
 
 
 def federation(runs: Iterable[FinishedRun]) -> Chart | None:
-    """Who has how much of what, of the first run that says so."""
+    """Return the map of labels over clients, from the first run that recorded it."""
     path = next((p for run in runs if (p := run.path / FEDERATION).exists()), None)
     if path is None:
         return None
@@ -39,12 +39,12 @@ def federation(runs: Iterable[FinishedRun]) -> Chart | None:
     if len(names) < _NAMED:
         axis |= {"tickvals": names, "ticktext": [plain(short(name, 16)) for name in found["names"]]}
     note = f"{found['clients']} clients" + ("" if found["clients"] == len(names) else f", {len(names)} of them shown")
-    title = "The federation: who has which labels"
+    title = "The federation: labels of each client"
     return chart("federation", title, f"{note}. First seed.", [trace], "label", "client", yaxis=axis)
 
 
 def learned(methods: Sequence[Method]) -> list[Chart]:
-    """How strongly each client's parameters are tied to the others', as Learn2pFed has learned."""
+    """Return maps of how strongly each client's parameters are tied to the others', as Learn2pFed learned it."""
     from safetensors.numpy import load_file
 
     charts = []
@@ -64,14 +64,16 @@ def learned(methods: Sequence[Method]) -> list[Chart]:
             "colorbar": {"title": {"text": "log₁₀ Λ"}},
             "meta": {"method": method.number},
         }
-        note = f"Large: tied to all others'; small: the client's own. First seed, at most {_MOST} rows and columns."
+        note = (
+            f"Large: tied to the other clients; small: the client's own. First seed, at most {_MOST} rows and columns."
+        )
         title = f"What {method.name} shares"
         charts.append(chart(f"learned-{method.number}", title, note, [trace], "parameter", "client"))
     return charts
 
 
 def similarity(methods: Sequence[Method]) -> list[Chart]:
-    """What `equipoise cka` wrote into the folders of these runs."""
+    """Return maps of the CKA that `equipoise cka` wrote into the folders of these runs."""
     charts = []
     for method in methods:
         path = method.runs[0].path / CKA
@@ -91,6 +93,6 @@ def similarity(methods: Sequence[Method]) -> list[Chart]:
         }
         note = f"Between {found['between']}, after round {found['rounds']}, on {found['samples']} test samples."
         more = {"yaxis": {"autorange": "reversed", "type": "category"}, "xaxis": {"type": "category"}}
-        title = f"How alike layers are: {method.name}"
+        title = f"Similarity of layers: {method.name}"
         charts.append(chart(f"cka-{method.number}", title, note, [trace], "client", "layer", **more))
     return charts

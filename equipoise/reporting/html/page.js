@@ -3,7 +3,7 @@
   const figures = JSON.parse(document.getElementById("figures").textContent);
   const root = document.documentElement;
   const off = { method: new Set(), kind: new Set() };
-  // Buttons by name: the library's own set has one that uploads a chart, and may come to have others.
+  // Buttons by name: the library's default set includes one that uploads a chart, and may get others.
   const buttons = [["toImage"], ["zoom2d", "pan2d", "zoomIn2d", "zoomOut2d", "resetScale2d"]];
   const config = { responsive: true, displaylogo: false, modeBarButtons: buttons, plotlyServerURL: "" };
   const plots = [];
@@ -43,7 +43,7 @@
   const text = new DOMParser();
   const readable = (given) => text.parseFromString(String(given), "text/html").documentElement.textContent;
 
-  // The same points for whoever cannot see the chart, made when they are asked for.
+  // The points of a chart as a table, for people who cannot see the chart; made when it is opened.
   function points(chart) {
     const table = element("table");
     const head = table.createTHead().insertRow();
@@ -69,12 +69,12 @@
     const caption = element("figcaption");
     caption.append(element("h3", chart.title), element("p", chart.note));
     const plot = element("div", "", { className: "plot" });
-    plot.setAttribute("role", "group"); // with buttons in it
-    plot.setAttribute("aria-label", `${chart.title}. ${chart.note} The figures are in the table below it.`);
+    plot.setAttribute("role", "group"); // it contains buttons
+    plot.setAttribute("aria-label", `${chart.title}. ${chart.note} The figures are in the table below.`);
     plot.dataset.chart = chart.id;
     if (chart.height) plot.style.height = `${chart.height}px`;
     const details = element("details");
-    details.append(element("summary", "The figures as a table"));
+    details.append(element("summary", "Show as a table"));
     details.addEventListener("toggle", () => {
       while (details.childElementCount > 1) details.lastChild.remove();
       if (!details.open) return;
@@ -90,7 +90,7 @@
 
   const traces = (chart) => chart.data.map((trace) => ({ ...trace, visible: visible(trace) }));
 
-  // All places first: how wide each is depends on how many there are.
+  // Create all places first: the width of each depends on their number.
   const drawAll = (charts, place) => Promise.all(charts.map((chart) => draw(chart, place)).map((plot) => plot()));
 
   const drawn = document.getElementById("drawn");
@@ -102,7 +102,7 @@
     await drawAll(figures.scenes[number].charts, drawn);
   }
 
-  // A method may stand in several problems, with a box in each.
+  // A method may occur in several problems, with a checkbox in each.
   function agree() {
     for (const box of document.querySelectorAll("input[name=method]")) box.checked = !off.method.has(box.value);
   }
@@ -110,7 +110,7 @@
   function refresh() {
     for (const { plot, chart, details } of plots) {
       Plotly.restyle(plot, { visible: chart.data.map(visible) });
-      details.dispatchEvent(new Event("toggle")); // its table, if it is open, is made anew
+      details.dispatchEvent(new Event("toggle")); // rebuilds its table if it is open
     }
     for (const row of document.querySelectorAll("#figures-table tbody tr")) row.classList.toggle("off", off.method.has(row.dataset.method));
   }
@@ -163,7 +163,7 @@
       };
       const rows = [...table.tBodies[0].rows].sort((a, b) => {
         const [x, y] = [key(a), key(b)];
-        if (x === null || y === null) return (x === null) - (y === null); // what is missing stands last, either way
+        if (x === null || y === null) return (x === null) - (y === null); // missing values come last in both orders
         const order = typeof x === "string" ? x.localeCompare(y) : x - y;
         return rising ? order : -order;
       });
