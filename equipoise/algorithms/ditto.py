@@ -11,7 +11,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class Ditto(Algorithm):
-    """A global model trained by FedAvg, and personal models pulled towards it; lam = 0 is Local (Ditto).
+    """A global model trained by FedAvg, and personal models pulled towards it; lam = 0 is Local.
 
     w: the global model; w_i: client i's copy of it; v: its personal model.
     """

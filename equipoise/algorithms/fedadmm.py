@@ -14,7 +14,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedADMM(TrainsOtherModel, UsesLastUploads, Algorithm):
-    """One global model on which clients agree by ADMM; dual = false and rho = 0 is FedAvg if all take part (FedADMM).
+    """One global model on which clients agree by ADMM; dual = false and rho = 0 is FedAvg if all take part.
 
     theta: the client's model; w: the global model; pi: the dual of theta = w; u: what is sent; alpha = 1 / clients.
     """

@@ -12,7 +12,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedBABU(Algorithm):
-    """The body is trained and averaged with a fixed random head; then every client fine-tunes the model (FedBABU).
+    """The body is trained and averaged with a fixed random head; then every client fine-tunes the model.
 
     theta_ext: the common body; theta_cls: the initial head, the same for all. With an empty head it is FedAvg+FT.
     """

@@ -27,7 +27,7 @@ class Divergence(LossTerm):
 
 
 class FedCR(Algorithm):
-    """Random representations, pulled towards one distribution per class that all clients share (FedCR).
+    """Random representations, pulled towards one distribution per class that all clients share.
 
     phi: the common body, which gives mean and standard deviation of the representation z; h: a client's head; p(z|x):
     the normal distribution of z given x; r(z|y): the product of p(z|x) of all clients' samples of class y, and N(0, 1).

@@ -24,7 +24,7 @@ class Alignment(LossTerm):
 
 
 class FedPAC(Algorithm):
-    """A common extractor, features pulled towards common class centres, and combined heads (FedPAC).
+    """A common extractor whose features are pulled towards common class centres; heads combine several clients' heads.
 
     theta: the extractor; phi_i: client i's head; c: the class centres over all clients; mu_i: the client's own, each
     times the class's share of its samples; V_i: the variance of its features; alpha_ij: the weight of phi_j in phi_i.

@@ -10,7 +10,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedPer(Algorithm):
-    """The body is averaged, the head never leaves the client, and both are trained together (FedPer).
+    """The body is averaged, the head never leaves the client, and both are trained together.
 
     w_b: the common body; w_p: a client's head.
     """

@@ -27,7 +27,7 @@ class Discord(LossTerm):
 
 
 class FedReCo(HasConsensusModel, Algorithm):
-    """Representations are pulled towards those of a common probe, which follows them; models stay private (FedReCo).
+    """Representations are pulled towards those of a common probe, which follows them; models stay private.
 
     u_i, v_i: client i's extractor and head; u_0: the probe, which is an extractor too; h: the representation of a
     sample; H_i: the mean over the client's samples of |h(u_i) - h(u_0)|^2, of which only the gradient in u_0 is sent.

@@ -11,7 +11,7 @@ from equipoise.state import State, Upload, Uploads
 
 
 class FedRep(Algorithm):
-    """Clients train the head with the body fixed, then the body with the head fixed; only the body is sent (FedRep).
+    """Clients train the head with the body fixed, then the body with the head fixed; only the body is sent.
 
     phi: the common representation (body); h: a client's head. With an empty head it is FedAvg.
     """

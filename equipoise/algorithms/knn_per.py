@@ -17,7 +17,7 @@ Weight = Annotated[float, Field(ge=0, le=1)]
 
 
 class KnnPer(PredictsFromSamples, FedAvg):
-    """FedAvg; a client mixes the global model's predictions with those of its nearest own samples (kNN-Per).
+    """FedAvg; a client mixes the global model's predictions with those of its nearest own samples.
 
     k: the number of neighbours, nearest in what the head reads; mix: their weight, 0 being the global model alone. With
     several values, each client takes those that are best on its validation samples, or the first ones if it has none.

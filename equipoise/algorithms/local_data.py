@@ -85,7 +85,7 @@ class LocalData(Protocol):
         """Train from `start` by gradient steps, and return the result; `start` does not change.
 
         Args:
-            start: the vector to begin at.
+            start: the vector to start from.
             part: what is trained: "all", "body", "head", or a mask of the vector's shape that multiplies the gradient.
             pull: is added to the gradient: a proximal or a dual term, as a function of the vector.
             term: is added to the loss; its gradient is variance-reduced if it has an anchor.

@@ -16,13 +16,13 @@ ENCODER = "body.encoder"
 
 
 def normal(encoded: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the means and standard deviations that the encoder's outputs stand for."""
+    """Return the means and standard deviations, given the encoder's outputs."""
     mean, spread = encoded.chunk(2, dim=-1)
     return mean, nn.functional.softplus(spread)
 
 
 class Draw(nn.Module):
-    """Draws from the distribution in training; in prediction it gives the mean, and a linear head the mean output."""
+    """Draws from the distribution in training, and gives its mean otherwise; a linear head then gives the mean output."""
 
     draws: ClassVar[bool] = True
     generator: torch.Generator | None = None

@@ -137,7 +137,7 @@ def test_the_server_hears_the_attack_and_the_client_keeps_its_own_work() -> None
             seen[each] = uploads
             return aggregate(self, server, uploads, reduce)
 
-        each.algorithm = type("Watching", (FedAvg,), {"aggregate": watching})(lr=0.05, batch=4)
+        each.pipeline.algorithm = type("Watching", (FedAvg,), {"aggregate": watching})(lr=0.05, batch=4)
         each.advance()
         each.close()
     for who, forged, own in zip(seen[run].who, seen[run].uploads, seen[honest].uploads, strict=True):
@@ -210,10 +210,10 @@ def test_without_an_attack_nothing_is_said_of_one() -> None:
 
 
 def test_an_attacked_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    between = UploadSettings(Gaussian(fraction=0.34), Median())
-    whole = simulation(Flame(lr=0.05, batch=4), rounds=6, folder=tmp_path / "whole", uploads=between)
+    uploads = UploadSettings(Gaussian(fraction=0.34), Median())
+    whole = simulation(Flame(lr=0.05, batch=4), rounds=6, folder=tmp_path / "whole", uploads=uploads)
     whole.run()
-    options = {"checkpoint_every": 3, "folder": tmp_path / "cut", "between": between}
+    options = {"checkpoint_every": 3, "folder": tmp_path / "cut", "uploads": uploads}
     cut = simulation(Flame(lr=0.05, batch=4), rounds=6, **options)
     for _ in range(4):  # the fourth is not saved
         cut.advance()

@@ -194,7 +194,7 @@ def test_a_client_sends_so_many_messages_and_repeats_one_with_the_same_noise(tmp
     assert path.stat().st_mode & 0o077 == 0
     second = ReleaseLedger(path, 2).noise(messages[1])((4,))
     assert not torch.equal(first, second)
-    with pytest.raises(RejectedMessage, match="2 messages have left"):
+    with pytest.raises(RejectedMessage, match="2 messages were released already"):
         ReleaseLedger(path, 2).noise(messages[2])
     assert torch.equal(ReleaseLedger(path, 2).noise(messages[1])((4,)), second)
     path.write_text("{")

@@ -22,7 +22,7 @@ OfClients = Literal["lam", "rho", "eta", "theta"]
 
 
 class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
-    """Clients fit linear heads by unrolled ADMM, and learn how strongly each parameter is shared (Learn2pFed).
+    """Clients fit linear heads by unrolled ADMM, and learn how strongly each parameter is shared.
 
     A round is an epoch: `cells` exchanges forward and, with backward = "exact", as many back. v: the client's head, as
     a matrix; w: the common head; z = v - w; alpha: its dual; Λ, one number per parameter: how strongly it is tied to w;
