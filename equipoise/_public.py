@@ -34,7 +34,7 @@ from equipoise.data.config import load_data
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.model_files import load_model
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
-from equipoise.losses import Metric
+from equipoise.metrics import Metric
 from equipoise.parameter_space import ParameterSpace
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import (

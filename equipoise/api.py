@@ -20,7 +20,7 @@ from equipoise.engine.assembly import build_task, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
-from equipoise.losses import Metric
+from equipoise.metrics import Metric
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.runs.result import Result

@@ -1,8 +1,7 @@
-"""Losses and metrics, and checks that they fit a model's outputs and the targets."""
+"""Losses, by name or of the user's own, and checks that they fit a model's outputs and the targets."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,53 +26,30 @@ class Loss:
         return torch.stack([self.mean(output[i : i + 1], target[i : i + 1]) for i in range(len(target))])
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A score: the mean of `each` over samples, then `finish` (the square root of RMSE)."""
-
-    name: str
-    each: Each
-    higher_is_better: bool = True
-    finish: Callable[[Any], Any] = lambda mean: mean
-
-    def better(self, a: Any, b: Any) -> Any:
-        """Tell whether a is strictly better than b."""
-        return a > b if self.higher_is_better else a < b
-
-
-def _squared(output: Tensor, target: Tensor) -> Tensor:
+def squared_error(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean squared error of each sample."""
     return (output.reshape(len(target), -1) - target.reshape(len(target), -1)).square().mean(-1)
 
 
-def _asked_for(output: Tensor, target: Tensor) -> Tensor:
+def compared_outputs(output: Tensor, target: Tensor) -> Tensor:
     """Return the outputs to compare with the targets: at the last position if there is one target for all positions."""
     return output[:, -1] if output.ndim == 3 and target.ndim == 1 else output
 
 
 def _mean_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(_asked_for(output, target).flatten(0, -2), target.flatten())
+    return F.cross_entropy(compared_outputs(output, target).flatten(0, -2), target.flatten())
 
 
 def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     """Return one value per sample, in fewer traced operations than F.cross_entropy."""
-    logs = _asked_for(output, target).log_softmax(-1)
+    logs = compared_outputs(output, target).log_softmax(-1)
     each = -logs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
     return each if each.ndim == 1 else each.mean(-1)
 
 
-def _accuracy(output: Tensor, target: Tensor) -> Tensor:
-    right = (_asked_for(output, target).argmax(-1) == target).to(output.dtype)
-    return right if right.ndim == 1 else right.mean(-1)
-
-
 LOSSES = {
     "cross-entropy": Loss(_mean_cross_entropy, _cross_entropy),
-    "squared": Loss(lambda o, t: _squared(o, t).mean(), _squared),
-}
-METRICS = {
-    "accuracy": Metric("accuracy", _accuracy),
-    "mse": Metric("mse", _squared, higher_is_better=False),
-    "rmse": Metric("rmse", _squared, higher_is_better=False, finish=lambda mean: mean**0.5),
+    "squared": Loss(lambda o, t: squared_error(o, t).mean(), squared_error),
 }
 
 
@@ -89,7 +65,7 @@ def fitting_loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor,
         if loss not in LOSSES:
             raise EquipoiseError(f"unknown loss {loss!r}; available: {', '.join(LOSSES)}, or a function")
         if loss == "squared":
-            _check_squared(output, target)
+            check_squared(output, target)
         else:
             _check_classes(output, target)
         return LOSSES[loss]
@@ -108,34 +84,6 @@ def fitting_loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor,
     )
 
 
-def fitting_metric(metric: str | Metric | None, loss: Any, output: Tensor, target: Tensor) -> Metric:
-    """Return a metric, or raise an error if it does not fit the model and the data.
-
-    Args:
-        metric: the metric or its name; by default accuracy, or RMSE for numbers.
-        loss: the loss or its name.
-        output: outputs of the model for some samples.
-        target: targets of these samples.
-    """
-    if metric is None:
-        metric = "rmse" if loss == "squared" or target.is_floating_point() else "accuracy"
-    if isinstance(metric, Metric):
-        value = metric.each(output, target)
-        if value.shape != (len(target),):
-            raise EquipoiseError(
-                f"the metric {metric.name!r} returns shape {tuple(value.shape)}; it must be one value per sample"
-            )
-        return metric
-    if not isinstance(metric, str) or metric not in METRICS:
-        raise EquipoiseError(
-            f"unknown metric {metric!r}; available: {', '.join(METRICS)}, "
-            "or equipoise.Metric(name, function, higher_is_better)"
-        )
-    if metric in ("rmse", "mse"):
-        _check_squared(output, target)
-    return METRICS[metric]
-
-
 def _check_classes(output: Tensor, target: Tensor) -> None:
     one_a_sample = target.ndim == 1 and output.ndim in (2, 3)
     one_a_position = target.ndim == 2 and target.shape == output.shape[:-1]
@@ -147,7 +95,8 @@ def _check_classes(output: Tensor, target: Tensor) -> None:
         )
 
 
-def _check_squared(output: Tensor, target: Tensor) -> None:
+def check_squared(output: Tensor, target: Tensor) -> None:
+    """Raise an error if outputs and targets have different numbers of values."""
     if output.numel() != target.numel():
         raise EquipoiseError(
             f"the model gives {output[0].numel()} numbers per sample and the targets have {target[0].numel()}; "

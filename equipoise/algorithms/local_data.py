@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
-from equipoise.losses import Metric
+from equipoise.metrics import Metric
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD, RepresentationPoint

@@ -14,8 +14,8 @@ from typing import Any
 
 from equipoise.callbacks.base import RunCallback
 from equipoise.errors import EquipoiseError, Interrupted
-from equipoise.model_kinds import KINDS
 from equipoise.storage import atomic_files
+from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_folder import RunFolder, flatten
 
 MLFLOW_RUN = "mlflow.json"

@@ -15,7 +15,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.engine.run import Run
 from equipoise.errors import EquipoiseError
-from equipoise.losses import Metric
+from equipoise.metrics import Metric
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.task import Task
 

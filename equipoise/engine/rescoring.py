@@ -5,7 +5,7 @@ from typing import Any
 
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
-from equipoise.model_kinds import KINDS
+from equipoise.storage.model_kinds import KINDS
 
 
 def rescore(run: Simulation, lines: list[dict[str, Any]]) -> None:

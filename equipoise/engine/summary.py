@@ -5,7 +5,7 @@ from typing import Any
 
 from equipoise.engine.counters import solver_figures
 from equipoise.engine.run import Run
-from equipoise.model_kinds import KINDS
+from equipoise.storage.model_kinds import KINDS
 from equipoise.training.memory_usage import peak_memory_mb
 
 

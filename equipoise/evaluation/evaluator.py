@@ -13,9 +13,9 @@ from equipoise.algorithms.capabilities import HasConsensusModel
 from equipoise.data.federation import Federation
 from equipoise.evaluation.scoreboard import Scoreboard, score_row
 from equipoise.executors.base import BUFFERS, ClientJob, ClientModel, Executor, ModelKind
-from equipoise.losses import Metric
-from equipoise.model_kinds import COLUMNS, SCORED
+from equipoise.metrics import Metric
 from equipoise.state import ClientStates, State
+from equipoise.storage.model_kinds import COLUMNS, SCORED
 
 _AT_ONCE = 256  # clients whose personal models are in memory together
 

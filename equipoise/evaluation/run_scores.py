@@ -10,8 +10,8 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import Federation
 from equipoise.evaluation.evaluator import Evaluator
 from equipoise.executors.base import Executor
-from equipoise.model_kinds import KINDS
 from equipoise.state import ClientStates, State
+from equipoise.storage.model_kinds import KINDS
 
 _UNSEEN = "unseen."
 

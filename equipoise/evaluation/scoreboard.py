@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from equipoise.data.statistics import gini
-from equipoise.losses import Metric
-from equipoise.model_kinds import COLUMNS, HYBRIDS, SCORED
+from equipoise.metrics import Metric
+from equipoise.storage.model_kinds import COLUMNS, HYBRIDS, SCORED
 
 
 def score_row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:

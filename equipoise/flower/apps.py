@@ -18,7 +18,7 @@ from equipoise.flower.client import work
 from equipoise.flower.client_data import DataFunction
 from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.server import Deployment
-from equipoise.losses import Metric
+from equipoise.metrics import Metric
 
 
 def _set_up_logging() -> None:

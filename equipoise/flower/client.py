@@ -164,7 +164,7 @@ class Client:
         return self._answer(order, status="hello", **facts)
 
     def _check_number(self, order: Order, stored: StoredState) -> StoredState:
-        """Return the state that the server accepted last; reject an order that is older than one already seen."""
+        """Reject an order that is not newer than those already seen; return the state that the server accepted last."""
         if not self.schema.client and not self.task.keeps:
             return stored  # without a state, nothing can get out of step
         if order.number <= stored.newest:

@@ -14,7 +14,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.data.federation import SPLIT
 from equipoise.engine.assembly import build_task, experiment_module, initial_module
 from equipoise.errors import EquipoiseError
-from equipoise.losses import Metric
+from equipoise.metrics import Metric
 from equipoise.storage.run_folder import read_toml
 from equipoise.training.task import Task
 

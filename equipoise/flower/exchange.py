@@ -1,4 +1,4 @@
-"""Wait for the answers of an exchange until all are there or time is up; late answers are recognised and refused."""
+"""An exchange of a round: the wait for the answers to its orders, until all are there or time is up."""
 
 import time
 from collections.abc import Callable, Iterable

@@ -13,9 +13,9 @@ from equipoise.algorithms.schema import MessageSchema, Shapes
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError
 from equipoise.flower.codec import RejectedMessage, named, pack, unpack
-from equipoise.model_kinds import COLUMNS, SCORED
 from equipoise.settings import Settings, read
 from equipoise.state import State
+from equipoise.storage.model_kinds import COLUMNS, SCORED
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """Text without line breaks and control characters, because names appear in logs."""

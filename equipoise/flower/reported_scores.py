@@ -9,8 +9,8 @@ from torch import Tensor
 
 from equipoise.evaluation.scoreboard import Scoreboard
 from equipoise.flower.codec import RejectedMessage
-from equipoise.losses import Metric
-from equipoise.model_kinds import COLUMNS, SCORED
+from equipoise.metrics import Metric
+from equipoise.storage.model_kinds import COLUMNS, SCORED
 
 _MOST = 10**12  # largest plausible number of samples, and largest plausible score
 _SIZES = ("train", "validation", "test")

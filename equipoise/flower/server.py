@@ -36,11 +36,11 @@ from equipoise.flower.roster import Member, Roster
 from equipoise.flower.round_progress import RoundProgress
 from equipoise.flower.transport import Reply, Transport
 from equipoise.flower.upload_checks import checked_upload
-from equipoise.model_kinds import SCORED
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, secure_noise
 from equipoise.state import RoundUploads, State, Upload
 from equipoise.storage import atomic_files
+from equipoise.storage.model_kinds import SCORED
 from equipoise.storage.run_folder import RunFolder
 
 _RESUME = "See the clients' logs, then resume with resume=true"

@@ -22,7 +22,7 @@ def normal(encoded: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Draw(nn.Module):
-    """Draws from the distribution in training, and gives its mean otherwise; a linear head then gives the mean output."""
+    """Draws from the distribution in training, else gives its mean, from which a linear head gives the mean output."""
 
     draws: ClassVar[bool] = True
     generator: torch.Generator | None = None

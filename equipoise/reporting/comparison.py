@@ -4,7 +4,7 @@ import json
 from statistics import mean, stdev
 from typing import Any
 
-from equipoise.model_kinds import KINDS
+from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_index import FinishedRun, grouped
 
 FAIRNESS = {

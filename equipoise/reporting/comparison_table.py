@@ -9,8 +9,8 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.model_kinds import HYBRIDS, KINDS
 from equipoise.reporting.comparison import PRIVACY
+from equipoise.storage.model_kinds import HYBRIDS, KINDS
 
 
 def _figure(value: float | None, spread: float | None, metric: str) -> str:

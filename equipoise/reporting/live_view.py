@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from equipoise.model_kinds import KINDS
+from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_folder import RunFolder, read_toml
 
 _RECENT = 20

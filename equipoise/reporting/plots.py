@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.errors import EquipoiseError
-from equipoise.model_kinds import HYBRIDS, SCORED
 from equipoise.reporting.comparison import compare
 from equipoise.storage import atomic_files
+from equipoise.storage.model_kinds import HYBRIDS, SCORED
 from equipoise.storage.run_folder import SHOWN
 from equipoise.storage.run_index import FinishedRun, grouped
 

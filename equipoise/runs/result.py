@@ -12,7 +12,7 @@ from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import BUFFERS, ClientModel, ModelKind
 from equipoise.executors.build import build_executor
-from equipoise.model_kinds import HYBRIDS
+from equipoise.storage.model_kinds import HYBRIDS
 
 
 class Result:
@@ -92,7 +92,9 @@ class Result:
         """Return the parameters of the global model."""
         vector = self._run.algorithm.global_model(self._run.server)
         if vector is None:
-            raise EquipoiseError(f"{type(self._run.algorithm).__name__} has no global model; ask for a client's personal model")
+            raise EquipoiseError(
+                f"{type(self._run.algorithm).__name__} has no global model; ask for a client's personal model"
+            )
         return vector
 
     def global_model(self, client: int | str | None = None) -> nn.Module:

@@ -17,8 +17,8 @@ import numpy as np
 import tomli_w
 
 from equipoise.errors import EquipoiseError, RunFailed
-from equipoise.model_kinds import COLUMNS
 from equipoise.storage import atomic_files
+from equipoise.storage.model_kinds import COLUMNS
 
 WRITTEN = "written"
 """The section that a run adds to its configuration for information; it is not a setting."""

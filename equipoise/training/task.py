@@ -11,7 +11,8 @@ from torch.func import functional_call, vmap
 from equipoise.algorithms.local_data import Start
 from equipoise.equilibrium import Solves, WarmStart, layers, projected
 from equipoise.errors import EquipoiseError
-from equipoise.losses import Metric, fitting_loss, fitting_metric
+from equipoise.losses import fitting_loss
+from equipoise.metrics import Metric, fitting_metric
 from equipoise.parameter_space import ParameterSpace
 from equipoise.representations.points import RepresentationPoint
 from equipoise.training.buffers import load_buffers, read_buffers

@@ -15,7 +15,7 @@ from equipoise.algorithms.local_data import ClientSamples
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import from_clients
 from equipoise.errors import EquipoiseError
-from equipoise.losses import METRICS
+from equipoise.metrics import METRICS
 from equipoise.models.base import BodyAndHead
 from equipoise.runs.export import export_model
 from equipoise.runs.launch import run as run_experiment

@@ -12,7 +12,7 @@ from equipoise.algorithms import Ditto, FedAvg, FedAvgFT, FedRep, Flame, Local
 from equipoise.data.federation import RaggedIndices, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.scoreboard import summarize
-from equipoise.losses import METRICS
+from equipoise.metrics import METRICS
 from equipoise.models.base import BodyAndHead
 from equipoise.runs.result import Result
 from tests.support.problems import classification, linear_module, simulation

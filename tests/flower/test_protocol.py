@@ -60,9 +60,9 @@ def test_orders_and_answers_come_through_flower(facts: Settings) -> None:
     [
         ({}, "message.run is missing"),
         ({"run": RUN, "exchnge": 1}, "it contains 'exchnge', which is not expected"),
-        ({"run": RUN, "adapted": 1}, "it says 'adapted', which"),  # that is for answers
-        ({"run": RUN, "": 1}, "it says ''"),
-        ({"run": RUN, "__class__": "Order"}, "it says '__class__'"),
+        ({"run": RUN, "adapted": 1}, "it contains 'adapted', which"),  # that is for answers
+        ({"run": RUN, "": 1}, "it contains ''"),
+        ({"run": RUN, "__class__": "Order"}, "it contains '__class__'"),
         ({"run": RUN, "train": -1}, "message.train = -1 is not allowed"),
         ({"run": RUN, "accepted": -(2**70)}, "message.accepted"),
         ({"run": RUN, "exchange": 2**53 + 1}, "message.exchange = 9007199254740993 is not allowed"),

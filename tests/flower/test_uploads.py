@@ -12,7 +12,7 @@ from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of
 from equipoise.algorithms.schema import infer_schema
 from equipoise.flower.codec import group, unpack
 from equipoise.flower.protocol import Answer
-from equipoise.model_kinds import COLUMNS
+from equipoise.storage.model_kinds import COLUMNS
 from tests.support.flower_memory import MemoryGrid, deployed, run, table
 from tests.support.problems import KINDS, classification, registered, small_mlp
 

@@ -16,7 +16,8 @@ from equipoise.algorithms import FedAvg
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.scoreboard import summarize
-from equipoise.losses import LOSSES, METRICS
+from equipoise.losses import LOSSES
+from equipoise.metrics import METRICS
 from equipoise.models import MODELS
 from equipoise.models.base import BodyAndHead
 from equipoise.training.task import Task

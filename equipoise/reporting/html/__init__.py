@@ -11,12 +11,12 @@ from typing import Any
 import jinja2
 import tomli_w
 
-from equipoise.model_kinds import KINDS
 from equipoise.reporting import comparison
 from equipoise.reporting.html import curves, maps
 from equipoise.reporting.html.chart import DASHES, Chart, Method
 from equipoise.reporting.html.clients import Clients, by_client, distribution, fairness
 from equipoise.storage import atomic_files, run_index
+from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_folder import read_toml
 from equipoise.storage.run_index import PAPER, FinishedRun
 

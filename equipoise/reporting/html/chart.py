@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from equipoise.model_kinds import KINDS
+from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_index import FinishedRun, higher_is_better
 
 Chart = dict[str, Any]
