@@ -87,7 +87,7 @@ def train(
         dtype: "float32" or "float64".
         out: folder to write the run to.
         resume: continue the run in that folder.
-        track: trackers that are told of the rounds, "tensorboard" or "mlflow"; needs `out`.
+        track: trackers that log the rounds, "tensorboard" or "mlflow"; needs `out`.
         callback: is called at the beginning, after every round and at the end.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The last upload of every client, for algorithms whose server combines them all, whoever takes part in a round.
+"""The last upload of every client, for algorithms whose server combines all of them in every round.
 
 The uploads are stored with the clients' states, on disk when there are many. Only their sum is in memory: a round
 changes it by the difference between its uploads and those before, so that a mean over all clients costs no more than a

@@ -182,7 +182,7 @@ def test_ctrl_c_ends_the_look_and_not_the_run(tmp_path: Path) -> None:
                     pass
             _, said = watcher.communicate(timeout=LIMIT)
             assert watcher.returncode == 0, said
-            assert "the run goes on" in said
+            assert "the run continues" in said
             assert worker.poll() is None
         finally:
             worker.kill()
