@@ -226,7 +226,7 @@ def measure(rounds, clients, folder):
     tables = SETTINGS | {"rounds": rounds, "data": SETTINGS["data"] | {"clients": clients}}
     experiment = Experiment.parse(tables)
     simulated = launch.run(experiment, folder / "simulated", data)
-    flower = experiment.with_engine(experiment.engine.model_copy(update={"kind": "flower"}))
+    flower = experiment.deployed()
     with Proxy() as proxy:
         local = Counted(proxy, flower, flower.federation(data), folder / "deployed", PrintedProgress())
         local.run(resume=False)

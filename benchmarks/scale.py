@@ -58,7 +58,7 @@ def start(clients, folder):
     )
     for who in range(clients):
         run.store.put(who, State(v=task.w0.clone()))
-    run._save()
+    run.save_checkpoint()
     return run
 
 

@@ -72,7 +72,7 @@ def print_exhibits(place: Path, data: Path | None, as_json: bool) -> None:
             table.add_row(exhibit.id, escape(what), here[exhibit.id], ", ".join(needs), *spent)
         out_console.print(table)
     say(
-        "small, paper: time at that scale with --jobs 2, on the two cores on which experiments/times.json was measured. "
+        "small, paper: time at that scale with --jobs 2, on the two cores where experiments/times.json was measured. "
         "Next: `equipoise reproduce NAME --plan`; `equipoise data get NAME` downloads missing data.",
         False,
     )

@@ -273,12 +273,12 @@ def test_a_scoring_that_was_broken_off_begins_anew(
     every, _ = expand_sweep(small(algorithm=ALIKE))
     execute(every, tmp_path / "whole", None, 1, nobody)
     execute(every[:-1], tmp_path / "broken", None, 1, nobody)
-    last, step = every[-1], {"before": "_scores", "after": "_save"}[where]
+    last, step = every[-1], {"before": "new_scores", "after": "save_checkpoint"}[where]
     with monkeypatch.context() as patch:
         whole = getattr(Simulation, step)
 
         def stop(self: Simulation) -> Any:
-            if self.rescored or (step == "_scores" and self.done):
+            if self.rescored or (step == "new_scores" and self.done):
                 raise KeyboardInterrupt
             return whole(self)
 
