@@ -5,6 +5,7 @@ from importlib.metadata import version
 from typing import Annotated, NoReturn
 
 import typer
+import typer.core
 
 from equipoise.cli.cka import cka
 from equipoise.cli.compare import compare
@@ -22,6 +23,7 @@ from equipoise.cli.sweep import sweep
 from equipoise.cli.watch import watch
 from equipoise.errors import EquipoiseError, RunFailed
 
+typer.core.HAS_RICH = False  # help is plain text; with rich, Typer would print "\\[default: 1]"
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
