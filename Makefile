@@ -1,9 +1,10 @@
 # make demo    install and run the demonstration        make setup   only install
 # make test    install, lint, check types, run the tests  make docs    build the documentation's pages into site/
+# make test-fast   the same without the tests that are slow, need a browser or start a deployment
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test lint docs format clean
+.PHONY: setup demo test test-fast lint docs format clean
 
 setup: .venv/installed
 
@@ -25,6 +26,9 @@ lint: setup
 
 test: lint
 	$(BIN)/pytest -n 2
+
+test-fast: lint
+	$(BIN)/pytest -n 2 -m "not slow and not browser and not deployment"
 
 docs: setup
 	$(BIN)/mkdocs build --strict

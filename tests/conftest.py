@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
-from tests.support.problems import IN_MODES, KINDS, LeastSquares, registered
+from tests.support.problems import IN_MODES, KINDS, LeastSquares, marks, registered
 
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("equipoise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,7 +25,14 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["EQUIPOISE_CACHE"] = cache.name
 
 
-@pytest.fixture(params=list(ALGORITHMS))
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "chromium" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in ALGORITHMS])
 def algorithm(request: pytest.FixtureRequest) -> Algorithm:
     """Every registered algorithm; one that joins the registry joins the tests."""
     return registered(request.param)
@@ -36,7 +43,7 @@ def one_of_a_kind(request: pytest.FixtureRequest) -> Algorithm:
     return registered(request.param)
 
 
-@pytest.fixture(params=IN_MODES, ids="-".join)
+@pytest.fixture(params=[pytest.param(case, marks=marks(case[0])) for case in IN_MODES], ids="-".join)
 def in_mode(request: pytest.FixtureRequest) -> tuple[Algorithm, str]:
     """Every algorithm threaded, and one of each kind stacked; stacked equals threaded for all of them."""
     name, mode = request.param

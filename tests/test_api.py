@@ -27,6 +27,7 @@ def module() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
 
 
+@pytest.mark.slow
 def test_the_example_runs(capsys: pytest.CaptureFixture) -> None:
     runpy.run_path(str(Path(__file__).parent.parent / "examples" / "own_model.py"))
     printed = capsys.readouterr().out
@@ -104,6 +105,7 @@ def test_a_module_that_does_not_fit_the_data_is_said() -> None:
         eq.train(nn.Linear(7, 3), CLIENTS, eq.FedAvg(), rounds=1)
 
 
+@pytest.mark.slow
 def test_gradient_samples_count_what_went_through_a_backward_pass() -> None:
     train = 4 * 14  # four clients, 70% of 20 samples
     fedavg = eq.train(module(), CLIENTS, eq.FedAvg(batch=5, epochs=2), head=None, rounds=3)
@@ -131,6 +133,7 @@ def test_a_run_leaves_the_callers_random_numbers_and_threads_alone() -> None:
         assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_a_run_in_a_folder_can_be_resumed_and_lengthened(tmp_path: Path) -> None:
     options = {"head": None, "out": tmp_path / "run", "checkpoint_every": 2}
     whole = eq.train(module(), CLIENTS, eq.Ditto(batch=5), head=None, rounds=5)
@@ -152,6 +155,7 @@ def test_no_setting_is_passed_over_in_silence() -> None:
         execution_mode(Engine(compile=True, mode="threads"), task)
 
 
+@pytest.mark.slow
 def test_data_sets_by_name_serve_train_as_they_serve_a_run(tmp_path: Path) -> None:
     settings = {"name": "digits-by-writer", "extent": "excerpt", "clients": 6, "unseen": 0.2}
     federation = eq.load_data(**settings, seed=3)
@@ -174,6 +178,7 @@ def test_data_sets_by_name_serve_train_as_they_serve_a_run(tmp_path: Path) -> No
         eq.load_data("mnist", client=3)
 
 
+@pytest.mark.slow
 def test_names_come_when_they_are_asked_for() -> None:
     """Without PyTorch, which takes seconds to load; so Ctrl-C at the start of a command finds somebody who listens."""
     code = """

@@ -37,6 +37,7 @@ def blocks(file: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / file).read_text(), re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_readmes_commands_run(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     commands = [
@@ -53,6 +54,7 @@ def test_the_readmes_commands_run(tmp_path: Path) -> None:
         assert done.returncode == 0, (command, done.stderr)
 
 
+@pytest.mark.slow
 def test_the_skeleton_in_contributing_is_an_algorithm() -> None:
     [code] = blocks("CONTRIBUTING.md", "python")
     names: dict[str, object] = {"__name__": "skeleton"}
@@ -78,6 +80,7 @@ def test_the_readme_names_what_there_is() -> None:
         assert f"`{name}`" in text
 
 
+@pytest.mark.slow
 def test_the_page_on_data_names_what_there_is_and_its_commands_run(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "data.md").read_text()
     for name in (*SOURCES, *PARTITIONS):
@@ -101,6 +104,7 @@ def test_the_page_on_deployments_names_the_settings() -> None:
     compile(code, "deploy.md", "exec")
 
 
+@pytest.mark.slow
 def test_the_page_on_privacy_names_the_settings_and_its_commands_run(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "privacy.md").read_text()
     for name in Privacy.model_fields:
@@ -114,6 +118,7 @@ def test_the_page_on_privacy_names_the_settings_and_its_commands_run(tmp_path: P
         assert done.returncode == 0, (command, done.stderr)
 
 
+@pytest.mark.slow
 def test_the_page_on_papers_names_every_key_and_its_commands_and_its_example_run(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "reproduce.md").read_text()
     table = text[text.index("| key of an exhibit |") :]
@@ -131,6 +136,7 @@ def test_the_page_on_papers_names_every_key_and_its_commands_and_its_example_run
     assert set(exhibit.published()) == {row.key for row in exhibit.rows}
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_on_reports_run(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     commands = [line for block in blocks("docs/report.md", "sh") for line in block.splitlines() if "pip" not in line]
@@ -169,6 +175,7 @@ def test_the_page_on_equilibria_runs_and_names_what_there_is() -> None:
     read(MODELS[model.pop("name")], model, "model")
 
 
+@pytest.mark.slow
 def test_the_published_counts_of_parameters_are_those_of_the_models() -> None:
     text = (ROOT / "docs" / "equilibrium.md").read_text()
 

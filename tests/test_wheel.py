@@ -6,10 +6,13 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.support.commands import ROOT
 from tests.support.waiting import LIMIT
 
 
+@pytest.mark.slow
 def test_the_wheel_has_every_module_and_every_file_that_the_program_reads(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

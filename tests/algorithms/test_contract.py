@@ -98,6 +98,7 @@ _KILLED = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "mode", "after", "delay"), KILLS)
 def test_killed_and_resumed_ends_with_the_same_bytes(
     name: str, mode: str, after: int, delay: float, tmp_path: Path

@@ -90,6 +90,7 @@ def test_the_lagrangian_falls_once_all_have_taken_part_and_is_bounded_below(part
     assert min(values) >= smallest - 1e-12  # Lemma 4.4: nothing is below the smallest sum of losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_it_ends_in_consensus_at_a_stationary_point(participation: float) -> None:
     rho = 7 * L
@@ -106,6 +107,7 @@ def exact(p: LeastSquares, rho: float, average: str) -> FeDEQ:
     return FeDEQ(rho=rho, average=average, lr=1 / (p.smoothness() + rho), head_epochs=1, epochs=8, batch=FULL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.5, 2.0])
 def test_the_plain_average_ends_pulled_towards_the_start(problem: LeastSquares, rho: float) -> None:
     """argmin sum L_i + n rho / 2 ||theta - theta0||^2, as the sum of the duals is n rho (mean theta_i - theta0)."""
@@ -119,6 +121,7 @@ def test_the_plain_average_ends_pulled_towards_the_start(problem: LeastSquares, 
     assert np.abs(duals).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rho", [0.5, 2.0])
 def test_the_dual_average_ends_where_all_losses_together_are_smallest(problem: LeastSquares, rho: float) -> None:
     run = least_squares(problem, exact(problem, rho, "dual"), head=None, rounds=400)

@@ -85,6 +85,7 @@ def gammas(run: Simulation) -> list[float]:
     return [first, float(np.mean(second)), float(np.mean(third))]
 
 
+@pytest.mark.slow
 def test_all_three_gradients_of_the_theory_fall_to_zero_on_a_smooth_problem() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -191,6 +192,7 @@ def one_client(run: Simulation, who: int) -> ThreadTrainer:
     return ThreadTrainer(run.task, run.task.replica(), run.federation, run.algorithm, 0, 1, who, "batches")
 
 
+@pytest.mark.slow
 def test_clients_may_be_split_at_different_layers() -> None:
     algorithm = FedReCo(lam=0.1, split=("body.a", "body.b"), lr=0.1, batch=4, server_lr=0.5)
     both = [simulation(algorithm, module=deep(), mode=mode, participation=1.0) for mode in ("threads", "stacked")]

@@ -110,7 +110,7 @@ def closed_form(p: LeastSquares, lam: float) -> tuple[np.ndarray, list[np.ndarra
     return w, [inverse[i] @ (p.right(i) + lam * w) for i in range(p.clients)]
 
 
-@pytest.mark.parametrize(("participation", "count"), [(1.0, 250), (0.5, 700)])
+@pytest.mark.parametrize(("participation", "count"), [(1.0, 250), pytest.param(0.5, 700, marks=pytest.mark.slow)])
 def test_it_ends_at_the_closed_form(problem: LeastSquares, participation: float, count: int) -> None:
     lam = 0.8
     algorithm = exact(
@@ -126,6 +126,7 @@ def test_it_ends_at_the_closed_form(problem: LeastSquares, participation: float,
     np.testing.assert_allclose(sum(state.pi for state in states).numpy(), 0, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_with_a_large_lam_it_ends_where_fedadmm_ends(problem: LeastSquares) -> None:
     hessians, rights = (sum(f(i) for i in range(M)) for f in (problem.hessian, problem.right))
     agreed = np.linalg.solve(hessians, rights)
@@ -257,6 +258,7 @@ class TestInexactness:
         run = least_squares(problem, algorithm, rounds=150)
         np.testing.assert_allclose(run.server.w.numpy(), closed_form(problem, self.LAM)[0], rtol=1e-4)
 
+    @pytest.mark.slow
     def test_stacked_or_not_is_the_same(self) -> None:
         algorithm = Flame(lr=0.1, batch=4, epsilon=1e-3, nu=0.7, most_epochs=5)
         runs = [simulation(algorithm, mode=mode, rounds=4) for mode in ("threads", "stacked")]

@@ -125,6 +125,7 @@ ATTACKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: type(attack).__name__)
 @pytest.mark.parametrize(("algorithm", "q"), [(FLAME, S.q), (DITTO, 1.0)], ids=["flame", "ditto"])
 def test_proposition_2(algorithm: Algorithm, q: float, attack: Attack | None) -> None:
@@ -147,6 +148,7 @@ def test_proposition_2_for_pfedme() -> None:
         assert abs(means.mean() - expected) < 4 * means.std() / math.sqrt(count)
 
 
+@pytest.mark.slow
 def test_proposition_3() -> None:
     """The variance over clients of the expected losses."""
     for algorithm, q in ((FLAME, S.q), (DITTO, 1.0)):

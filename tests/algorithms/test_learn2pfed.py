@@ -377,6 +377,7 @@ def polynomials() -> Federation:
     return from_clients(parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [(), ("lam",)], ids=["own", "tied"])
 def test_judged_on_folds_shared_coefficients_end_with_the_stronger_ties(tied: Any) -> None:
     ones = {"rho": 1.0, "eta": 1.0, "gamma": 1.0, "theta": 1.0, "lam": 1.0, "draw": False}

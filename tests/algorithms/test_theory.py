@@ -34,7 +34,7 @@ from equipoise.algorithms import (
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import from_clients
 from equipoise.engine.simulation import Simulation
-from tests.support.problems import LeastSquares, classification, least_squares, simulation
+from tests.support.problems import LeastSquares, classification, least_squares, marks, simulation
 
 FULL = 10**6  # a batch that is never full: all samples in every step
 
@@ -271,7 +271,7 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ALGORITHMS])
 def test_known_optimum(name: str, problem: LeastSquares) -> None:
     """An algorithm without an entry in FACTS fails here: its theory is still to be written down."""
     FACTS[name](problem)
@@ -296,6 +296,7 @@ def test_dittos_global_model_is_fedavgs() -> None:
     assert torch.equal(finished(Ditto(**COMMON)).server.w, finished(FedAvg(**COMMON)).server.w)
 
 
+@pytest.mark.slow
 def test_ditto_with_an_infinite_pull_has_the_global_model_everywhere(problem: LeastSquares) -> None:
     gaps = []
     for lam in (1e2, 1e3, 1e4):

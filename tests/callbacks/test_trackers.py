@@ -93,6 +93,7 @@ def test_a_tracker_hears_every_round_once_also_of_a_run_that_was_broken_off(name
         assert sorted(found[key]) == sorted(curve)
 
 
+@pytest.mark.slow
 def test_what_is_tracked_changes_no_result(tmp_path: Path) -> None:
     run(experiment(), tmp_path / "without", None, False, RunCallback())
     run(experiment(track=["tensorboard", "mlflow"]), tmp_path / "with", None, False, RunCallback())

@@ -23,6 +23,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_run_compare_and_export(file: Path, tmp_path: Path) -> None:
     for seed in (0, 1):
         done = equipoise_command("run", file, "--set", f"seed={seed}", cwd=tmp_path, real=True)
@@ -85,6 +86,7 @@ def test_resume_goes_on_and_may_go_further(file: Path, tmp_path: Path) -> None:
     assert "had algorithm.lr = 0.1, not 0.2" in other.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     file = tmp_path / "long.toml"
     file.write_text(SMALL.format(rounds=FOREVER, name="fedrep"))
@@ -103,6 +105,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert len(log.read_text().splitlines()) == rounds + 2
 
 
+@pytest.mark.slow
 def test_bad_input_gets_one_sentence(file: Path, tmp_path: Path) -> None:
     run = lambda *a: equipoise_command("run", *a, cwd=tmp_path)  # noqa: E731
     one_sentence(run("nothing.toml"), 2, "there is no file nothing.toml")
@@ -137,6 +140,7 @@ def test_a_run_that_diverges_stops_with_a_sentence_and_its_checkpoint(file: Path
     assert (tmp_path / "bad" / "checkpoint").is_dir()
 
 
+@pytest.mark.slow
 def test_a_full_disk_brings_a_sentence_and_spoils_nothing(file: Path, tmp_path: Path) -> None:
     def small_files_only() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
@@ -183,6 +187,7 @@ def test_help_teaches(tmp_path: Path) -> None:
     assert "Traceback" not in wrong.stderr
 
 
+@pytest.mark.slow
 def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     from equipoise.cli.demo import demo
     from equipoise.runs import demo as module

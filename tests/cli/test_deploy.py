@@ -157,6 +157,7 @@ def test_a_model_of_ones_own_needs_no_section(tmp_path: Path) -> None:
     assert "model" not in tomllib.loads((tmp_path / "app" / "experiment.toml").read_text())
 
 
+@pytest.mark.deployment
 @pytest.mark.parametrize("algorithm", ["ditto", "fedavg-ft"])
 def test_flower_builds_what_init_writes(algorithm: str, own: Path, tmp_path: Path) -> None:
     good(deploy("init", "app", own, "--set", f"algorithm.name={algorithm}", cwd=tmp_path))
@@ -455,6 +456,7 @@ def test_without_flower_a_sentence_says_how_to_install_it(
     refused(*arguments, cwd=tmp_path, words=("deployments need Flower", "pip install 'equipoise[flower]'"))
 
 
+@pytest.mark.slow
 def test_the_sentence_comes_from_a_real_process_too(own: Path, tmp_path: Path) -> None:
     done = equipoise_command("deploy", "init", "app", own, "--set", "deploy.shap=[5]", cwd=tmp_path, real=True)
     assert (done.returncode, done.stdout) == (2, "")

@@ -148,6 +148,7 @@ def test_a_run_that_stopped_is_said_and_one_that_never_began(tmp_path: Path) -> 
 COMMAND = [sys.executable, "-m", "equipoise"]
 
 
+@pytest.mark.slow
 def test_a_real_run_is_followed_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL.format(rounds=60, name="fedavg"))
     worker = subprocess.Popen([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
@@ -161,6 +162,7 @@ def test_a_real_run_is_followed_to_its_end(tmp_path: Path) -> None:
         worker.kill()
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_look_and_not_the_run(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL.format(rounds=FOREVER, name="fedavg"))
     worker = subprocess.Popen([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)

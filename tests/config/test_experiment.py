@@ -137,6 +137,7 @@ def test_a_malformed_set_is_said(item: str) -> None:
         override(tables(), [item])
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text()),

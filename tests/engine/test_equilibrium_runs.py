@@ -24,7 +24,7 @@ from equipoise.runs.launch import reopen
 from equipoise.state import State
 from tests.support.commands import equipoise_command
 from tests.support.flower_memory import in_both_engines, same
-from tests.support.problems import classification, metrics, registered, simulation
+from tests.support.problems import classification, marks, metrics, registered, simulation
 
 DEQ = [name for name in MODELS if name.startswith("deq-")]
 SMALL: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ PAIRS = [(algorithm, name) for algorithm, name in PAIRS if algorithm != "fedcr"]
 PAIRS += [("fedeq", name) for name in DEQ if ("fedeq", name) not in PAIRS]
 
 
-@pytest.mark.parametrize(("method", "name"), PAIRS)
+@pytest.mark.parametrize(("method", "name"), [pytest.param(*pair, marks=marks(pair[0])) for pair in PAIRS])
 def test_every_algorithm_trains_an_equilibrium_model_and_fedeq_all_of_them(method: str, name: str) -> None:
     algorithm = registered(method)
     shape = (6,) if name == "deq-transformer" else (1, 8, 8)
@@ -92,6 +92,7 @@ def last_run(algorithm: Algorithm, folder: Path | None = None, **given: Any) -> 
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("warm_start", ["off", "update", "client"])
 def test_workers_and_interruptions_change_nothing(warm_start: str, tmp_path: Path) -> None:
     algorithm = ALGORITHMS["fedrep"](lr=0.05, epochs=2, batch=8)
@@ -121,6 +122,7 @@ def test_workers_and_interruptions_change_nothing(warm_start: str, tmp_path: Pat
         assert summaries[0][key] == summaries[1][key]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "warm_start"),
     [("fedavg", "off"), ("fedavg", "client"), ("fedrep", "update"), ("fedrep", "client"), ("ditto", "client")],
@@ -136,6 +138,7 @@ def test_engines_agree_on_equilibria(name: str, warm_start: str, tmp_path: Path)
         same(over_flower.summary()[key], simulated.summary()[key])
 
 
+@pytest.mark.slow
 def test_warm_starts_save_iterations_and_lead_to_the_same_place() -> None:
     """The tighter the tolerance, the less it matters where a solve began."""
     algorithm = ALGORITHMS["fedrep"](lr=0.05, epochs=3, head_epochs=2, batch=8)

@@ -19,6 +19,7 @@ from tests.support.tampering import ORDERS, agrees, announced, problem, raw
 pytestmark = pytest.mark.usefixtures("remember")
 
 
+@pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_server_and_clients_agree_on_what_was_accepted(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -19,6 +19,7 @@ from tests.support.waiting import FOREVER, LIMIT, heed_ctrl_c, interrupted, unti
 if sys.platform != "linux":
     pytest.skip("looks for processes in /proc", allow_module_level=True)
 
+pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 EXPERIMENT = """
 rounds = {rounds}
 [data]

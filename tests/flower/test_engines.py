@@ -17,9 +17,9 @@ from equipoise.flower.protocol import Answer, open_message
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from tests.support.flower_memory import WALL, deployed, in_both_engines, run, same, table
-from tests.support.problems import KINDS, classification, registered, small_mlp
+from tests.support.problems import KINDS, classification, marks, registered, small_mlp
 
-EVERY = [*((name, 0.5) for name in ALGORITHMS), *((name, 1.0) for name in KINDS)]
+EVERY = [pytest.param(name, 0.5, marks=marks(name)) for name in ALGORITHMS] + [(name, 1.0) for name in KINDS]
 
 
 @pytest.mark.parametrize(("name", "participation"), EVERY)
@@ -93,6 +93,7 @@ def small_mlp_size() -> int:
     return sum(p.numel() for p in small_mlp().parameters())
 
 
+@pytest.mark.slow
 def test_what_was_asked_for_counts_though_the_server_failed(tmp_path: Path) -> None:
     """Answers that are lost have left the client all the same; asked again, it says the same again."""
     federation, algorithm = classification(3), ALGORITHMS["fedavg"](lr=0.1, batch=4)

@@ -29,6 +29,7 @@ def state_of(grid: MemoryGrid, who: int, deployment: Deployment) -> Any:
     return kept.settled(deployment.roster.members[settings["name"]].accepted).state
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 6, 9, 14, 17])
 def test_killed_between_exchanges_and_resumed(at: int, tmp_path: Path) -> None:
     """3 greetings, then 3 orders an exchange, 4 exchanges a round: killed in the first round, and in the second."""

@@ -20,6 +20,8 @@ from equipoise.flower import processes as module
 from equipoise.flower.processes import Processes, free_ports
 from tests.support.waiting import LIMIT, until
 
+pytestmark = pytest.mark.deployment
+
 # They live longer than any test waits, and not for ever, whatever goes wrong here.
 # A program that starts two others, one of them, like Flower's, in a session of its own.
 FAMILY = ["sh", "-c", "sleep 1000 & one=$!; setsid sleep 1000 & echo $$ $one $!; wait"]

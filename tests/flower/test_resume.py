@@ -37,6 +37,7 @@ run(app, grid, folder / "out")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [2, 11, 14, 22])
 def test_killed_and_resumed(at: int, tmp_path: Path) -> None:
     """4 greetings, then 4 orders an exchange: killed before, in the first, in the middle and in the last one."""

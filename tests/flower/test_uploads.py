@@ -14,7 +14,7 @@ from equipoise.flower.codec import group, unpack
 from equipoise.flower.protocol import Answer
 from equipoise.storage.model_kinds import COLUMNS
 from tests.support.flower_memory import MemoryGrid, deployed, run, table
-from tests.support.problems import KINDS, classification, registered, small_mlp
+from tests.support.problems import KINDS, classification, marks, registered, small_mlp
 
 SOLVES = {"solves", "iterations", "unconverged", "gradient_solves", "gradient_iterations", "gradients_unconverged"}
 COUNTERS = {"trained", "samples", "evaluated", "adapted", "size", *SOLVES}
@@ -41,7 +41,7 @@ def captured(grid: MemoryGrid) -> list[tuple[str, dict[str, Any], dict[str, torc
 ALLOWED: dict[str, Any] = {}
 
 
-EVERY = [*((name, True) for name in ALGORITHMS), *((name, False) for name in KINDS)]
+EVERY = [pytest.param(name, True, marks=marks(name)) for name in ALGORITHMS] + [(name, False) for name in KINDS]
 
 
 @pytest.mark.parametrize(("name", "evaluate"), EVERY)

@@ -88,6 +88,7 @@ class Images(nn.Module):
         return self.head(self.body(x[:, :1].reshape(-1, 1, 1, 1) * torch.ones(3, 3, dtype=x.dtype)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [Moody, Tied, Images])
 def test_odd_models_are_the_same_stacked_and_threaded(make: type) -> None:
     torch.manual_seed(0)

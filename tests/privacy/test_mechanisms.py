@@ -160,6 +160,7 @@ def test_sampling_never_costs_more_than_asking_all() -> None:
     assert ReleaseCount(500).epsilon(1e-160, 1e-5) == math.inf
 
 
+@pytest.mark.slow
 def test_cohorts_that_nobody_sees_help_and_more_noise_helps() -> None:
     sampled, all_of_them = ReleaseCount(20, 1, 100, 10), ReleaseCount(20, 1, 100, 100)
     assert not all_of_them.sampled

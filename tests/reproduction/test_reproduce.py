@@ -46,6 +46,7 @@ def test_the_tables_and_figures_are_those_of_the_papers() -> None:
         assert found[paper]["fig"] - {7 if paper == "learn2pfed" else 0} == set(range(1, figures + 1)), paper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNNABLE)
 def test_every_published_figure_has_runs_and_every_file_its_time(name: str) -> None:
     exhibit = EVERY[name]
@@ -131,6 +132,7 @@ def command(papers: Path, *arguments: object) -> subprocess.CompletedProcess:
     return equipoise_command("reproduce", "--papers", papers, *arguments, cwd=papers.parent)
 
 
+@pytest.mark.slow
 def test_a_paper_of_ones_own_is_listed_run_and_set_beside_its_figures(papers: Path, tmp_path: Path) -> None:
     listed = json.loads(command(papers, "--json").stdout)
     assert [(row["name"], row["status"]) for row in listed] == [
@@ -204,6 +206,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_killing_it_loses_a_round_at_most_and_changes_no_result(papers: Path) -> None:
     arguments = ["toy-table1", "--scale", "paper", "--json", "--quiet"]
     whole = command(papers, *arguments, "--out", "whole")
@@ -299,6 +302,7 @@ def test_what_would_only_be_noticed_at_the_end_is_said_at_once(
     assert words in done.stderr
 
 
+@pytest.mark.slow
 def test_a_joint_table_keeps_the_columns_of_parts_that_were_not_asked_for_again(papers: Path, tmp_path: Path) -> None:
     file = papers / "toy" / "exhibits.toml"
     tables = tomllib.loads(file.read_text())
@@ -320,6 +324,7 @@ def test_a_joint_table_keeps_the_columns_of_parts_that_were_not_asked_for_again(
     assert [(row["part"], row["runs"], row["done"]) for row in plan] == [("few", 2, 2), ("many", 2, 2)]
 
 
+@pytest.mark.slow
 def test_with_tuning_the_plan_is_what_will_have_been_run(papers: Path) -> None:
     file = papers / "toy" / "lines.toml"
     tables = tomllib.loads(file.read_text())

@@ -80,6 +80,7 @@ def test_a_cell_is_known_by_its_settings_not_by_its_label(tmp_path: Path) -> Non
     assert other.folder(tmp_path) == some[1].folder(tmp_path)
 
 
+@pytest.mark.slow
 def test_tuning_keeps_the_best_of_the_first_seed(tmp_path: Path) -> None:
     every, settings = expand_sweep(
         small(
@@ -110,6 +111,7 @@ def test_what_is_done_stays_done(tmp_path: Path) -> None:
     assert done == [cell.identity for cell in every]
 
 
+@pytest.mark.slow
 def test_several_at_a_time_are_the_same_runs(tmp_path: Path) -> None:
     every, _ = expand_sweep(small(algorithm={"lam": [0.1, 1.0]}))
     execute(every, tmp_path / "one", None, 1, lambda cell, notes: None)
@@ -138,6 +140,7 @@ def test_a_candidate_that_diverges_loses(tmp_path: Path) -> None:
     assert [cell.experiment.algorithm.lr for cell in chosen] == [0.05]
 
 
+@pytest.mark.slow
 def test_ctrl_c_with_several_at_a_time_saves_every_run(tmp_path: Path) -> None:
     """Ctrl-C reaches the parent; each run at work saves its whole rounds, and the same command goes on."""
     file = tmp_path / "long.toml"
@@ -157,6 +160,7 @@ def test_ctrl_c_with_several_at_a_time_saves_every_run(tmp_path: Path) -> None:
     assert all(saved)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(tomli_w.dumps(small(seed=[0, 1])))
@@ -228,6 +232,7 @@ ALIKE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_methods_that_train_alike_train_once_and_score_as_if_they_had_trained(jobs: int, tmp_path: Path) -> None:
     every, _ = expand_sweep(small(algorithm=ALIKE, seed=[0, 1], data={"unseen": 0.3}))
@@ -263,6 +268,7 @@ def nobody(cell: sweep.SweepRun, notes: list[str]) -> None:
     return
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_a_scoring_that_was_broken_off_begins_anew(

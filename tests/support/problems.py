@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -143,6 +144,11 @@ def registered(name: str) -> Algorithm:
 KINDS = ["fedavg", "ditto", "fedrep", "flame", "learn2pfed"]
 """One of each kind, for what is the engine's doing and takes long: nothing kept by clients, models of their own, heads,
 last messages of all, and several exchanges in a round."""
+
+
+def marks(name: str) -> Any:
+    """Mark a test of this algorithm as slow unless the algorithm is the one of its kind."""
+    return () if name in KINDS else pytest.mark.slow
 
 
 IN_MODES = [*((name, "threads") for name in ALGORITHMS), *((name, "stacked") for name in KINDS)]

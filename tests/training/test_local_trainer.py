@@ -55,7 +55,7 @@ RULES = {
 @pytest.mark.parametrize("mode", ["threads", "stacked"])
 @pytest.mark.parametrize("rule", list(RULES))
 @pytest.mark.parametrize("part", ["all", "body", "head"])
-@pytest.mark.parametrize("pulled", [False, True])
+@pytest.mark.parametrize("pulled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: str) -> None:
     settings, optimiser = RULES[rule]
     algorithm = Local(lr=0.1, epochs=3, batch=4, **settings)
