@@ -1,10 +1,13 @@
-# make demo    install and run the demonstration        make setup   only install
-# make test    install, lint, check types, run the tests  make docs    build the documentation's pages into site/
+# make demo        install, and run the demonstration
+# make test        install, lint, check types and layers, and run all tests
 # make test-fast   the same without the tests that are slow, need a browser or start a deployment
+# make docs        build the documentation into site/; a warning is an error
+# make format      format the code, and write the catalogue that `equipoise list` reads (make catalogue)
+# make setup       only install into .venv
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-fast lint docs format clean
+.PHONY: setup demo test test-fast lint docs format catalogue clean
 
 setup: .venv/installed
 
@@ -36,6 +39,10 @@ docs: setup
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/python -m equipoise.runs.listing
+
+catalogue: setup
+	$(BIN)/python -m equipoise.runs.listing
 
 clean:
 	rm -rf .venv build site *.egg-info

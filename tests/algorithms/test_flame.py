@@ -141,8 +141,7 @@ def test_with_a_large_lam_it_ends_where_fedadmm_ends(problem: LeastSquares) -> N
 def test_fedadmm_without_duals_and_rho_is_fedavg_of_equal_clients() -> None:
     common = {"lr": 0.05, "epochs": 2, "batch": 4}
     admm = simulation(FedADMM(rho=0.0, dual=False, **common), participation=1.0)
-    average = simulation(FedAvg(**common), participation=1.0)
-    average.between = UploadSettings(reducer=Mean())
+    average = simulation(FedAvg(**common), participation=1.0, uploads=UploadSettings(reducer=Mean()))
     for run in (admm, average):
         run.run()
     torch.testing.assert_close(admm.server.w, average.server.w, rtol=1e-12, atol=1e-13)

@@ -192,6 +192,6 @@ def test_its_personal_model_cannot_be_exported(tmp_path) -> None:
     }
     experiment = Experiment.parse(tables)
     result = run_experiment(experiment, tmp_path / "run")
-    with pytest.raises(EquipoiseError, match="--global exports the global model"):
+    with pytest.raises(EquipoiseError, match="export the global model with --global"):
         export_model(result, experiment, "0", tmp_path / "model.safetensors")
     export_model(result, experiment, None, tmp_path / "model.safetensors")
