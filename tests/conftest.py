@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, settings
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
-from tests.support.problems import IN_MODES, KINDS, LeastSquares, marks, registered
+from tests.support.marks import slow_except
+from tests.support.problems import IN_MODES, KINDS, LeastSquares, registered
 
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("equipoise", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,18 +33,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
-@pytest.fixture(params=[pytest.param(name, marks=marks(name)) for name in ALGORITHMS])
+@pytest.fixture(params=slow_except(ALGORITHMS, *KINDS))
 def algorithm(request: pytest.FixtureRequest) -> Algorithm:
     """Every registered algorithm; one that joins the registry joins the tests."""
     return registered(request.param)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=slow_except(KINDS, "ditto"))
 def one_of_a_kind(request: pytest.FixtureRequest) -> Algorithm:
     return registered(request.param)
 
 
-@pytest.fixture(params=[pytest.param(case, marks=marks(case[0])) for case in IN_MODES], ids="-".join)
+@pytest.fixture(
+    params=slow_except(IN_MODES, *((name, "threads") for name in KINDS), ("ditto", "stacked")), ids="-".join
+)
 def in_mode(request: pytest.FixtureRequest) -> tuple[Algorithm, str]:
     """Every algorithm threaded, and one of each kind stacked; stacked equals threaded for all of them."""
     name, mode = request.param
@@ -67,7 +70,7 @@ def real_data() -> Path:
 
 @pytest.fixture
 def remember(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The method of tests/tampering.py, in the registry for as long as a test."""
+    """The algorithm of tests/support/tampering.py, in the registry for as long as a test."""
     from tests.support.tampering import Remember
 
     monkeypatch.setitem(ALGORITHMS, "remember", Remember)

@@ -65,6 +65,7 @@ def test_the_personal_model_is_not_the_global_one() -> None:
     assert isinstance(result.hybrid(0), nn.Sequential)
 
 
+@pytest.mark.slow
 def test_fine_tuned_models_are_those_that_were_scored() -> None:
     result = eq.train(module(), CLIENTS, eq.FedAvgFT(batch=5, lr=0.1), head=None, rounds=2)
     federation = result.federation

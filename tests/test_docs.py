@@ -46,7 +46,7 @@ def test_the_readmes_commands_run(tmp_path: Path) -> None:
     assert len(commands) >= 5
     for command in commands:
         arguments = shlex.split(command, comments=True)[1:]
-        if arguments[0] == "deploy":  # tests/test_flower_deployment.py starts one
+        if arguments[0] == "deploy":  # tests/flower/test_deployment.py starts one
             continue
         if arguments[0] in ("run", "sweep"):
             arguments += ["--set", "rounds=2"]

@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,6 +37,7 @@ def trained(algorithm: CFL, rounds: int, **options: float) -> Simulation:
     return run
 
 
+@pytest.mark.slow
 def test_opposite_clients_are_parted_and_each_kind_reaches_its_own_law() -> None:
     run = trained(CFL(lr=RATE, batch=100, eps1=0.3, eps2=0.4, quiet=5), rounds=120)
     group = run.server.group
@@ -90,6 +92,7 @@ def test_newcomers_get_the_mean_of_all() -> None:
     torch.testing.assert_close(newcomer, run.server.w[run.server.group.long()].mean(0))
 
 
+@pytest.mark.slow
 def test_clients_are_scored_with_their_groups_model_in_any_order_of_names() -> None:
     federation = from_clients(two_kinds(), names=["f", "a", "e", "b", "d", "c"])
     federation = replace(federation, unseen=frozenset({"a"}))

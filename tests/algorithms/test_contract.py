@@ -33,6 +33,7 @@ def test_same_seed_gives_the_same_bytes_with_one_or_two_workers(algorithm: Algor
     assert metrics(tmp_path / "a").count(b"\n") == 4
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_bytes_stacked(one_of_a_kind: Algorithm, tmp_path: Path) -> None:
     for name in "ab":
         simulation(one_of_a_kind, folder=tmp_path / name, mode="stacked", dtype="float32").run()

@@ -10,9 +10,7 @@ from torch import Tensor, nn
 from equipoise.algorithms import FeDEQ
 from equipoise.engine.simulation import Simulation
 from equipoise.executors.build import build_executor
-from tests.support.problems import LeastSquares, classification, least_squares, simulation, small_mlp
-
-FULL = 10**6
+from tests.support.problems import FULL, LeastSquares, classification, least_squares, simulation, small_mlp
 
 
 class TwoParts(nn.Module):
@@ -74,6 +72,7 @@ def rounds(algorithm: FeDEQ, count: int, participation: float) -> Iterator[Simul
         run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_the_lagrangian_falls_once_all_have_taken_part_and_is_bounded_below(participation: float) -> None:
     rho = 7 * L  # Lemma 4.2 asks for rho > 6L

@@ -22,9 +22,8 @@ from equipoise.models import MODELS
 from equipoise.models.base import BodyAndHead
 from equipoise.representations.points import HEAD
 from equipoise.state import State
-from tests.support.problems import classification, simulation
-
-FULL = 10**6
+from tests.support.marks import slow_except
+from tests.support.problems import FULL, classification, simulation
 
 
 def deep(seed: int = 0) -> nn.Module:
@@ -129,7 +128,7 @@ def deep_regression() -> nn.Module:
         return BodyAndHead(nn.Sequential(nn.Linear(5, 4), nn.Tanh()), nn.Linear(4, 1))
 
 
-@pytest.mark.parametrize("mode", ["threads", "stacked"])
+@pytest.mark.parametrize("mode", slow_except(["threads", "stacked"], "threads"))
 def test_without_pull_it_is_local_training_of_head_and_extractor_in_turn(mode: str) -> None:
     """FedRep with a single client averages nothing: it is the local training of both parts."""
     federation, common = classification(), {"lr": 0.05, "batch": 4, "head_epochs": 2}
@@ -181,7 +180,7 @@ def test_an_earlier_split_leaves_the_later_layers_to_the_head() -> None:
         assert len(moved)
 
 
-@pytest.mark.parametrize("mode", ["threads", "stacked"])
+@pytest.mark.parametrize("mode", slow_except(["threads", "stacked"], "threads"))
 def test_a_split_after_the_head_leaves_nothing_to_the_head(mode: str) -> None:
     run = simulation(FedReCo(lam=0.1, split=("head",), lr=0.1), module=deep(), mode=mode)
     run.run()
@@ -260,7 +259,7 @@ def test_the_variance_reduced_gradient_is_unbiased_and_exact_at_its_anchor() -> 
         torch.testing.assert_close(found, there, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("mode", ["threads", "stacked"])
+@pytest.mark.parametrize("mode", slow_except(["threads", "stacked"], "threads"))
 def test_variance_reduction_takes_the_steps_of_svrg(mode: str) -> None:
     """Against a loop written out: g(u; b) - g(anchor; b) + g(anchor), for the pull alone."""
     algorithm = FedReCo(lam=0.5, server_lr=0.0, lr=0.1, batch=6, variance_reduction=True)

@@ -10,9 +10,8 @@ from equipoise.algorithms import FedADMM, FedAvg, Flame, FlameLpProj, LpProj, PF
 from equipoise.config.uploads import UploadSettings
 from equipoise.engine.simulation import Simulation
 from equipoise.reducers import Mean
-from tests.support.problems import LeastSquares, least_squares, linear_module, simulation
+from tests.support.problems import FULL, LeastSquares, least_squares, linear_module, simulation
 
-FULL = 10**6
 M = 4
 "how many clients the least-squares problem has"
 
@@ -46,6 +45,7 @@ def lagrangian(p: LeastSquares, run: Simulation) -> float:
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", ["equal", "samples"])
 @pytest.mark.parametrize("mode", ["threads", "stacked"])
 def test_lemma_3_and_the_servers_optimality_after_every_round(alpha: str, mode: str) -> None:
@@ -79,6 +79,7 @@ def test_absent_clients_keep_everything_and_count_with_their_last_message() -> N
     run.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 def test_the_lagrangian_falls_in_the_range_of_the_theory(problem: LeastSquares, participation: float) -> None:
     algorithm = exact(problem, lam=2.0, rho=3 * 2.0 / M)
@@ -87,6 +88,7 @@ def test_the_lagrangian_falls_in_the_range_of_the_theory(problem: LeastSquares, 
     assert values[-1] < values[0] - 1e-3
 
 
+@pytest.mark.slow
 def test_the_lagrangian_is_never_below_the_smallest_objective(problem: LeastSquares) -> None:
     w, theta = closed_form(problem, 2.0)
     smallest = np.mean(
@@ -110,7 +112,8 @@ def closed_form(p: LeastSquares, lam: float) -> tuple[np.ndarray, list[np.ndarra
     return w, [inverse[i] @ (p.right(i) + lam * w) for i in range(p.clients)]
 
 
-@pytest.mark.parametrize(("participation", "count"), [(1.0, 250), pytest.param(0.5, 700, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("participation", "count"), [(1.0, 250), (0.5, 700)])
 def test_it_ends_at_the_closed_form(problem: LeastSquares, participation: float, count: int) -> None:
     lam = 0.8
     algorithm = exact(
@@ -161,6 +164,7 @@ def test_the_first_step_of_w_i_is_one_of_pfedme() -> None:
         assert torch.equal(flame.store.get(i).theta, pfedme.store.get(i).theta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["threads", "stacked"])
 @pytest.mark.parametrize(
     ("plain", "projected"),
@@ -241,6 +245,7 @@ class TestInexactness:
                     assert float(state.epsilon) == float(before[i].epsilon)
                 before[i] = state
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("participation", [1.0, 0.5])
     def test_the_lyapunov_function_falls(self, problem: LeastSquares, participation: float) -> None:
         """L + sum c epsilon_i, c = nu / ((1 - nu) lam alpha): what a solution lacks is paid by the fall of epsilon."""
@@ -252,6 +257,7 @@ class TestInexactness:
         assert (np.diff(values) <= 1e-12).all()
         assert values[-1] < values[0]
 
+    @pytest.mark.slow
     def test_it_ends_at_the_closed_form(self, problem: LeastSquares) -> None:
         algorithm = self.algorithm(problem).model_copy(update={"rho": 3 * self.LAM / M})
         run = least_squares(problem, algorithm, rounds=150)

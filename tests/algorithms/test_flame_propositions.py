@@ -21,10 +21,9 @@ from equipoise.engine.client_store import ClientStore
 from equipoise.engine.simulation import Simulation
 from equipoise.executors.base import ClientJob
 from equipoise.training.task import Task
-from tests.support.problems import linear_module
+from tests.support.problems import FULL, linear_module
 
 TRIALS = 400
-FULL = 10**6
 
 
 @dataclass(frozen=True)
@@ -139,6 +138,7 @@ def test_proposition_2(algorithm: Algorithm, q: float, attack: Attack | None) ->
         assert abs(means.mean() - expected) < 4 * error
 
 
+@pytest.mark.slow
 def test_proposition_2_for_pfedme() -> None:
     """Its copies w_i go to the local least squares: q = 1."""
     count = 60  # 30 local rounds make it slow

@@ -231,6 +231,7 @@ def test_what_is_tied_follows_the_sum_of_all_gradients() -> None:
     assert not torch.equal(second.server.tied, tied.server.tied[:3])
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     rate=st.sampled_from([0.01, 1.0, 5.0]),
@@ -315,6 +316,7 @@ def test_without_ties_cells_end_at_each_clients_least_squares(problem: LeastSqua
         np.testing.assert_allclose(run.store.get(i).x[1, 0, :, 0], problem.local(i), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_the_strongest_ties_cells_end_at_one_model(problem: LeastSquares) -> None:
     run = still(problem, lam=1e9, cells=500)
     squares = [(len(x) * x.T @ x, len(x) * x.T @ y) for x, y in zip(problem.x, problem.y, strict=True)]  # p_i = n_i / N
@@ -324,6 +326,7 @@ def test_with_the_strongest_ties_cells_end_at_one_model(problem: LeastSquares) -
         np.testing.assert_allclose(run.store.get(i).x[1, 0, :, 0], w, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_in_between_they_end_where_the_sum_of_fits_and_ties_is_smallest(problem: LeastSquares) -> None:
     lam = 3.0
     run = still(problem, lam=lam, cells=500)
@@ -350,6 +353,7 @@ def lagrangians(problem: LeastSquares, cells: int, **settings: Any) -> np.ndarra
     return np.array(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lam", [0.1, 1.0, 10.0])
 def test_the_lagrangian_falls_along_the_cells_where_rho_is_large(problem: LeastSquares, lam: float) -> None:
     smooth = max(np.linalg.eigvalsh(x.T @ x).max() for x in problem.x)
@@ -434,6 +438,7 @@ def test_who_fails_within_a_round_is_left_out_of_the_rest_of_it(monkeypatch: pyt
     assert not torch.equal(run.server.raw[:, :, 0], run.algorithm.init_server(run.start).raw[:, :, 0])
 
 
+@pytest.mark.slow
 def test_what_was_learned_is_kept_for_readers_and_drawn(tmp_path: Path) -> None:
     from equipoise.reporting import plots
     from equipoise.storage.run_index import find_runs
@@ -473,6 +478,7 @@ def test_tied_families_need_gradients_that_travel() -> None:
         Learn2pFed(tied=("lam",), backward="local")
 
 
+@pytest.mark.slow
 def test_newcomers_get_the_cells_with_what_was_learned_for_all(problem: LeastSquares) -> None:
     federation = from_clients(
         [{"train": (x, y), "test": (x, y)} for x, y in zip(problem.x, problem.y, strict=True)],

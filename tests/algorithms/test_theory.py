@@ -34,9 +34,8 @@ from equipoise.algorithms import (
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import from_clients
 from equipoise.engine.simulation import Simulation
-from tests.support.problems import LeastSquares, classification, least_squares, marks, simulation
-
-FULL = 10**6  # a batch that is never full: all samples in every step
+from tests.support.marks import slow_except
+from tests.support.problems import FULL, LeastSquares, classification, least_squares, simulation
 
 
 def personal(run: Simulation, who: int) -> np.ndarray:
@@ -271,7 +270,7 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in ALGORITHMS])
+@pytest.mark.parametrize("name", slow_except(ALGORITHMS, "fedavg", "fedrep", "learn2pfed"))
 def test_known_optimum(name: str, problem: LeastSquares) -> None:
     """An algorithm without an entry in FACTS fails here: its theory is still to be written down."""
     FACTS[name](problem)

@@ -106,10 +106,12 @@ def test_every_algorithm_can_be_attacked(algorithm: Algorithm) -> None:
         assert any(not torch.equal(t, honest.server[field]) for field, t in under.server.items())
 
 
+@pytest.mark.slow
 def test_an_attack_is_the_same_stacked_or_not(one_of_a_kind: Algorithm) -> None:
     same_under_attack(one_of_a_kind, SignFlip(fraction=0.34))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(ATTACKS))
 def test_every_attack_works_stacked_or_not(name: str) -> None:
     same_under_attack(Flame(lr=0.05, epochs=2, batch=4), ATTACKS[name](fraction=0.34))

@@ -15,6 +15,7 @@ from equipoise.errors import EquipoiseError, Interrupted
 from equipoise.runs.launch import run
 from equipoise.storage.run_folder import RunFolder
 from tests.support.commands import small
+from tests.support.marks import slow_except
 
 Curves = dict[str, dict[int, float]]
 
@@ -78,7 +79,7 @@ class Stop(RunCallback):
             raise Interrupted
 
 
-@pytest.mark.parametrize("name", list(TRACKERS))
+@pytest.mark.parametrize("name", slow_except(TRACKERS, "tensorboard"))
 def test_a_tracker_hears_every_round_once_also_of_a_run_that_was_broken_off(name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted):

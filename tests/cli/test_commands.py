@@ -72,6 +72,7 @@ def test_run_compare_and_export(file: Path, tmp_path: Path) -> None:
         assert torch.equal(loaded(x), module(x))
 
 
+@pytest.mark.slow
 def test_resume_goes_on_and_may_go_further(file: Path, tmp_path: Path) -> None:
     whole = equipoise_command("run", file, "--set", "rounds=5", "--out", "whole", "--quiet", cwd=tmp_path)
     assert (whole.returncode, whole.stdout, whole.stderr) == (0, "", "")

@@ -48,6 +48,7 @@ def test_counts_and_distances_by_hand() -> None:
     assert (found["samples"], found["largest client"]) == (12, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "data",
     [
@@ -74,6 +75,7 @@ def test_dollars_in_names_and_texts_are_dollars(tmp_path: Path) -> None:
     draw(Experiment.parse(tables).federation(tmp_path), tmp_path / "picture.png")
 
 
+@pytest.mark.slow
 def test_show_prints_and_draws(tmp_path: Path) -> None:
     file = tmp_path / "digits.toml"
     data = '[data]\nname = "digits-by-writer"\nclients = 12\nunseen = 0.25\n'

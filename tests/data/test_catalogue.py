@@ -63,6 +63,7 @@ def test_list_tells_what_is_there(tmp_path: Path) -> None:
     assert entries["electricity"].detail == "800 of 8,443,584 values"
 
 
+@pytest.mark.slow
 def test_list_says_complete_of_the_real_data(real_data: Path) -> None:
     states = {e.name: e.state for e in catalogue.entries(real_data)}
     assert [states[n] for n in ("mnist", "fashion-mnist", "digits-by-writer")] == ["complete"] * 3

@@ -285,6 +285,7 @@ def test_another_process_that_ends_while_we_open_the_part(
     assert files_in(tmp_path) == [remote.name]
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     breaks=st.lists(st.integers(0, 37_500), max_size=8),  # together less than the file

@@ -66,6 +66,7 @@ def test_lines_ends_and_marks_of_other_systems(tmp_path: Path) -> None:
     assert torch.equal(load("electricity", tmp_path).x, one.x)
 
 
+@pytest.mark.slow
 def test_a_table_that_unpacks_without_end_is_not_read_to_its_end(tmp_path: Path) -> None:
     head = b"date,0,OT\n2016-07-01 00:00:00,1,2\n2016-07-01 01:00:00,1,2\n"
     (tmp_path / "electricity.csv.gz").write_bytes(gzip.compress(head + b"\n" * 50_000_000))

@@ -81,6 +81,7 @@ def test_the_real_fashion_mnist(real_data: Path) -> None:
     assert np.bincount(pool.y).tolist() == [7000] * 10
 
 
+@pytest.mark.slow
 def test_the_excerpt_is_taken_from_the_real_mnist(real_data: Path) -> None:
     pool, excerpt = SOURCES["mnist"]().load(LoadRequest(real_data)), load_excerpt()
     known = {row.tobytes() for row in pool.x.numpy()}

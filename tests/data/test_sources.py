@@ -94,6 +94,7 @@ def test_an_archive_writes_nothing_outside_and_follows_no_link(tmp_path: Path) -
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_a_bomb_is_not_unpacked(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "cifar-100-binary.tar.gz", "w:gz") as archive:
         info = tarfile.TarInfo("train.bin")
@@ -243,6 +244,7 @@ def test_one_file_packed_and_unpacked_is_one_file(tmp_path: Path) -> None:
         load("femnist", tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "samples", "portion"),
     [

@@ -24,7 +24,8 @@ from equipoise.runs.launch import reopen
 from equipoise.state import State
 from tests.support.commands import equipoise_command
 from tests.support.flower_memory import in_both_engines, same
-from tests.support.problems import classification, marks, metrics, registered, simulation
+from tests.support.marks import slow_except
+from tests.support.problems import classification, metrics, registered, simulation
 
 DEQ = [name for name in MODELS if name.startswith("deq-")]
 SMALL: dict[str, dict[str, Any]] = {
@@ -68,7 +69,7 @@ PAIRS = [(algorithm, name) for algorithm, name in PAIRS if algorithm != "fedcr"]
 PAIRS += [("fedeq", name) for name in DEQ if ("fedeq", name) not in PAIRS]
 
 
-@pytest.mark.parametrize(("method", "name"), [pytest.param(*pair, marks=marks(pair[0])) for pair in PAIRS])
+@pytest.mark.parametrize(("method", "name"), slow_except(PAIRS, *PAIRS[::5], several=True))
 def test_every_algorithm_trains_an_equilibrium_model_and_fedeq_all_of_them(method: str, name: str) -> None:
     algorithm = registered(method)
     shape = (6,) if name == "deq-transformer" else (1, 8, 8)
@@ -171,6 +172,7 @@ def test_fixed_points_are_kept_with_the_client_only_where_they_are_to_be() -> No
     assert run.counters.bytes_up == len(run.federation) * (run.task.space.size + 1) * 8  # they never leave
 
 
+@pytest.mark.slow
 def test_weights_are_projected_after_every_step(one_of_a_kind: Algorithm) -> None:
     """Far larger steps than would keep them there: ‖B‖_∞ <= κ holds for what is trained, shared and kept."""
     algorithm = one_of_a_kind.model_copy(update={"lr": 0.7, "clip": 1.0})
@@ -240,6 +242,7 @@ def test_a_run_whose_layer_does_not_converge_says_so_once() -> None:
     assert run.summary()["solver_iterations"] == 3.0
 
 
+@pytest.mark.slow
 def test_a_run_that_diverges_says_which_layer_and_stops() -> None:
     """Without a projection and with huge steps, f leaves the numbers: no NaN is ever handed on."""
     module = small(None, limit=500)
@@ -262,6 +265,7 @@ def test_a_stack_is_refused_in_words() -> None:
         simulation(ALGORITHMS["fedavg"](), module=contractive, mode="stacked")
 
 
+@pytest.mark.slow
 def test_a_model_that_went_through_a_file_predicts_the_same(tmp_path: Path) -> None:
     (tmp_path / "e.toml").write_text(
         'rounds = 1\n[data]\nname = "digits-by-writer"\n[model]\nname = "deq-mlp"\nwidth = 8\nhidden = 4\n'

@@ -93,6 +93,7 @@ def test_states_of_any_type_survive_the_disk(tmp_path: Path) -> None:
         assert store.get(1).v.dtype == dtype
 
 
+@pytest.mark.slow
 def test_odd_paths_and_clients_on_the_command_line(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
     file.write_text(SMALL.format(rounds=1, name="fedavg"))
@@ -124,6 +125,7 @@ def test_a_copy_of_a_run_is_no_second_seed(tmp_path: Path) -> None:
     assert [row["seeds"] for row in rows] == [1, 1]  # and another model is another row
 
 
+@pytest.mark.slow
 def test_a_run_toml_finds_its_data_again(tmp_path: Path) -> None:
     """Without --data, a run that is shown, run again, resumed or exported from looks where it found its data."""
     datafiles.mnist(tmp_path / "elsewhere" / "mnist")

@@ -121,6 +121,7 @@ def shared(name: str, shape: tuple[int, ...] = (3, 32, 32), **settings: object) 
     return sum(p.numel() for p in MODELS[name](**settings).build(shape, 10).body.parameters())
 
 
+@pytest.mark.slow
 def test_a_stride_at_the_stem_only_shrinks_what_convolutions_work_on() -> None:
     for name in ("resnet-14", "deq-residual", "deq-cnn", "resnet-5-blocks", "cnn-L"):
         assert shared(name, stride=2) == shared(name)

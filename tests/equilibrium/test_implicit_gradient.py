@@ -18,6 +18,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.models.blocks import EquilibriumBlock, softplus
 from equipoise.training.memory_usage import peak_tensor_bytes
 from tests.support.fixed_points import random
+from tests.support.marks import slow_except
 
 EXACT: dict[str, Any] = {"tol": 1e-12, "limit": 500}
 
@@ -58,8 +59,8 @@ def gradients(f: nn.Module, x: Tensor, **given: Any) -> list[Tensor]:
     return list(torch.autograd.grad(loss, [x, *f.parameters()]))
 
 
-@pytest.mark.parametrize("solver", list(SOLVERS))
-@pytest.mark.parametrize("name", list(FUNCTIONS))
+@pytest.mark.parametrize("solver", slow_except(SOLVERS, "broyden"))
+@pytest.mark.parametrize("name", slow_except(FUNCTIONS, "dense"))
 def test_implicit_gradients_are_those_of_finite_differences(name: str, solver: str) -> None:
     make, shape = FUNCTIONS[name]
     f = seeded(make)
@@ -78,7 +79,7 @@ def test_implicit_gradients_are_those_of_finite_differences(name: str, solver: s
 
 @pytest.mark.parametrize("solver", list(SOLVERS))
 @pytest.mark.parametrize("backward", list(SOLVERS))
-@pytest.mark.parametrize("name", list(FUNCTIONS))
+@pytest.mark.parametrize("name", slow_except(FUNCTIONS, "dense"))
 def test_implicit_gradients_are_those_of_unrolling(name: str, solver: str, backward: str) -> None:
     make, shape = FUNCTIONS[name]
     f, x = seeded(make), random(*shape)
@@ -191,6 +192,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         torch.autograd.grad(out.sum(), x, create_graph=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["implicit", "jacobian-free"])
 @pytest.mark.parametrize("solver", list(SOLVERS))
 def test_memory_does_not_depend_on_the_number_of_iterations(solver: str, gradient: str) -> None:

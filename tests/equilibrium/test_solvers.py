@@ -77,6 +77,7 @@ def test_every_solver_solves_every_problem(name: str, problem: str) -> None:
         assert (found.z - p.solution).norm() <= 2e3 * 1e-10 * p.solution.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["anderson", "broyden"])
 @pytest.mark.parametrize(("problem", "factor"), [("linear", 2), ("ill-conditioned", 10)])
 def test_acceleration_saves_iterations(name: str, problem: str, factor: int) -> None:

@@ -122,6 +122,7 @@ def test_models_that_are_the_same_are_alike() -> None:
     assert measure(run, "x", 100, lambda done, total: None).values == pytest.approx(np.ones((2, 6)))
 
 
+@pytest.mark.slow
 def test_the_command_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text(SMALL.format(rounds=2, name="fedavg"))
     equipoise_command("run", "a.toml", "--out", "r", cwd=tmp_path)

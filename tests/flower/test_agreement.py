@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from equipoise.errors import RunFailed
 from equipoise.flower.client_data import write_client
 from equipoise.flower.protocol import Answer, answer_shapes, open_message
-from tests.support.flower_memory import over_the_wire, run, speaking_as
+from tests.support.flower_memory import Killed, over_the_wire, run, speaking_as
 from tests.support.problems import classification
 from tests.support.tampering import ORDERS, agrees, announced, problem, raw
 
@@ -31,9 +31,6 @@ def test_server_and_clients_agree_on_what_was_accepted(seed: int, tmp_path_facto
     )
 
     held: list[tuple[str, Message]] = []
-
-    class Killed(BaseException):
-        pass
 
     def tamper(order: Message, reply: Message) -> list[Message]:
         if order.metadata.message_type == "query":

@@ -358,6 +358,7 @@ def test_a_file_that_was_cut_or_is_of_another_kind_brings_a_sentence(
     said(plan, path, str(path), "cannot be read as arrays")
 
 
+@pytest.mark.slow
 def test_flipped_bits_bring_a_sentence_or_sound_data(plan: DeploymentPlan, tmp_path: Path) -> None:
     path = save(tmp_path / "data.safetensors", {"x": X[:2], "y": Y[:2]})
     whole = path.read_bytes()

@@ -17,12 +17,13 @@ from equipoise.flower.protocol import Answer, open_message
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from tests.support.flower_memory import WALL, deployed, in_both_engines, run, same, table
-from tests.support.problems import KINDS, classification, marks, registered, small_mlp
+from tests.support.marks import slow_except
+from tests.support.problems import KINDS, classification, registered, small_mlp
 
-EVERY = [pytest.param(name, 0.5, marks=marks(name)) for name in ALGORITHMS] + [(name, 1.0) for name in KINDS]
+EVERY = [*((name, 0.5) for name in ALGORITHMS), *((name, 1.0) for name in KINDS)]
 
 
-@pytest.mark.parametrize(("name", "participation"), EVERY)
+@pytest.mark.parametrize(("name", "participation"), slow_except(EVERY, *((name, 0.5) for name in KINDS), several=True))
 def test_engines_agree(name: str, participation: float, tmp_path: Path) -> None:
     algorithm = registered(name)
     federation = classification().holding_out(0.2, 0)
@@ -59,6 +60,7 @@ def test_engines_agree_under_attack(name: str, attack: str, reducer: str, tmp_pa
         np.testing.assert_allclose(over_flower.server[field], t, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedavg", "flame", "fedreco"])
 @pytest.mark.parametrize("where", ["local", "central"])
 def test_engines_agree_on_what_is_clipped(name: str, where: str, tmp_path: Path) -> None:

@@ -8,19 +8,14 @@ import pytest
 import torch
 from flwr.app import Message
 
-from equipoise.algorithms import Learn2pFed
 from equipoise.executors.threaded import ThreadedExecutor
 from equipoise.flower.client_state import ClientStateFile
 from equipoise.flower.server import Deployment
-from tests.support.flower_memory import MemoryGrid, Node, deployed, run, table
+from tests.support.flower_memory import Killed, MemoryGrid, Node, deployed, run, table
+from tests.support.flower_problem import METHOD
 from tests.support.problems import classification, simulation, small_mlp
 
-METHOD = Learn2pFed(cells=2, lr=0.05, batch=4, lam=1.0, rho=1.0, eta=1.0, gamma=1.0, theta=1.0, outer_lr=0.1)
 EXCHANGES = METHOD.exchanges
-
-
-class Killed(BaseException):
-    pass
 
 
 def state_of(grid: MemoryGrid, who: int, deployment: Deployment) -> Any:

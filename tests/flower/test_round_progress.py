@@ -12,16 +12,14 @@ from flwr.app import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.algorithms import Learn2pFed
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import RunFailed
 from equipoise.flower import server
 from equipoise.flower.round_progress import RoundProgress
 from equipoise.state import State
-from tests.support.flower_memory import deployed, run, table
+from tests.support.flower_memory import Killed, deployed, run, table
+from tests.support.flower_problem import METHOD
 from tests.support.problems import classification, small_mlp
-
-METHOD = Learn2pFed(cells=2, lr=0.05, batch=4, lam=1.0, rho=1.0, eta=1.0, gamma=1.0, theta=1.0, outer_lr=0.1)
 
 COUNTS = st.integers(0, 10**12)
 SECONDS = st.floats(0, 1e9)
@@ -67,10 +65,6 @@ def test_a_checkpoint_of_version_0_1_can_be_read(progress: RoundProgress) -> Non
     restored = RoundProgress()
     assert restored.restore(saved, {}) == {}
     assert restored == RoundProgress(progress.participants, progress.asked)
-
-
-class Killed(BaseException):
-    pass
 
 
 def lose_a_client(folder: Path, killed: bool, monkeypatch: pytest.MonkeyPatch) -> server.Deployment:
@@ -120,6 +114,7 @@ def lose_a_client(folder: Path, killed: bool, monkeypatch: pytest.MonkeyPatch) -
         return run(app, grid, folder / "out", resume=True)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_between_exchanges_keeps_seconds_and_solves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

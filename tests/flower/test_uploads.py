@@ -14,7 +14,8 @@ from equipoise.flower.codec import group, unpack
 from equipoise.flower.protocol import Answer
 from equipoise.storage.model_kinds import COLUMNS
 from tests.support.flower_memory import MemoryGrid, deployed, run, table
-from tests.support.problems import KINDS, classification, marks, registered, small_mlp
+from tests.support.marks import slow_except
+from tests.support.problems import KINDS, classification, registered, small_mlp
 
 SOLVES = {"solves", "iterations", "unconverged", "gradient_solves", "gradient_iterations", "gradients_unconverged"}
 COUNTERS = {"trained", "samples", "evaluated", "adapted", "size", *SOLVES}
@@ -41,10 +42,10 @@ def captured(grid: MemoryGrid) -> list[tuple[str, dict[str, Any], dict[str, torc
 ALLOWED: dict[str, Any] = {}
 
 
-EVERY = [pytest.param(name, True, marks=marks(name)) for name in ALGORITHMS] + [(name, False) for name in KINDS]
+EVERY = [*((name, True) for name in ALGORITHMS), *((name, False) for name in KINDS)]
 
 
-@pytest.mark.parametrize(("name", "evaluate"), EVERY)
+@pytest.mark.parametrize(("name", "evaluate"), slow_except(EVERY, *((name, True) for name in KINDS), several=True))
 def test_only_what_was_announced_is_sent(name: str, evaluate: bool, tmp_path: Path) -> None:
     algorithm = registered(name)
     federation = classification(4)

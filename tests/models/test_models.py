@@ -21,7 +21,8 @@ from equipoise.metrics import METRICS
 from equipoise.models import MODELS
 from equipoise.models.base import BodyAndHead
 from equipoise.training.task import Task
-from tests.support.models import SLOW, TEXT, built, inputs
+from tests.support.marks import slow_except
+from tests.support.models import QUICK, TEXT, built, inputs
 from tests.support.problems import simulation
 
 CROSS_ENTROPY, ACCURACY = LOSSES["cross-entropy"], METRICS["accuracy"]
@@ -91,9 +92,7 @@ def test_a_linear_model_with_an_intercept_starts_at_zero() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # attention goes through a stack client by client
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODELS]
-)
+@pytest.mark.parametrize("name", slow_except(MODELS, *QUICK))
 def test_every_model_trains_alike_in_both_modes(name: str) -> None:
     module, federation = built(name), federation_for(name)
     last = module.head[-1] if isinstance(module.head, nn.Sequential) else module.head

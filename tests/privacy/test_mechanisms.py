@@ -49,6 +49,7 @@ def floats(width: int) -> st.SearchStrategy[float]:
     return st.floats(-(2.0**100), 2.0**100, width=width, allow_subnormal=True)
 
 
+@pytest.mark.slow
 @given(
     arrays(np.float32, st.integers(1, 40), elements=floats(32)),
     arrays(np.float64, st.integers(1, 40), elements=floats(64)),

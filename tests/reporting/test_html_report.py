@@ -247,6 +247,7 @@ def test_printed_it_is_light_and_without_controls(chromium: Browser, report: Pat
     page.context.close()
 
 
+@pytest.mark.slow
 @given(
     st.recursive(st.none() | st.text() | st.floats(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
@@ -276,6 +277,7 @@ def test_errors_and_clients_that_took_no_part_are_in_the_table_with_deviations(t
         assert cells_of(tmp_path / "page.html", name) == [f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"]
 
 
+@pytest.mark.slow
 def test_attacks_on_several_data_sets_have_charts_of_their_own_and_methods_lines(tmp_path: Path) -> None:
     for clients in (6, 5):
         for fraction in (0.0, 0.4):

@@ -63,6 +63,10 @@ class Node:
     sent: list[Message] = field(default_factory=list)
 
 
+class Killed(BaseException):
+    """The end of a server at any place, which nothing in it may catch."""
+
+
 class MemoryGrid(Grid):
     def __init__(self, app: App, nodes: dict[int, Node]):
         self.app, self.nodes = app, nodes

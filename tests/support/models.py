@@ -19,7 +19,7 @@ SMALLER: dict[str, dict[str, Any]] = {  # of the same kind, in less time
     "cnn-L": {"channels": 8},
     "transformer-8": {"width": 8, "layers": 2},
 }
-SLOW = {*SMALLER, "transformer", "deq-resnet-s", "deq-resnet-m"}
+QUICK = [name for name in MODELS if name not in {*SMALLER, "transformer", "deq-resnet-s", "deq-resnet-m"}]
 
 
 def inputs(name: str, n: int, rng: np.random.Generator) -> np.ndarray:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -20,6 +19,9 @@ from equipoise.engine.simulation import Simulation
 from equipoise.models.base import BodyAndHead
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.task import Task
+
+FULL = 10**6
+"""A batch that is never full: all samples in every step."""
 
 
 def classification(clients: int = 6, seed: int = 0, names: list[str] | None = None) -> Federation:
@@ -144,11 +146,6 @@ def registered(name: str) -> Algorithm:
 KINDS = ["fedavg", "ditto", "fedrep", "flame", "learn2pfed"]
 """One of each kind, for what is the engine's doing and takes long: nothing kept by clients, models of their own, heads,
 last messages of all, and several exchanges in a round."""
-
-
-def marks(name: str) -> Any:
-    """Mark a test of this algorithm as slow unless the algorithm is the one of its kind."""
-    return () if name in KINDS else pytest.mark.slow
 
 
 IN_MODES = [*((name, "threads") for name in ALGORITHMS), *((name, "stacked") for name in KINDS)]

@@ -12,6 +12,7 @@ from equipoise.executors.base import ClientJob
 from equipoise.randomness import torch_generator
 from equipoise.state import State
 from equipoise.training.batches import batch_indices, batch_order
+from tests.support.marks import slow_except
 from tests.support.problems import classification, simulation, small_mlp
 
 
@@ -55,7 +56,7 @@ RULES = {
 @pytest.mark.parametrize("mode", ["threads", "stacked"])
 @pytest.mark.parametrize("rule", list(RULES))
 @pytest.mark.parametrize("part", ["all", "body", "head"])
-@pytest.mark.parametrize("pulled", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("pulled", slow_except([False, True], True))
 def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: str) -> None:
     settings, optimiser = RULES[rule]
     algorithm = Local(lr=0.1, epochs=3, batch=4, **settings)
