@@ -33,6 +33,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.browser)
 
 
+@pytest.fixture(autouse=True)
+def seeded_weights() -> None:
+    """Make initial weights independent of chance and of the tests that ran before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(params=slow_except(ALGORITHMS, *KINDS))
 def algorithm(request: pytest.FixtureRequest) -> Algorithm:
     """Every registered algorithm; one that joins the registry joins the tests."""
