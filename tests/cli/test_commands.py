@@ -13,7 +13,7 @@ import equipoise
 from equipoise.data.federation import Federation
 from equipoise.runs.launch import reopen
 from tests.support.commands import SMALL, equipoise_command, one_sentence
-from tests.support.waiting import FOREVER, heed_ctrl_c, interrupted
+from tests.support.waiting import FOREVER, interrupted, start
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     file = tmp_path / "long.toml"
     file.write_text(SMALL.format(rounds=FOREVER, name="fedrep"))
     command = [sys.executable, "-m", "equipoise", "run", str(file), "--out", "long", "--quiet"]
-    child = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c)
+    child = start(command, cwd=tmp_path, stderr=subprocess.PIPE)
     log = tmp_path / "long" / "metrics.jsonl"
     said = interrupted(child, lambda: log.exists() and log.read_text().count("\n") > 4)
     assert child.returncode == 130

@@ -23,7 +23,7 @@ from equipoise.reporting.live_view import RunView, clock, render
 from equipoise.runs.launch import run
 from equipoise.storage.run_folder import RunFolder
 from tests.support.commands import SMALL, equipoise_command, small
-from tests.support.waiting import FOREVER, LIMIT, heed_ctrl_c
+from tests.support.waiting import FOREVER, LIMIT, start
 
 
 def folder(path: Path, lines: int = 3, rounds: int = 10, **more: Any) -> RunFolder:
@@ -151,7 +151,7 @@ COMMAND = [sys.executable, "-m", "equipoise"]
 @pytest.mark.slow
 def test_a_real_run_is_followed_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL.format(rounds=60, name="fedavg"))
-    worker = subprocess.Popen([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
+    worker = start([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
     try:
         done = equipoise_command("watch", "out", "--wait", LIMIT, "--every", "0.2", cwd=tmp_path, real=True)
         assert done.returncode == 0, done.stderr
@@ -165,14 +165,14 @@ def test_a_real_run_is_followed_to_its_end(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_ends_the_look_and_not_the_run(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL.format(rounds=FOREVER, name="fedavg"))
-    worker = subprocess.Popen([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
+    worker = start([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
     screen, terminal = pty.openpty()  # only there it shows what it sees before it ends
     watch = [*COMMAND, "watch", "out", "--wait", str(LIMIT), "--every", "0.2"]
     with os.fdopen(screen, "rb", buffering=0) as screen_file:
         try:
             env = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
             pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": terminal, "stderr": subprocess.PIPE}
-            watcher = subprocess.Popen(watch, cwd=tmp_path, env=env, text=True, preexec_fn=heed_ctrl_c, **pipes)
+            watcher = start(watch, cwd=tmp_path, env=env, **pipes)
             os.close(terminal)
             shown = b""
             while b"rounds" not in shown:

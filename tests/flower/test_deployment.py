@@ -14,7 +14,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.processes import free_ports
 from equipoise.runs.launch import run
-from tests.support.waiting import FOREVER, LIMIT, heed_ctrl_c, interrupted, until
+from tests.support.waiting import FOREVER, LIMIT, interrupted, start, until
 
 if sys.platform != "linux":
     pytest.skip("looks for processes in /proc", allow_module_level=True)
@@ -48,11 +48,10 @@ def alive(home: Path) -> list[str]:
     return found
 
 
-def start(folder: Path, *more: str) -> "subprocess.Popen[str]":
+def deploy(folder: Path, *more: str) -> "subprocess.Popen[str]":
     """As a user would: from the folder that everything is in."""
     command = [str(BIN / "equipoise"), "deploy", "local", "digits.toml", "--out", "out", *more]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=folder, text=True, preexec_fn=heed_ctrl_c, **pipes)
+    return start(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def intruder(folder: Path, address: str, authority: Path, logs: Path) -> str:
@@ -74,7 +73,7 @@ def test_a_deployment_from_beginning_to_end(tmp_path: Path) -> None:
     file.write_text(EXPERIMENT.format(rounds=FOREVER))
     home = out / "deployment" / "flwr"
 
-    first = start(tmp_path, "--clients", "2")
+    first = deploy(tmp_path, "--clients", "2")
     try:
         until(lambda: (out / "metrics.jsonl").exists(), first)
         assert any("flower-supernode" in command for command in alive(home))
@@ -98,14 +97,14 @@ def test_a_deployment_from_beginning_to_end(tmp_path: Path) -> None:
         out / "deployment" / "logs" / "superlink.log"
     ).read_text(errors="replace")
 
-    other = start(tmp_path, "--clients", "3", "--resume")
+    other = deploy(tmp_path, "--clients", "3", "--resume")
     _, said = other.communicate(timeout=LIMIT)
     assert other.returncode == 2
     assert "had data.clients = 2, not 3; resume it with the same settings" in " ".join(said.split())
 
     rounds = len((out / "metrics.jsonl").read_text().splitlines()) + 2
     file.write_text(EXPERIMENT.format(rounds=rounds))
-    second = start(tmp_path, "--clients", "2", "--resume")
+    second = deploy(tmp_path, "--clients", "2", "--resume")
     try:
         output, said = second.communicate(timeout=LIMIT)
     finally:

@@ -22,7 +22,7 @@ from equipoise.reproduction.exhibits import SCALES, exhibits, find, own
 from equipoise.reproduction.runner import Overall, Piece, pieces
 from equipoise.storage.run_folder import RunFolder, flatten
 from tests.support.commands import equipoise_command, small
-from tests.support.waiting import until
+from tests.support.waiting import start, until
 
 EVERY = exhibits(own())
 RUNNABLE = [name for name, exhibit in EVERY.items() if not exhibit.why]
@@ -213,8 +213,8 @@ def test_killing_it_loses_a_round_at_most_and_changes_no_result(papers: Path) ->
     assert whole.returncode == 0, whole.stderr
     script = papers.parent / "waiting.py"
     script.write_text(WAITING)
-    start = [sys.executable, str(script), "reproduce", "--papers", str(papers), *arguments, "--out", "killed"]
-    process = subprocess.Popen([*start, "--jobs", "2"], cwd=papers.parent)
+    slow = [sys.executable, script, "reproduce", "--papers", papers, *arguments, "--out", "killed", "--jobs", "2"]
+    process = start(slow, cwd=papers.parent)
     runs = (papers.parent / "killed" / "toy" / "lines").glob
     try:
         until(lambda: [p.read_text().count("\n") for p in runs("*/timings.jsonl")] == [7, 7], process)

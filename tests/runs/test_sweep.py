@@ -19,7 +19,7 @@ from equipoise.runs.process_pool import execute
 from equipoise.runs.sweep import expand_sweep, grid, tuned
 from equipoise.storage.run_folder import RunFolder, read_toml
 from tests.support.commands import ROOT, equipoise_command, small
-from tests.support.waiting import FOREVER, heed_ctrl_c, interrupted
+from tests.support.waiting import FOREVER, interrupted, start
 
 EXPERIMENTS = [
     path
@@ -147,9 +147,7 @@ def test_ctrl_c_with_several_at_a_time_saves_every_run(tmp_path: Path) -> None:
     long = {"rounds": FOREVER, "evaluate_every": FOREVER, "checkpoint_every": FOREVER}
     file.write_text(tomli_w.dumps(small(**long, algorithm={"lam": [0.1, 1.0, 2.0]})))
     command = [sys.executable, "-m", "equipoise", "sweep", str(file), "--jobs", "2", "--out", "runs"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
-    )
+    process = start(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     logs = (tmp_path / "runs").glob
     errors = interrupted(process, lambda: len([p for p in logs("*/metrics.jsonl") if p.stat().st_size > 500]) == 2)
     assert process.returncode == 130

@@ -1,15 +1,31 @@
 """Waiting for a condition, and never for a time: tests must pass on a machine that is busy with other things."""
 
+import ctypes
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 LIMIT = 300.0
 """Seconds after which a test is given up; it only guards against hanging, so it is far more than any test needs."""
 
 FOREVER = 10**7
 """Rounds of a run that is still at work when it is interrupted, however late that happens."""
+
+_LIBC = ctypes.CDLL(None)
+
+
+def start(command: Sequence[object], **options: Any) -> "subprocess.Popen[str]":
+    """Start a program that may run for ever: it heeds Ctrl-C, and on Linux it never outlives this process."""
+    return subprocess.Popen([*map(str, command)], text=True, preexec_fn=_prepare, **options)
+
+
+def _prepare() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what shells start in the background ignores it
+    if sys.platform == "linux":
+        _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def until(condition: Callable[[], object], process: "subprocess.Popen[str] | None" = None) -> None:
@@ -29,8 +45,3 @@ def interrupted(process: "subprocess.Popen[str]", condition: Callable[[], object
         return process.communicate(timeout=LIMIT)[1]
     finally:
         process.kill()
-
-
-def heed_ctrl_c() -> None:
-    """Make a new process heed SIGINT, as `preexec_fn`: what shells start in the background ignores it."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
