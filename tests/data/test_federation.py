@@ -1,4 +1,4 @@
-"""A federation from shares or from clients: splits, noise, and what is said of clients that are not right."""
+"""A federation from shares or from clients: splits, noise, and the errors for invalid clients."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Data in their publishers' formats, and what is said of files that are not."""
+"""Data in their publishers' formats, and the errors for files that are not."""
 
 import gzip
 from pathlib import Path

@@ -34,7 +34,7 @@ def equipoise_command(
 ) -> subprocess.CompletedProcess:
     """The command with what it says and its exit code; in a process of its own only if it must be `real`.
 
-    Starting PyTorch takes seconds, and most of these tests are about what is said.
+    Starting PyTorch takes seconds, and most of these tests are about what is printed.
     """
     env = {"COLUMNS": "160", "EQUIPOISE_DATA": str(cwd / "data")}
     words = [*map(str, arguments)]

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.algorithms.learn2pfed.learnables import SCALARS, Layout
+from equipoise.algorithms.learn2pfed.learnables import SCALARS, Layout, set_of
 
 
 class Fit(NamedTuple):
@@ -82,16 +82,10 @@ class Cells:
     solve_steps: int
     positive: Literal["relu", "log"]
     follow: tuple[str, ...]
-    one_set: bool
-    "whether all cells share one set of learnables"
-
-    def set_of(self, cell: int) -> int:
-        """Return the number of the set of learnables that a cell uses."""
-        return 0 if self.one_set else cell
 
     def values(self, raw: Tensor, cell: int) -> Values:
         """Return Λ and the scalars of a cell."""
-        k = self.set_of(cell)
+        k = set_of(cell, self.layout.sets)
         lam = self.layout.lam(raw, k)
         scalars = self.followed(*self.layout.scalars(raw, k))
         return Values(lam.exp() if self.positive == "log" else lam.relu(), *scalars)
@@ -150,7 +144,7 @@ class Cells:
 
     def _by_hand(self, cell: int, fit: Fit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor) -> CellGradients:
         """Compute the adjoints for closed solves, faster than by autograd."""
-        values, k = self.values(raw, cell), self.set_of(cell)
+        values, k = self.values(raw, cell), set_of(cell, self.layout.sets)
         u, bars = closed_cell_adjoints(fit, values, tape.unbind(-4), x_bar.unbind(-4), u_bar)
         scalars = bars.scalars.clone()
         for name in self.follow:

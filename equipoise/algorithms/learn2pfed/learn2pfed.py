@@ -11,7 +11,7 @@ from equipoise.algorithms.base import Algorithm, Reduce, Requirements
 from equipoise.algorithms.capabilities import HasConsensusModel, SeveralExchanges, ShowsState
 from equipoise.algorithms.learn2pfed.cells import Cells, Fit
 from equipoise.algorithms.learn2pfed.head import measure, network_with_head
-from equipoise.algorithms.learn2pfed.learnables import SCALARS, Descent, Layout, initial_learnables, layout
+from equipoise.algorithms.learn2pfed.learnables import SCALARS, Descent, Layout, initial_learnables, layout, set_of
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.parameter_space import ParameterSpace
 from equipoise.settings import Count, NonNegative, Positive
@@ -110,9 +110,8 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         return layout(space, self._sets)
 
     def _cells(self, space: ParameterSpace) -> Cells:
-        shared = self.sets == "shared"
         steps = (self.solve_rate, self.solve_steps)
-        return Cells(self._layout(space), self.solve, *steps, self.positive, self.follow, shared)
+        return Cells(self._layout(space), self.solve, *steps, self.positive, self.follow)
 
     @property
     def _descent(self) -> Descent:
@@ -243,17 +242,14 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         gradient = torch.zeros_like(server.slope) if t == self.cells else server.slope.clone()
         s = torch.cat([u.message.s for u in uploads.uploads])
         # For both log p and log gamma: <u_i, u_bar_i> minus the client's share of the sum, as weights are relative.
-        gradient[:, self._set_of(cell)] -= server.share[cell] * s.sum()
-        gradient[:, self._set_of(cell), who] += s[known]
+        gradient[:, set_of(cell, self._sets)] -= server.share[cell] * s.sum()
+        gradient[:, set_of(cell, self._sets), who] += s[known]
         after |= State(w_bar=len(uploads) * reduce(RoundUploads(uploads.who, tuple(vectors))).u, slope=gradient)
         return after if cell else self._server_stepped(after, uploads, reduce)
 
-    def _set_of(self, cell: int) -> int:
-        return cell if self.sets == "each" else 0
-
     def _weights(self, server: State, uploads: Uploads, cell: int) -> Tensor:
         """Return p gamma of the senders; initially p is the client's share of the samples."""
-        raw = server.raw[:, self._set_of(cell)].sum(0).double()
+        raw = server.raw[:, set_of(cell, self._sets)].sum(0).double()
         raw = torch.cat([raw, raw.mean(0, keepdim=True)])  # the last is for newcomers
         logs = raw[[min(who, len(raw) - 1) for who in uploads.who]]
         return uploads.weights() * (logs - logs.max()).exp()

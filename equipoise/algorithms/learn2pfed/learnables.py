@@ -77,6 +77,11 @@ class Layout:
         return gradient
 
 
+def set_of(cell: int, sets: int) -> int:
+    """Return the number of the set of learnables that a cell uses."""
+    return cell if sets > 1 else 0
+
+
 @lru_cache(maxsize=16)
 def layout(space: ParameterSpace, sets: int) -> Layout:
     """Return the layout for a model and a number of sets."""
