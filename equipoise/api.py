@@ -23,8 +23,9 @@ from equipoise.executors.build import execution_mode
 from equipoise.metrics import Metric
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
+from equipoise.registry import choose, name_of
 from equipoise.runs.result import Result
-from equipoise.settings import choose, name_of, read
+from equipoise.settings import read
 from equipoise.storage.run_folder import RunFolder
 
 

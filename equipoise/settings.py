@@ -98,32 +98,6 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else f"; available: {', '.join(known) or 'none'}"
 
 
-def choose(registry: Mapping[str, type[S]], table: Mapping[str, Any], where: str, key: str = "name") -> tuple[str, S]:
-    """Read the settings of the registered class that `table` names.
-
-    Args:
-        registry: the classes by their names.
-        table: the settings, with the name.
-        where: the name of the table, for error messages.
-        key: the key of the name in the table.
-
-    Returns:
-        The name, and the settings.
-    """
-    if key not in table:
-        raise EquipoiseError(f"{where}.{key} is missing; available: {', '.join(registry)}")
-    name = table[key]
-    if not isinstance(name, str) or name not in registry:
-        raise EquipoiseError(f"{where}.{key} = {name!r} is unknown{nearest(str(name), registry)}")
-    fields = registry[name].model_fields
-    return name, read(registry[name], {k: v for k, v in table.items() if k != key or key in fields}, where)
-
-
-def name_of(registry: Mapping[str, type[S]], settings: S) -> str:
-    """Return the registered name of settings, or the name of their class if it is not registered."""
-    return next((name for name, cls in registry.items() if cls is type(settings)), type(settings).__name__)
-
-
 def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:
     """Read checked settings from a table.
 

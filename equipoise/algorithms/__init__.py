@@ -22,6 +22,7 @@ from equipoise.algorithms.learn2pfed.learn2pfed import Learn2pFed
 from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.pfedme import PFedMe
+from equipoise.registry import Registry
 
 __all__ = [
     "ALGORITHMS",
@@ -49,27 +50,31 @@ __all__ = [
     "PFedMe",
 ]
 
-ALGORITHMS: dict[str, type[Algorithm]] = {
-    "local": Local,
-    "fedavg": FedAvg,
-    "fedavg-ft": FedAvgFT,
-    "fedprox": FedProx,
-    "fedprox-ft": FedProxFT,
-    "ditto": Ditto,
-    "fedper": FedPer,
-    "fedrep": FedRep,
-    "flame": Flame,
-    "pfedme": PFedMe,
-    "fedadmm": FedADMM,
-    "lp-proj": LpProj,
-    "flame-lp-proj": FlameLpProj,
-    "fedeq": FeDEQ,
-    "fl-deq": FlDEQ,
-    "knn-per": KnnPer,
-    "cfl": CFL,
-    "learn2pfed": Learn2pFed,
-    "fedreco": FedReCo,
-    "fedbabu": FedBABU,
-    "fedpac": FedPAC,
-    "fedcr": FedCR,
-}
+ALGORITHMS = Registry(
+    "algorithms",
+    Algorithm,  # type: ignore[type-abstract]
+    {
+        "local": Local,
+        "fedavg": FedAvg,
+        "fedavg-ft": FedAvgFT,
+        "fedprox": FedProx,
+        "fedprox-ft": FedProxFT,
+        "ditto": Ditto,
+        "fedper": FedPer,
+        "fedrep": FedRep,
+        "flame": Flame,
+        "pfedme": PFedMe,
+        "fedadmm": FedADMM,
+        "lp-proj": LpProj,
+        "flame-lp-proj": FlameLpProj,
+        "fedeq": FeDEQ,
+        "fl-deq": FlDEQ,
+        "knn-per": KnnPer,
+        "cfl": CFL,
+        "learn2pfed": Learn2pFed,
+        "fedreco": FedReCo,
+        "fedbabu": FedBABU,
+        "fedpac": FedPAC,
+        "fedcr": FedCR,
+    },
+)

@@ -21,7 +21,8 @@ from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
-from equipoise.settings import choose, nearest, read
+from equipoise.registry import choose
+from equipoise.settings import nearest, read
 from equipoise.storage.run_folder import WRITTEN, read_toml
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")

@@ -14,7 +14,8 @@ from equipoise.data.partitions.base import Partition
 from equipoise.data.source import DataProgress, LoadRequest, Source
 from equipoise.data.sources import SOURCES, data_folder
 from equipoise.errors import EquipoiseError
-from equipoise.settings import Count, Fraction, Positive, Settings, choose, nearest, read
+from equipoise.registry import choose
+from equipoise.settings import Count, Fraction, Positive, Settings, nearest, read
 
 
 class DataSettings(Settings):

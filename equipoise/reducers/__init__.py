@@ -5,6 +5,7 @@ from equipoise.reducers.geometric import GeometricMedian
 from equipoise.reducers.krum import Krum, MultiKrum
 from equipoise.reducers.mean import Mean, WeightedMean
 from equipoise.reducers.median import Median, TrimmedMean
+from equipoise.registry import Registry
 
 __all__ = [
     "REDUCERS",
@@ -18,12 +19,16 @@ __all__ = [
     "WeightedMean",
 ]
 
-REDUCERS: dict[str, type[Reducer]] = {
-    "weighted-mean": WeightedMean,
-    "mean": Mean,
-    "median": Median,
-    "trimmed-mean": TrimmedMean,
-    "krum": Krum,
-    "multi-krum": MultiKrum,
-    "geometric-median": GeometricMedian,
-}
+REDUCERS = Registry(
+    "reducers",
+    Reducer,  # type: ignore[type-abstract]
+    {
+        "weighted-mean": WeightedMean,
+        "mean": Mean,
+        "median": Median,
+        "trimmed-mean": TrimmedMean,
+        "krum": Krum,
+        "multi-krum": MultiKrum,
+        "geometric-median": GeometricMedian,
+    },
+)

@@ -5,6 +5,7 @@ Reading the registries loads PyTorch, which takes seconds. The package therefore
 """
 
 import json
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ def from_registries() -> Listing:
     from equipoise.models import MODELS
     from equipoise.reducers import REDUCERS
 
-    registries: dict[str, dict[str, Any]] = {
+    registries: dict[str, Mapping[str, Any]] = {
         "algorithms": ALGORITHMS,
         "models": MODELS,
         "data": SOURCES,

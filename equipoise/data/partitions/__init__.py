@@ -9,15 +9,20 @@ from equipoise.data.partitions.natural import Natural
 from equipoise.data.partitions.quality import Quality
 from equipoise.data.partitions.quantity import Quantity
 from equipoise.data.partitions.shards import Shards
+from equipoise.registry import Registry
 
-PARTITIONS: dict[str, type[Partition]] = {
-    "iid": IID,
-    "labels": Labels,
-    "shards": Shards,
-    "dirichlet": Dirichlet,
-    "quantity": Quantity,
-    "quality": Quality,
-    "natural": Natural,
-    "hybrid": Hybrid,
-}
+PARTITIONS = Registry(
+    "partitions",
+    Partition,  # type: ignore[type-abstract]
+    {
+        "iid": IID,
+        "labels": Labels,
+        "shards": Shards,
+        "dirichlet": Dirichlet,
+        "quantity": Quantity,
+        "quality": Quality,
+        "natural": Natural,
+        "hybrid": Hybrid,
+    },
+)
 Partition.registry = PARTITIONS

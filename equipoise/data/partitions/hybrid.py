@@ -12,7 +12,7 @@ from equipoise.data.partitions.quantity import Quantity
 from equipoise.data.pool import Pool
 from equipoise.data.text_encoding import numbered
 from equipoise.errors import EquipoiseError
-from equipoise.settings import choose
+from equipoise.registry import Registry, choose
 
 
 class Hybrid(Partition):
@@ -32,7 +32,8 @@ class Hybrid(Partition):
     def _by_kind(cls, value: Any, info: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        kinds = {name: kind for name, kind in cls.registry.items() if kind is not cls}
+        others = {name: kind for name, kind in cls.registry.items() if kind is not cls}
+        kinds = Registry("partitions", Partition, others)  # type: ignore[type-abstract]
         return choose(kinds, value, f"data.partition.{info.field_name}", "kind")[1]
 
     def table(self) -> dict[str, Any]:

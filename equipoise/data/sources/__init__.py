@@ -13,20 +13,25 @@ from equipoise.data.sources.medical import MedicalMNIST
 from equipoise.data.sources.mnist import MNIST, FashionMNIST
 from equipoise.data.sources.polynomial import Polynomial
 from equipoise.data.sources.shakespeare import Shakespeare
+from equipoise.registry import Registry
 
-SOURCES: dict[str, type[Source]] = {
-    "digits-by-writer": DigitsByWriter,
-    "mnist": MNIST,
-    "fashion-mnist": FashionMNIST,
-    "cifar10": CIFAR10,
-    "cifar100": CIFAR100,
-    "medical-mnist": MedicalMNIST,
-    "femnist": FEMNIST,
-    "shakespeare": Shakespeare,
-    "electricity": Electricity,
-    "polynomial": Polynomial,
-    "linear": LinearRegression,
-}
+SOURCES = Registry(
+    "data",
+    Source,  # type: ignore[type-abstract]
+    {
+        "digits-by-writer": DigitsByWriter,
+        "mnist": MNIST,
+        "fashion-mnist": FashionMNIST,
+        "cifar10": CIFAR10,
+        "cifar100": CIFAR100,
+        "medical-mnist": MedicalMNIST,
+        "femnist": FEMNIST,
+        "shakespeare": Shakespeare,
+        "electricity": Electricity,
+        "polynomial": Polynomial,
+        "linear": LinearRegression,
+    },
+)
 
 Source.registry = SOURCES
 
