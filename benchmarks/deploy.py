@@ -44,7 +44,7 @@ SETTINGS = {
     "data": {"name": "digits-by-writer"},
     "model": {"name": "mlp", "hidden": [128, 64]},
     "algorithm": {"name": "ditto", "lr": 0.1},
-    "engine": {"mode": "threads", "dtype": "float32"},
+    "engine": {"mode": "threads", "precision": "float32"},
 }
 
 _IMPORT = """

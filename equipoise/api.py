@@ -53,7 +53,7 @@ def train(
     targets: Sequence[float] = (),
     mode: str = "auto",
     workers: int = 0,
-    dtype: str = "float32",
+    precision: str = "float32",
     out: str | Path | None = None,
     resume: bool = False,
     track: Sequence[str] = (),
@@ -85,7 +85,7 @@ def train(
         targets: scores; the summary reports the first round that reached each.
         mode: "auto", "threads" or "stacked".
         workers: number of threads; 0 for all cores.
-        dtype: "float32" or "float64".
+        precision: "float32", "float64" or "bf16-mixed".
         out: folder to write the run to.
         resume: continue the run in that folder.
         track: trackers that log the rounds, "tensorboard" or "mlflow"; needs `out`.
@@ -115,7 +115,7 @@ def train(
     uploads = UploadSettings(attack, reducer, privacy)
     if privacy is not None and callback is None:
         warnings.warn("privacy covers what models are trained with, not the clients' scores", stacklevel=2)
-    engine = read(Engine, {"mode": mode, "workers": workers, "dtype": dtype}, "")
+    engine = read(Engine, {"mode": mode, "workers": workers, "precision": precision}, "")
     if algorithm.requires.head and head == "head" and not hasattr(module, "head"):
         raise EquipoiseError(
             f"{type(algorithm).__name__} keeps the model's head on the client; name the submodule that is the head, "

@@ -41,8 +41,8 @@ class Settings(BaseModel):
 
     def table(self) -> dict[str, Any]:
         """Return the settings as a TOML table, including all defaults; what is None is left out."""
-        values = self.model_dump().items()
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in values if v is not None}
+        values = {key: getattr(self, key) for key in type(self).model_fields}
+        return {key: _plain(v) for key, v in values.items() if v is not None}
 
     @classmethod
     def summary(cls) -> str:
@@ -65,7 +65,8 @@ class Settings(BaseModel):
 
 
 def _plain(value: Any) -> Any:
-    return value.table() if isinstance(value, Settings) else value
+    """Return a setting's value as TOML has it."""
+    return value.table() if isinstance(value, Settings) else list(value) if isinstance(value, tuple) else value
 
 
 def _allowed(schema: dict[str, Any]) -> str:

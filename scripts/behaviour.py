@@ -146,7 +146,7 @@ def record(out: Path) -> None:
     jobs: dict[str, list[str]] = {}
     for name in names:
         for mode in ("threads", "stacked"):
-            sets = [f"algorithm.name={name}", f"engine.mode={mode}", "engine.dtype=float64", *SPECIAL.get(name, [])]
+            sets = [f"algorithm.name={name}", f"engine.mode={mode}", "engine.precision=float64", *SPECIAL.get(name, [])]
             jobs[f"{name}-{mode}"] = sets
     jobs.update(EXTRAS)
 

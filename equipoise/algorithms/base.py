@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from equipoise.algorithms.local_data import LocalData, Start
-from equipoise.settings import Count, Fraction, Positive, Settings
+from equipoise.errors import EquipoiseError
+from equipoise.optimizers.schedules import RateSchedule, ScheduleSetting
+from equipoise.settings import Count, Fraction, NonNegative, Positive, Settings
 from equipoise.state import State, Upload, Uploads
 
 Reduce = Callable[[Uploads], State]
@@ -53,14 +55,32 @@ class Algorithm(Settings, ABC):
     "steps of local training in a round, in place of epochs"
     batch: Count = 50
     "samples in a step; the last batch of an epoch may be smaller"
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    drop_last: bool = False
+    "whether the last batch of an epoch is dropped if it is not full; one that the model cannot train on always is"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     "update rule of the local steps; its memory is reset in every round"
     momentum: Fraction = 0.0
     "momentum of sgd"
+    nesterov: bool = False
+    "whether the momentum of sgd is Nesterov's"
+    weight_decay: NonNegative = 0.0
+    "pull of the parameters towards zero in local training, as in torch.optim: L2 for sgd and adam, decoupled for adamw"
+    schedule: ScheduleSetting = RateSchedule()
+    "how the rates of local training change over rounds; models adapted or fine-tuned for evaluation use the full rates"
     clip: Positive | None = None
     "largest norm of a step's gradient, pull included"
+    buffers: Literal["average", "local"] | None = None
+    "BatchNorm statistics: averaged like parameters, or kept by each client; by default averaged with a global model"
     adapt_epochs: Count = 5
     "passes over the training data of a client that took no part in training, to adapt the result to it"
+
+    @model_validator(mode="after")
+    def _nesterov_needs_momentum(self) -> "Algorithm":
+        if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
+            raise EquipoiseError(
+                "algorithm.nesterov = true needs algorithm.optimizer = 'sgd' and algorithm.momentum > 0"
+            )
+        return self
 
     @property
     def requires(self) -> Requirements:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import Metric
+from equipoise.optimizers import Rate
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD, RepresentationPoint
@@ -49,6 +50,8 @@ class LocalData(Protocol):
     space: ParameterSpace
     seed: int
     "seed of the run"
+    round: int
+    "number of the round, from 1"
 
     @property
     def outputs(self) -> int:
@@ -57,6 +60,10 @@ class LocalData(Protocol):
     @property
     def size(self) -> Tensor:
         """Return the number of training samples, of shape (1,), or (cohort, 1)."""
+
+    @property
+    def local_steps(self) -> Tensor:
+        """Return the number of steps of `descend` with the algorithm's own epochs or steps, of the shape of `size`."""
 
     @property
     def iterations(self) -> Tensor:
@@ -75,7 +82,7 @@ class LocalData(Protocol):
         part: Part | Tensor = "all",
         pull: Callable[[Tensor], Tensor] | None = None,
         term: LossTerm | None = None,
-        lr: float | None = None,
+        lr: Rate | None = None,
         epochs: int | None = None,
         steps: int | None = None,
         repeat: int = 1,
@@ -89,7 +96,8 @@ class LocalData(Protocol):
             part: what is trained: "all", "body", "head", or a mask of the vector's shape that multiplies the gradient.
             pull: is added to the gradient: a proximal or a dual term, as a function of the vector.
             term: is added to the loss; its gradient is variance-reduced if it has an anchor.
-            lr: learning rate; by default the algorithm's own.
+            lr: learning rate, a number or a tensor of the shape of `size`; by default the algorithm's own. In training,
+                the schedule's factor for the round multiplies it.
             epochs: passes over the training samples; by default the algorithm's own.
             steps: number of batches, in place of epochs.
             repeat: number of steps on each batch.

@@ -12,6 +12,7 @@ from equipoise.parameter_space import linear_head
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
+from equipoise.state import State
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -28,13 +29,16 @@ class MessageSchema:
     parameters_personal: int
 
 
-def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> MessageSchema:
+def infer_schema(
+    algorithm: Algorithm, start: Start, weighted: bool = True, shared: State | None = None
+) -> MessageSchema:
     """Infer the schema of an algorithm.
 
     Args:
         algorithm: whose hooks are called.
         start: what is known before the first round.
         weighted: whether clients send their weights; they do not under privacy.
+        shared: what the engine adds to the server's state and to both messages: the averaged buffers.
     """
     server, client = algorithm.init_server(start), algorithm.init_client(start)
     down = algorithm.broadcast(server, 0)
@@ -42,8 +46,14 @@ def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> M
     if after.shapes() != client.shapes():
         raise TypeError(f"{type(algorithm).__name__}.local_update changes the shape of the client's state")
     up = upload.wire if weighted else upload.message
+    added = {} if shared is None else shared.shapes()
     return MessageSchema(
-        server.shapes(), client.shapes(), down.shapes(), up.shapes(), upload.message.numel, client.numel
+        server.shapes() | added,
+        client.shapes(),
+        down.shapes() | added,
+        up.shapes() | added,
+        upload.message.numel,
+        client.numel,
     )
 
 
@@ -52,8 +62,8 @@ class ShapeProbe:
 
     def __init__(self, start: Start):
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
-        self.outputs, self.start = start.outputs, start
-        self.size = self.iterations = torch.ones(1, dtype=start.w0.dtype)
+        self.outputs, self.start, self.round = start.outputs, start, 1
+        self.size = self.iterations = self.local_steps = torch.ones(1, dtype=start.w0.dtype)
 
     def point(self, name: str) -> RepresentationPoint:
         return self.start.point(name)

@@ -1,14 +1,14 @@
 """Settings of a run that are not the algorithm's: its schedule, and the engine that executes it."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, Settings
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_MIXED = "bf16-mixed"
 
 
 class Schedule(Settings):
@@ -53,9 +53,27 @@ class Engine(Settings):
     "threads: one client per thread; stacked: many clients in one call; auto: stacked for models with small operators"
     workers: Annotated[int, Field(ge=0)] = 0
     "number of threads; 0: all cores"
-    dtype: Literal["float32", "float64"] = "float32"
-    "floating-point type of all computations"
+    precision: Literal["float32", "float64", "bf16-mixed"] = "float32"
+    "number format of all computations; bf16-mixed: parameters in float32, many operators of the model in bfloat16"
     compile: bool = False
     "whether stacked mode passes the step to torch.compile (needs a C++ compiler; slow once, then faster)"
     memory_mb: Count = 1024
     "memory for clients' states in MB; those beyond it are kept in files of the run folder"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_name(cls, values: Any) -> Any:
+        """Take `dtype`, as version 0.1 wrote it, for `precision`."""
+        if isinstance(values, dict) and "dtype" in values and "precision" not in values:
+            return {("precision" if key == "dtype" else key): value for key, value in values.items()}
+        return values
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the number format of parameters and data."""
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+    @property
+    def mixed(self) -> bool:
+        """Tell whether the model's operators compute in bfloat16 where torch's autocast chooses it."""
+        return self.precision == _MIXED

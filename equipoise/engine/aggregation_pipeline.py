@@ -19,6 +19,7 @@ from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, Upload
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import RoundUploads, State, Upload, Uploads
+from equipoise.training.buffers import BUFFERS, without_buffers
 
 _NOISE = "privacy.noise."
 
@@ -63,7 +64,7 @@ class AggregationPipeline:
         self.last = None if first is None else LastUploadTracker(first, start.clients)
 
     def aggregate(
-        self, round: int, server: State, uploads: Uploads, names: Sequence[str], store: UploadStore
+        self, round: int, server: State, uploads: RoundUploads, names: Sequence[str], store: UploadStore
     ) -> tuple[State, dict[int, State]]:
         """Compute the server's next state.
 
@@ -78,6 +79,10 @@ class AggregationPipeline:
             The server's next state, and what is to be kept of each upload.
         """
         uploads = self.attacked(round, server, uploads, names)
+        shared = State()
+        if BUFFERS in server:  # averaged by the same rule as the rest, but not by the algorithm
+            shared = self.settings.reducer(uploads.part(BUFFERS))
+            server, uploads = without_buffers(server), uploads.part(*(k for k in uploads.like if k != BUFFERS))
         everyone = None if self.last is None else self.last.with_round(uploads, store)
         seen: Uploads = uploads if everyone is None else everyone
         reduce: Reduce = self.settings.reducer
@@ -85,9 +90,10 @@ class AggregationPipeline:
             seen = self.noised(seen, everyone is not None)
             reduce = lambda noised: noised.mean()  # noqa: E731
         server = self.algorithm.aggregate(server, seen, reduce)
-        return server, {} if self.last is None or everyone is None else self.last.take(everyone)
+        kept = {} if self.last is None or everyone is None else self.last.take(everyone)
+        return State(server, **shared), kept
 
-    def attacked(self, round: int, server: State, uploads: Uploads, names: Sequence[str]) -> Uploads:
+    def attacked(self, round: int, server: State, uploads: RoundUploads, names: Sequence[str]) -> RoundUploads:
         """Replace what malicious clients send."""
         attack = self.settings.attack
         bad = [k for k, name in enumerate(names) if name in self.malicious]

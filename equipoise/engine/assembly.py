@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from equipoise import randomness
 from equipoise.callbacks.base import RunCallback
 from equipoise.callbacks.trackers import with_trackers
-from equipoise.config.engine import DTYPES, Engine
+from equipoise.config.engine import Engine
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.engine.run import Run
@@ -49,10 +49,10 @@ def build_task(
         loss: by default cross-entropy for labels and squared error for numbers.
         metric: by default the one that belongs to the loss.
     """
-    dtype = DTYPES[engine.dtype]
+    dtype = engine.dtype
     sample = samples.prepared(dtype, False).sample() if isinstance(samples, Federation) else samples
     loss = loss or ("squared" if sample[1].is_floating_point() else "cross-entropy")
-    return Task(module, sample, head=head, loss=loss, metric=metric, dtype=dtype)
+    return Task(module, sample, head=head, loss=loss, metric=metric, dtype=dtype, mixed=engine.mixed)
 
 
 def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int) -> nn.Module:

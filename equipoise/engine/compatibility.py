@@ -1,5 +1,7 @@
 """Checks before the first round that model, data, algorithm and settings fit together."""
 
+from collections.abc import Mapping
+
 from torch import nn
 
 from equipoise.algorithms.base import Algorithm
@@ -31,6 +33,23 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
         )
     if task.metric.name == "accuracy" and any(target > 1 for target in schedule.targets or ()):
         raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; an accuracy is at most 1")
+
+
+def check_batches(task: Task, algorithm: Algorithm, samples: Mapping[str, int]) -> None:
+    """Raise an error if a client could not train, because the model needs more than one sample in a step.
+
+    Args:
+        task: the task, with the model.
+        algorithm: the algorithm, with its batch size.
+        samples: number of training samples of each client, by name.
+    """
+    if task.smallest_batch == 1:
+        return
+    why = "the model has BatchNorm, which cannot train on a single sample"
+    if algorithm.batch == 1:
+        raise EquipoiseError(f"algorithm.batch = 1 is not allowed: {why}")
+    if (single := next((name for name, n in samples.items() if n == 1), None)) is not None:
+        raise EquipoiseError(f"client {single!r} has one training sample, and {why}; give it more, or leave it out")
 
 
 def _has_linear_head(task: Task) -> bool:

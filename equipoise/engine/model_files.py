@@ -35,7 +35,7 @@ def write_model(
     described = {
         "shape": list(shape),
         "outputs": outputs,
-        "dtype": experiment.engine.dtype,
+        "dtype": str(experiment.engine.dtype).removeprefix("torch."),
         "trained": {"algorithm": experiment.algorithm_name, "data": title, "of": of},
     }
     if experiment.model is not None:

@@ -7,9 +7,10 @@ from functools import cached_property
 from heapq import nlargest
 from typing import Any
 
+from torch import Tensor
+
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import Start
-from equipoise.algorithms.schema import infer_schema
 from equipoise.callbacks.base import RunCallback
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
@@ -20,12 +21,14 @@ from equipoise.engine.client_store import ClientStore
 from equipoise.engine.compatibility import check_compatibility
 from equipoise.engine.counters import Counters, solver_figures
 from equipoise.engine.last_uploads import UploadStore
+from equipoise.engine.shared_buffers import initial_server, message_schema
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise
-from equipoise.state import State, Uploads
+from equipoise.state import RoundUploads, State
 from equipoise.storage.run_folder import RunFolder
+from equipoise.training.buffers import BUFFERS
 from equipoise.training.task import Task
 
 _ADVICE = "A smaller algorithm.lr, or algorithm.clip, may help"
@@ -52,8 +55,9 @@ class Run(ABC):
         self.devices = devices or Devices()
         check_compatibility(task, algorithm, schedule, self.devices)
         uploads = uploads or UploadSettings()
-        self.schema = infer_schema(algorithm, start, uploads.privacy is None)
-        self.server = algorithm.init_server(start)
+        self.private = uploads.privacy is not None
+        self.server = initial_server(task, algorithm, start, self.private)
+        self.schema = message_schema(task, algorithm, start, self.private)
         self.checkpoints = None if folder is None else CheckpointFolder(folder.checkpoint)
         self.pipeline = AggregationPipeline(uploads, algorithm, start, self.draw_noise)
         self.rescored = False
@@ -107,13 +111,24 @@ class Run(ABC):
     def releases(self) -> ReleaseCount:
         """Return what clients have released so far."""
 
+    def global_buffers(self) -> Tensor | None:
+        """Return the buffers of the global model, or None if there are none or each client has its own."""
+        shared = self.server.get(BUFFERS)
+        return None if shared is None else self.task.buffer_layout.merged(shared, self.task.buffers)
+
+    def learning_rate(self, round: int) -> float:
+        """Return the learning rate of local training in a round."""
+        return self.algorithm.lr * self.algorithm.schedule.factor(round, self.schedule.rounds)
+
     def evaluates(self, round: int) -> bool:
         """Tell whether the models of this round are scored."""
         return round % self.schedule.evaluate_every == 0 or round == self.schedule.rounds
 
-    def aggregate(self, round: int, uploads: Uploads, names: list[str]) -> dict[int, State]:
+    def aggregate(self, round: int, uploads: RoundUploads, names: list[str]) -> dict[int, State]:
         """Set the server's next state, and return what is to be kept of each upload."""
         server, kept = self.pipeline.aggregate(round, self.server, uploads, names, self.upload_store)
+        if BUFFERS in server:
+            server = State(server, **{BUFFERS: self.task.buffer_layout.valid(server[BUFFERS])})
         if not server.finite():
             raise RunFailed(self.failure(round, "the server's new state has NaN or infinite numbers"))
         self.server = server
@@ -183,6 +198,11 @@ class Run(ABC):
             return None
         if saved.facts["fingerprint"] != self.fingerprint:
             raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
+        if (BUFFERS in saved.server) != (BUFFERS in self.server):
+            raise EquipoiseError(
+                "the saved run kept BatchNorm statistics with the clients, as version 0.1 always did; resume it with "
+                "algorithm.buffers = 'local'"
+            )
         self.done, self.step, self.server = saved.round, saved.step, saved.server
         self.pipeline.restore_ledger(saved.facts, saved.kept, self.schedule.rounds)
         counted = dict(saved.facts["counters"])

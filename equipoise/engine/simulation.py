@@ -22,6 +22,7 @@ from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore, RenumberedStore
+from equipoise.engine.compatibility import check_batches
 from equipoise.engine.run import Run
 from equipoise.engine.run_output import shown_states, write_results
 from equipoise.engine.signals import stop_on_interrupt
@@ -35,6 +36,7 @@ from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, public_reference, seeded_noise
 from equipoise.state import RoundUploads, State, Upload
 from equipoise.storage.run_folder import RunFolder
+from equipoise.training.buffers import broadcast
 from equipoise.training.task import Task
 
 
@@ -80,6 +82,8 @@ class Simulation(Run):
         start = task.start(len(self.training), samples, schedule.seed)
         super().__init__(task, algorithm, schedule, start, folder, callback, uploads, devices)
         self.longest = int(federation.train.lengths[self.training].max())
+        sizes = federation.train.lengths.tolist()
+        check_batches(task, algorithm, dict(zip(federation.names, sizes, strict=True)))
         if algorithm.requires.validation:
             self._check_validation()
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
@@ -96,7 +100,7 @@ class Simulation(Run):
         states = None if folder is None else folder.checkpoint
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
         self.interrupted = threading.Event()
-        self.executor = build_executor(engine, task, self.federation, algorithm, schedule.seed)
+        self.executor = build_executor(engine, task, self.federation, algorithm, schedule)
         self.scores = self.new_scores()
 
     def _check_validation(self) -> None:
@@ -157,7 +161,7 @@ class Simulation(Run):
 
     def job(self, who: int, held: HeldState | None = None) -> ClientJob:
         """Return the job of a client: in its stored state or in `held`, with what the server would send it now."""
-        down = self.algorithm.broadcast(self.server, self.number[who])
+        down = broadcast(self.algorithm, self.server, self.number[who])
         return ClientJob(
             who, self.store.get(who) if held is None else held, down, self.budgets.get(self.federation.names[who])
         )
@@ -196,6 +200,7 @@ class Simulation(Run):
         self.done = round
         trained = time.perf_counter()
         line: dict[str, Any] = {"round": round, "clients": asked, "left_out": asked - len(accepted)}
+        line["lr"] = self.learning_rate(round)
         solved = self.count_solves(round, *self.task.judge(solves))
         if self.evaluates(round):
             self.scores.training(round, self.server, self.store)

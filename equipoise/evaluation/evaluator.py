@@ -12,10 +12,11 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import HasConsensusModel
 from equipoise.data.federation import Federation
 from equipoise.evaluation.scoreboard import Scoreboard, score_row
-from equipoise.executors.base import BUFFERS, ClientJob, ClientModel, Executor, ModelKind
+from equipoise.executors.base import ClientJob, ClientModel, Executor, ModelKind
 from equipoise.metrics import Metric
 from equipoise.state import ClientStates, State
 from equipoise.storage.model_kinds import COLUMNS, SCORED
+from equipoise.training.buffers import BUFFERS, broadcast
 
 _AT_ONCE = 256  # clients whose personal models are in memory together
 
@@ -88,11 +89,11 @@ class Evaluator:
         if isinstance(self.algorithm, HasConsensusModel) and not self.unseen:
             self._own_models("consensus", "consensus", round, server, store)
         vector = self.algorithm.global_model(server)
-        if self.unseen and len(self.executor.task.buffers):
+        if self.unseen and len(self.executor.task.buffers) and BUFFERS not in server:
             vector = None  # a client that never trained has no BatchNorm statistics for the global model
         self.has["global"] = vector is not None
         if vector is not None:
-            self._global(vector, store)
+            self._global(vector, server.get(BUFFERS), store)
 
     def forget(self) -> None:
         """Discard the scores, because the models have changed since."""
@@ -118,7 +119,7 @@ class Evaluator:
             self._write(table, model.who, scores)
 
     def _job(self, who: int, server: State, store: ClientStates) -> ClientJob:
-        down = self.algorithm.broadcast(server, self.federation.numbers[who])
+        down = broadcast(self.algorithm, server, self.federation.numbers[who])
         return ClientJob(who, store.get(who), down, self.budgets.get(self.federation.names[who]))
 
     def _own_models(self, kind: str, made: ModelKind, round: int, server: State, store: ClientStates) -> None:
@@ -134,19 +135,21 @@ class Evaluator:
             self.has[kind] = True
             self._score(self.tables[kind], models)
 
-    def _global(self, vector: Tensor, store: ClientStates) -> None:
-        if len(self.executor.task.buffers):  # each client scores the global model with its own buffers
+    def _global(self, vector: Tensor, shared: Tensor | None, store: ClientStates) -> None:
+        task = self.executor.task
+        if len(task.buffers) and shared is None:  # each client scores the global model with its own buffers
             self._score(
                 self.tables["global"], [ClientModel(who, vector, store.get(who).get(BUFFERS)) for who in self.order]
             )
             return
-        digest, table = _digest(vector), self.tables["global"]
+        buffers = None if shared is None else task.buffer_layout.merged(shared, task.buffers)
+        digest, table = _digest(vector, buffers), self.tables["global"]
         if np.array_equal(table.digest[self.order[0]], digest):
             return
         table.digest[:] = digest
         self.scored += 1
         own = [self._own(who) for who in self.order]
-        scores = self.executor.score_one(vector, np.concatenate(own))
+        scores = self.executor.score_one(vector, np.concatenate(own), buffers)
         ends = np.cumsum([len(indices) for indices in own])
         for who, indices, end in zip(self.order, own, ends, strict=True):
             self._write(table, who, scores[:, end - len(indices) : end])

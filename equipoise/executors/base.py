@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import HasConsensusModel, PredictsFromSamples
 from equipoise.algorithms.local_data import ClientSamples
+from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import Solves
 from equipoise.state import State, Upload, stack
+from equipoise.training.buffers import BUFFERS
 from equipoise.training.task import Task
 
-BUFFERS = "buffers"
-"""Name of a client's own buffers (BatchNorm statistics) in its saved state."""
 FIXED_POINTS = "fixed_points."
 """Prefix of the fixed points of a client's samples in its saved state, if the model keeps them."""
 SENT = "sent."
@@ -26,6 +26,8 @@ SENT = "sent."
 RELEASED = "released."
 """Prefix of the last message of a deployed client as the server received it, if privacy needs it."""
 _KEPT = (FIXED_POINTS, SENT, RELEASED)
+TRAINING = "batches"
+"""The purpose of local training, in the key of its random numbers; models made for evaluation have other purposes."""
 
 
 def algorithm_state(state: State) -> State:
@@ -140,18 +142,22 @@ class Executor(ABC):
     mode: ClassVar[str]
     """The value of `engine.mode` that selects this executor; it is written to summary.json."""
 
-    def __init__(self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int):
+    def __init__(self, task: Task, federation: Federation, algorithm: Algorithm, schedule: Schedule, workers: int):
         """Create an executor.
 
         Args:
             task: the task to train for.
             federation: the clients and their data.
             algorithm: the algorithm whose hooks are called.
-            seed: seed of the run.
+            schedule: the schedule of the run, with its seed.
             workers: number of threads.
         """
         self.task, self.federation, self.algorithm = task, federation, algorithm
-        self.seed, self.workers = seed, workers
+        self.schedule, self.seed, self.workers = schedule, schedule.seed, workers
+
+    def rate_factor(self, round: int, purpose: str) -> float:
+        """Return the factor of learning rates in a round; only training follows the schedule."""
+        return self.algorithm.schedule.factor(round, self.schedule.rounds) if purpose == TRAINING else 1.0
 
     @abstractmethod
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
@@ -196,8 +202,8 @@ class Executor(ABC):
         """Yield the scores of each model on the samples listed for it."""
 
     @abstractmethod
-    def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
-        """Return the scores of one model on samples of any clients."""
+    def score_one(self, vector: Tensor, indices: np.ndarray, buffers: Tensor | None = None) -> SampleScores:
+        """Return the scores of one model, with its buffers if it has any, on samples of any clients."""
 
     @abstractmethod
     def close(self) -> None:

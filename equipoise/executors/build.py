@@ -4,7 +4,7 @@ import os
 import shutil
 
 from equipoise.algorithms.base import Algorithm
-from equipoise.config.engine import Engine
+from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import Executor
@@ -13,12 +13,14 @@ from equipoise.executors.threaded import ThreadedExecutor
 from equipoise.training.task import Task
 
 
-def build_executor(engine: Engine, task: Task, federation: Federation, algorithm: Algorithm, seed: int) -> Executor:
+def build_executor(
+    engine: Engine, task: Task, federation: Federation, algorithm: Algorithm, schedule: Schedule
+) -> Executor:
     """Build the executor that the engine settings select."""
     workers = engine.workers or len(os.sched_getaffinity(0))
     if execution_mode(engine, task) == "stacked":
-        return StackedExecutor(task, federation, algorithm, seed, workers, engine.compile)
-    return ThreadedExecutor(task, federation, algorithm, seed, workers)
+        return StackedExecutor(task, federation, algorithm, schedule, workers, engine.compile)
+    return ThreadedExecutor(task, federation, algorithm, schedule, workers)
 
 
 def execution_mode(engine: Engine, task: Task) -> str:

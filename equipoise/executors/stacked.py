@@ -5,6 +5,7 @@ autograd or vmap; `compiled` passes that list to torch.compile.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -13,9 +14,11 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from equipoise.algorithms.base import Algorithm
+from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import (
+    TRAINING,
     ClientJob,
     ClientModel,
     ClientResult,
@@ -49,12 +52,12 @@ class StackedExecutor(Executor):
         task: Task,
         federation: Federation,
         algorithm: Algorithm,
-        seed: int,
+        schedule: Schedule,
         workers: int,
         compiled: bool = False,
     ):
         """Create the executor; `compiled` compiles the gradient with torch.compile, the rest is as in `Executor`."""
-        super().__init__(task, federation, algorithm, seed, workers)
+        super().__init__(task, federation, algorithm, schedule, workers)
         if (why := task.why_not_stacked) is not None:
             raise EquipoiseError(f"engine.mode = 'stacked' is not possible here, because {why}; use 'threads'")
         self.threads_before = torch.get_num_threads()
@@ -74,14 +77,15 @@ class StackedExecutor(Executor):
 
     def _cohort(self, round: int, group: list[ClientJob], purpose: str) -> StackedTrainer:
         who = [job.who for job in group]
-        return StackedTrainer(self.module, self.federation, self.algorithm, self.seed, round, who, purpose)
+        factor = self.rate_factor(round, purpose)
+        return StackedTrainer(self.module, self.federation, self.algorithm, self.seed, round, who, purpose, factor)
 
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
         done: dict[int, ClientResult] = {}
         for group in self._groups(jobs):
             if stopped():
                 break
-            trainer = self._cohort(round, group, "batches")
+            trainer = self._cohort(round, group, TRAINING)
             with torch.no_grad():
                 client, upload = self.algorithm.local_update(
                     stack_states([job.held for job in group]), stack([job.down for job in group]), trainer
@@ -114,7 +118,7 @@ class StackedExecutor(Executor):
         for k, model in enumerate(models):
             if model.looks_up and len(indices[k]):  # it depends on its client's samples, so it is not stacked
                 module = self.predictor(self.task.to_module(model.vector), model.who)
-                scores[k] = self._score_in_pieces(module, indices[k])
+                scores[k] = self._score_in_pieces(partial(self.task.predict, module), indices[k])
         stacks = [k for k, model in enumerate(models) if not model.looks_up]
         order = sorted(stacks, key=lambda k: (-len(indices[k]), self.federation.names[models[k].who]))
         for group in groups(order) if order else []:
@@ -126,20 +130,21 @@ class StackedExecutor(Executor):
                 for k, row in enumerate(rows):
                     padded[k, : len(row)] = row
                 x, y = self.federation.gather(torch.from_numpy(padded.reshape(-1)))
-                outputs = vmap(lambda p, x: functional_call(self.module.scoring, p, (x,)))(
-                    views, x.unflatten(0, padded.shape)
-                ).flatten(0, 1)
+                outputs = vmap(self._forward)(views, x.unflatten(0, padded.shape)).flatten(0, 1)
                 both = self._each(outputs, y).reshape(2, len(group), width)
                 for k, row in enumerate(rows):
                     scores[group[k]][:, first : first + len(row)] = both[:, k, : len(row)]
         yield from scores
 
     @torch.no_grad()
-    def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
+    def score_one(self, vector: Tensor, indices: np.ndarray, buffers: Tensor | None = None) -> SampleScores:
         if not len(indices):
             return np.empty((2, 0))
         views = self.task.space.views(vector)
-        return self._score_in_pieces(lambda x: functional_call(self.module.scoring, views, (x,)), indices)
+        return self._score_in_pieces(partial(self._forward, views), indices)
+
+    def _forward(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return self.task.predict(partial(functional_call, self.module.scoring, parameters), x)
 
     def _score_in_pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray) -> SampleScores:
         scored = []

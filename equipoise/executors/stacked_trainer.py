@@ -12,6 +12,7 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
 from equipoise.data.federation import Federation
 from equipoise.executors.traced_gradient import StackedModule
+from equipoise.optimizers import Rate
 from equipoise.parameter_space import Part
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD
@@ -36,6 +37,7 @@ class StackedTrainer(LocalTrainer):
         round: int,
         who: Sequence[int],
         purpose: str,
+        factor: float = 1.0,
     ):
         """Create the trainer of a stack.
 
@@ -47,10 +49,12 @@ class StackedTrainer(LocalTrainer):
             round: number of the round.
             who: the clients in the stack.
             purpose: what the training is for, part of the key of its random numbers.
+            factor: factor of all learning rates.
         """
         self.module, self.federation, self.algorithm = module, federation, algorithm
         self.task, self.space, self.dtype = module.task, module.task.space, module.task.dtype
         self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
+        self.factor = factor
         self.samples = np.zeros(len(who), dtype=np.int64)
         self.size = torch.tensor([[len(federation.train[i])] for i in who], dtype=self.dtype)
         self.iterations = torch.ones_like(self.size)
@@ -67,8 +71,13 @@ class StackedTrainer(LocalTrainer):
         found = self.module.gradient(v[:first], batch, part, term, term_only)
         return found if first == len(v) else nn.functional.pad(found, (0, 0, 0, len(v) - first))
 
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None = None) -> None:
-        self.module.step(v[: len(batch.x)], batch, part, lr, term)
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: Rate, term: LossTerm | None = None) -> None:
+        first = len(batch.x)
+        self.module.step(v[:first], batch, part, lr[:first] if isinstance(lr, Tensor) else lr, term)
+
+    @property
+    def local_steps(self) -> Tensor:
+        return torch.tensor([[self.steps_of(int(n))] for n in self.size], dtype=self.dtype)
 
     def shares(self, batch: Batch) -> Tensor:
         assert batch.weights is not None  # 1 / (samples in the batch), or 0
@@ -101,7 +110,9 @@ class StackedTrainer(LocalTrainer):
         mask = [True] * len(owned) if active is None else active.flatten().tolist()
         for i, indices, is_active in zip(self.who, owned, mask, strict=True):
             rng = batch_order(self.seed, self.round, self.federation.names[i], self.purpose, stream)
-            plans.append(batch_indices(len(indices) if is_active else 0, batch, epochs, steps, rng))
+            plans.append(
+                batch_indices(len(indices) if is_active else 0, batch, epochs, steps, rng, self.smallest_batch)
+            )
         length = max(len(p) for p in plans)
         # A batch that is not full is padded with one of the client's own samples, with weight zero.
         padding = np.array([indices[0] for indices in owned])

@@ -1,6 +1,7 @@
 """Local training of one client in a thread, on the thread's replica of the module."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import repeat
 
 import numpy as np
@@ -14,13 +15,15 @@ from equipoise.algorithms.local_data import DataSplit
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
-from equipoise.executors.base import FIXED_POINTS
+from equipoise.executors.base import FIXED_POINTS, algorithm_state
+from equipoise.optimizers import Rate, as_number, move
 from equipoise.parameter_space import Part
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
-from equipoise.state import State
+from equipoise.state import State, Upload
 from equipoise.training.batches import Batch, batch_indices, batch_order
+from equipoise.training.buffers import BUFFERS, BufferTracker
 from equipoise.training.head_statistics import client_class_sums, client_moments
 from equipoise.training.local_trainer import LocalTrainer
 from equipoise.training.replica import Replica
@@ -42,6 +45,7 @@ class ThreadTrainer(LocalTrainer):
         round: int,
         who: int,
         purpose: str,
+        factor: float = 1.0,
     ):
         """Create the trainer of a client.
 
@@ -54,14 +58,17 @@ class ThreadTrainer(LocalTrainer):
             round: number of the round.
             who: the client.
             purpose: what the training is for, part of the key of its random numbers.
+            factor: factor of all learning rates.
         """
         self.task, self.replica, self.federation, self.algorithm = task, replica, federation, algorithm
-        self.space, self.seed = task.space, seed
+        self.space, self.seed, self.round, self.factor = task.space, seed, round, factor
         self.key = (seed, round, federation.names[who], purpose)
         self.who, self.indices = who, federation.train[who]
         self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
         self.iterations = torch.full((1,), replica.iterations, dtype=task.dtype)
         self.samples = np.zeros(1, dtype=np.int64)
+        self.tracker: BufferTracker | None = None
+        "which buffers belong to which model, where statistics are averaged"
         sample_bytes = max(1, federation.x[0].numel() * federation.x.element_size())
         self.chunk = max(1, _CHUNK_BYTES // (sample_bytes * algorithm.batch))
         # Fixed points are remembered across all calls of `descend` on this trainer.
@@ -79,12 +86,21 @@ class ThreadTrainer(LocalTrainer):
         self.constrained = [
             layer for layer in self.replica.projected if any(p.requires_grad for p in layer.parameters())
         ]
-        self.replica.vector.copy_(start)
+        self._load(start)
         self.replica.module.train()
         return self.replica.vector
 
+    def _load(self, v: Tensor) -> None:
+        """Load a model, with the buffers that belong to it, into the replica."""
+        self.replica.vector.copy_(v)
+        if self.tracker is not None:
+            self.replica.load_buffers(self.tracker.of(v))
+
     def close(self, v: Tensor) -> Tensor:
-        return v.clone()
+        result = v.clone()
+        if self.tracker is not None:
+            self.tracker.record(result, self.replica.read_buffers())
+        return result
 
     def batches(
         self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
@@ -94,7 +110,8 @@ class ThreadTrainer(LocalTrainer):
         seed, round, name, purpose = self.key
         self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, -1 if stream is None else stream))
         rng = batch_order(seed, round, name, purpose, stream)
-        order = batch_indices(len(self.indices), min(self.algorithm.batch, len(self.indices)), epochs, steps, rng)
+        batch = min(self.algorithm.batch, len(self.indices))
+        order = batch_indices(len(self.indices), batch, epochs, steps, rng, self.smallest_batch)
         for first in range(0, len(order), self.chunk):
             rows = order[first : first + self.chunk]
             filled = rows >= 0
@@ -116,7 +133,7 @@ class ThreadTrainer(LocalTrainer):
         module, hook = self.replica.module, self.replica.hook(term.at)
         training = module.training
         module.eval()
-        functional_call(module, self.space.views(term.probe), (x,))
+        self.task.predict(partial(functional_call, module, self.space.views(term.probe)), x)
         module.train(training)
         return hook.take()
 
@@ -124,7 +141,7 @@ class ThreadTrainer(LocalTrainer):
         self.replica.module.eval()
 
     def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
-        self.replica.vector.copy_(v)
+        self._load(v)
         self.eval_mode()
         x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[self.who]))
         return client_moments(self.task, self.replica.module, self.replica.module, x, y, groups)
@@ -133,7 +150,7 @@ class ThreadTrainer(LocalTrainer):
         return len(batch.y) / self.size
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
-        self.replica.vector.copy_(v)
+        self._load(v)
         self.eval_mode()
         x, y = self.federation.gather(torch.from_numpy(self.indices))
         return client_class_sums(self.task, self.replica.module, self.replica.module, x, y, of, at)
@@ -159,7 +176,7 @@ class ThreadTrainer(LocalTrainer):
 
     def _value(self, batch: Batch, term: LossTerm | None, term_only: bool) -> Tensor:
         hook = None if term is None else self.replica.hook(term.at)
-        output = self.replica.module(batch.x)
+        output = self.task.predict(self.replica.module, batch.x)
         if term is None or hook is None:
             return self.task.loss.mean(output, batch.y)
         value = term.each(hook.take(), batch.probed, batch.y, term.given).mean()
@@ -170,6 +187,35 @@ class ThreadTrainer(LocalTrainer):
             with torch.no_grad():
                 for layer in self.constrained:
                     layer.project_()
+
+    def load_buffers(self, client: State, down: State) -> None:
+        """Load the client's buffers; where statistics are averaged, keep track of what belongs to which model."""
+        if not len(self.task.buffers):
+            return
+        own = client.get(BUFFERS, self.task.buffers)
+        self.replica.load_buffers(own)
+        if BUFFERS in down:
+            shared = self.task.buffer_layout.merged(down[BUFFERS], own)
+            self.tracker = BufferTracker(shared, own, algorithm_state(client))
+
+    def buffers_of(self, vector: Tensor, client: State) -> Tensor | None:
+        """Return the buffers that belong to a model that was made with this trainer."""
+        if self.tracker is not None:
+            return self.tracker.of(vector)
+        trained = len(self.task.buffers) and self.samples[0]
+        return self.replica.read_buffers() if trained else client.get(BUFFERS)
+
+    def own_buffers(self, client: State) -> Tensor:
+        """Return the buffers to keep with the client's new state."""
+        return self.replica.read_buffers() if self.tracker is None else self.tracker.of_state(client)
+
+    def with_buffers(self, upload: Upload, down: State) -> Upload:
+        """Return the upload with the buffers of the model that it is made of, where statistics are averaged."""
+        if self.tracker is None:
+            return upload
+        sent = self.task.buffer_layout.shared(self.tracker.of_state(upload.message))
+        known = None if upload.reference is None else State(upload.reference, **{BUFFERS: down[BUFFERS]})
+        return Upload(State(upload.message, **{BUFFERS: sent}), known, upload.weight)
 
     def load_fixed_points(self, client: State) -> None:
         """Load the fixed points that were saved with the client's state, if any were."""
@@ -185,5 +231,12 @@ class ThreadTrainer(LocalTrainer):
             kept[FIXED_POINTS + name] = torch.cat([found, table[len(found) :]])
         return kept
 
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None = None) -> None:
-        self.moving.add_(self.gradient(v, batch, part, term), alpha=-lr)
+    def rate(self, lr: Rate | None) -> Rate:
+        return as_number(super().rate(lr))
+
+    @property
+    def local_steps(self) -> Tensor:
+        return torch.full((1,), self.steps_of(len(self.indices)), dtype=self.task.dtype)
+
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: Rate, term: LossTerm | None = None) -> None:
+        move(self.moving, self.gradient(v, batch, part, term), lr)

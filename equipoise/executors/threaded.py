@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
+from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
 from equipoise.executors.base import (
-    BUFFERS,
+    TRAINING,
     ClientJob,
     ClientModel,
     ClientResult,
@@ -24,6 +25,7 @@ from equipoise.executors.base import (
 )
 from equipoise.executors.thread_trainer import ThreadTrainer
 from equipoise.state import State
+from equipoise.training.buffers import BUFFERS, without_buffers
 from equipoise.training.replica import Replica
 from equipoise.training.task import Task
 
@@ -38,11 +40,11 @@ class ThreadedExecutor(Executor):
     mode: ClassVar[str] = "threads"
 
     def __init__(
-        self, task: Task, federation: Federation, algorithm: Algorithm, seed: int, workers: int, inner: int = 1
+        self, task: Task, federation: Federation, algorithm: Algorithm, schedule: Schedule, workers: int, inner: int = 1
     ):
         """Create the executor: `workers` clients at a time, each with `inner` threads inside its operators."""
         # A module that draws from torch's global random stream can be seeded only if no other thread draws from it.
-        super().__init__(task, federation, algorithm, seed, 1 if task.unseeded else workers)
+        super().__init__(task, federation, algorithm, schedule, 1 if task.unseeded else workers)
         self.threads_before = torch.get_num_threads()
         self.inner = inner
         torch.set_num_threads(inner)
@@ -76,20 +78,25 @@ class ThreadedExecutor(Executor):
     def _work(self, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
         replica: Replica = self.local.replica
         replica.set_budget(job.budget)
-        if len(self.task.buffers):
-            replica.load_buffers(job.client.get(BUFFERS, self.task.buffers))
-        trainer = ThreadTrainer(self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose)
+        factor = self.rate_factor(round, purpose)
+        trainer = ThreadTrainer(
+            self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose, factor
+        )
+        trainer.load_buffers(job.client, job.down)
         trainer.load_fixed_points(job.client)
         return trainer
 
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
         def local(job: ClientJob) -> ClientResult:
             began = time.perf_counter()
-            trainer = self._work(round, job, "batches")
+            trainer = self._work(round, job, TRAINING)
             trainer.replica.forget_solves()
-            client, upload = self.algorithm.local_update(algorithm_state(job.client), job.down, trainer)
+            client, upload = self.algorithm.local_update(
+                algorithm_state(job.client), without_buffers(job.down), trainer
+            )
             if len(self.task.buffers):
-                client = State(client, **{BUFFERS: trainer.replica.read_buffers()})
+                upload = trainer.with_buffers(upload, job.down)
+                client = State(client, **{BUFFERS: trainer.own_buffers(client)})
             client = State(client, **trainer.fixed_points(job.client))
             finite = upload.wire.finite() and client.finite()
             seconds = time.perf_counter() - began
@@ -105,11 +112,10 @@ class ThreadedExecutor(Executor):
 
         def model(job: ClientJob) -> tuple[ClientModel | None, int]:
             trainer = self._work(round, job, "unseen" if kind == "unseen" else "adapt")
-            vector = make(algorithm_state(job.client), job.down, trainer)
-            buffers = job.client.get(BUFFERS)
-            if len(self.task.buffers) and trainer.samples[0]:
-                buffers = trainer.replica.read_buffers()
-            found = None if vector is None else ClientModel(job.who, vector, buffers, looks_up)
+            vector = make(algorithm_state(job.client), without_buffers(job.down), trainer)
+            if vector is None:
+                return None, int(trainer.samples[0])
+            found = ClientModel(job.who, vector, trainer.buffers_of(vector, job.client), looks_up)
             return found, int(trainer.samples[0])
 
         return self._each(model, jobs)
@@ -117,11 +123,11 @@ class ThreadedExecutor(Executor):
     def score(self, models: Sequence[ClientModel], indices: Sequence[np.ndarray]) -> Iterator[SampleScores]:
         return self._each(lambda pair: self._score(*pair), list(zip(models, indices, strict=True)))
 
-    def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
+    def score_one(self, vector: Tensor, indices: np.ndarray, buffers: Tensor | None = None) -> SampleScores:
         if not len(indices):
             return np.empty((2, 0))
         pieces = np.array_split(indices, max(1, -(-len(indices) // (8 * _SCORE_BATCH))))
-        return np.concatenate(list(self.score([ClientModel(0, vector)] * len(pieces), pieces)), axis=1)
+        return np.concatenate(list(self.score([ClientModel(0, vector, buffers)] * len(pieces), pieces)), axis=1)
 
     @torch.no_grad()
     def _score(self, model: ClientModel, indices: np.ndarray) -> SampleScores:
@@ -137,7 +143,7 @@ class ThreadedExecutor(Executor):
         for first in range(0, len(indices), _SCORE_BATCH):
             rows = slice(first, first + _SCORE_BATCH)
             x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.batch_buffer)
-            output = module(x)
+            output = self.task.predict(module, x)
             losses, metric = self.task.loss.of_each(output, y), self.task.metric.each(output, y)
             scores[0, rows], scores[1, rows] = losses.numpy(), metric.numpy()
         return scores

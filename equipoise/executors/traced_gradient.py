@@ -1,7 +1,9 @@
 """The gradient of a whole stack of clients, traced once into a plain list of tensor operations."""
 
 import copy
+import operator
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from equipoise.data.federation import BatchBuffer
+from equipoise.optimizers import Rate, move
 from equipoise.parameter_space import ParameterEntry, Part
 from equipoise.representations.points import ForwardHook
 from equipoise.representations.terms import LossTerm
@@ -17,6 +20,7 @@ from equipoise.training.batches import Batch
 from equipoise.training.task import Task
 
 _NARROW = 32
+_TRACED_RATE = 0.739085133215160641655  # stands for the rate in a trace; no model multiplies by it
 
 
 def _narrow_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -54,15 +58,24 @@ class StackedModule:
 
         return self._call(("gradient", part, term_only), flat, v, batch, term)
 
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None) -> None:
-        """Take a step of plain SGD in place, without assembling the gradient into one tensor first."""
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: Rate, term: LossTerm | None) -> None:
+        """Take a step of plain SGD in place, without assembling the gradient into one tensor first.
+
+        The rate is an input of the traced step, so that a step with another rate needs no new trace.
+        """
+        if self.compiled and not isinstance(lr, Tensor):  # a number would be compiled into the step
+            lr = v.new_full((len(v), 1), lr)
 
         def into(v: Tensor, *rest: Tensor) -> Tensor:
+            rate: Rate = _TRACED_RATE
+            if isinstance(lr, Tensor):
+                rate, rest = rest[-1], rest[:-1]
             for entry, g in self._each(v, *rest, part=part, term=term, term_only=False):
-                entry.view(v).add_(g, alpha=-lr)
+                per_client = rate.view(-1, *(1 for _ in entry.shape)) if isinstance(rate, Tensor) else rate
+                move(entry.view(v), g, per_client)
             return v
 
-        self._call(("step", part, lr), into, v, batch, term)
+        self._call(("step", part, isinstance(lr, Tensor)), into, v, batch, term, lr)
 
     def _each(
         self,
@@ -94,7 +107,7 @@ class StackedModule:
             h = hook.take()
             probed: tuple[Tensor, ...] = ()
             if term.probe is not None:
-                functional_call(self.module, space.views(term_tensors[0]), (x,))
+                self.task.predict(partial(functional_call, self.module, space.views(term_tensors[0])), x)
                 probed = hook.take()
             given = State(zip(term.given, term_tensors[term.probe is not None :], strict=True))
             found = term.each(h, probed, y, given)
@@ -108,7 +121,8 @@ class StackedModule:
             weights: Tensor,
             term_tensors: tuple[Tensor, ...],
         ) -> Tensor:
-            return (value(functional_call(self.module, {**p, **fixed}, (x,)), x, y, term_tensors) * weights).sum()
+            output = self.task.predict(partial(functional_call, self.module, {**p, **fixed}), x)
+            return (value(output, x, y, term_tensors) * weights).sum()
 
         p, fixed = ({e.name: e.view(v) for e in entries} for entries in (moving, still))
         try:
@@ -119,7 +133,13 @@ class StackedModule:
         return [(e, gradients[e.name]) for e in moving]
 
     def _call(
-        self, what: tuple[object, ...], function: Callable[..., Tensor], v: Tensor, batch: Batch, term: LossTerm | None
+        self,
+        what: tuple[object, ...],
+        function: Callable[..., Tensor],
+        v: Tensor,
+        batch: Batch,
+        term: LossTerm | None,
+        lr: Rate | None = None,
     ) -> Tensor:
         x, y, weights = batch[:3]
         term_tensors: list[Tensor] = []
@@ -130,10 +150,26 @@ class StackedModule:
             what = (*what, type(term), term.at, tuple(term.given), *(t.shape for t in term_tensors))
         key = (*what, x.shape, y.shape, v.dtype)
         if key not in self.traced:
-            graph = make_fx(function)(v.clone(), x, y, weights, *term_tensors)
+            given = [*term_tensors, lr] if isinstance(lr, Tensor) else term_tensors
+            graph = make_fx(function)(v.clone(), x, y, weights, *given)
+            if isinstance(lr, float):
+                _make_rate_an_input(graph)
             _simplify(graph)
             self.traced[key] = torch.compile(graph, dynamic=False) if self.compiled else graph
-        return self.traced[key](v, x, y, weights, *term_tensors)
+        return self.traced[key](v, x, y, weights, *term_tensors, *([] if lr is None else [lr]))
+
+
+def _make_rate_an_input(module: torch.fx.GraphModule) -> None:
+    """Replace the rate that a step was traced with by a last input of the graph."""
+    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
+    with module.graph.inserting_after(last):
+        lr = module.graph.placeholder("lr")
+    with module.graph.inserting_after(lr):
+        negative = module.graph.call_function(operator.neg, (lr,))
+    for node in module.graph.nodes:
+        if node.kwargs.get("alpha") == -_TRACED_RATE:
+            node.kwargs = {**node.kwargs, "alpha": negative}
+    module.recompile()
 
 
 def _simplify(module: torch.fx.GraphModule) -> None:

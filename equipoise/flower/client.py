@@ -15,14 +15,14 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of, initial_upload_of
-from equipoise.algorithms.schema import infer_schema
 from equipoise.attacks import poison_labels
 from equipoise.data.federation import Federation
+from equipoise.engine.compatibility import check_batches
 from equipoise.engine.model_files import write_model
+from equipoise.engine.shared_buffers import message_schema
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.scoreboard import score_row
 from equipoise.executors.base import (
-    BUFFERS,
     RELEASED,
     ClientJob,
     ClientModel,
@@ -52,6 +52,7 @@ from equipoise.privacy.mechanisms import public_reference, secure_noise
 from equipoise.settings import MOST, Settings, read
 from equipoise.state import State, Upload
 from equipoise.storage import atomic_files
+from equipoise.training.buffers import BUFFERS
 
 log = logging.getLogger("equipoise")
 
@@ -124,7 +125,7 @@ class Client:
         self.settings = client_settings(settings, hook is not None)
         self.task = plan.task()
         start = self.task.start(1, seed=plan.experiment.schedule.seed)
-        self.schema = infer_schema(plan.experiment.algorithm, start, plan.experiment.privacy is None)
+        self.schema = message_schema(self.task, plan.experiment.algorithm, start, plan.experiment.privacy is not None)
         self.accepts = order_shapes(self.schema, start, len(self.task.buffers))
 
     def __call__(self, message: Message) -> Message:
@@ -182,8 +183,9 @@ class Client:
         federation = self._available_data().prepared(task.dtype, task.channels_last)
         if order.malicious and experiment.attack is not None:
             federation = poison_labels(federation, experiment.attack, federation.names, experiment.schedule.seed)
+        check_batches(task, experiment.algorithm, {self.settings.name: len(federation.train[0])})
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
-        executor = ThreadedExecutor(task, federation, experiment.algorithm, experiment.schedule.seed, 1, threads)
+        executor = ThreadedExecutor(task, federation, experiment.algorithm, experiment.schedule, 1, threads)
         try:
             state = stored.now
             if state is None:
@@ -267,9 +269,12 @@ class Client:
             model, trained = next(iter(executor.models(round, [job], how)))
             models |= {} if model is None else {kind: model}
             samples += trained
-        if global_model is not None and not (unseen and len(self.task.buffers)):
+        shared = job.down.get(BUFFERS)
+        if global_model is not None and not (unseen and len(self.task.buffers) and shared is None):
             # A client that never trained has no statistics of its own to run the global model with.
-            models["global"] = ClientModel(0, global_model, job.client.get(BUFFERS))
+            layout, own = self.task.buffer_layout, job.client.get(BUFFERS)
+            buffers = own if shared is None else layout.merged(shared, self.task.buffers)
+            models["global"] = ClientModel(0, global_model, buffers)
         for kind, scored in zip(models, executor.score(list(models.values()), [indices] * len(models)), strict=True):
             scores[kind] = torch.from_numpy(score_row(scored, cut, self.task.metric))
         return scores, samples, models

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.attacks import LabelPoison
-from equipoise.config.engine import DTYPES
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import SPLIT
 from equipoise.engine.assembly import build_task, experiment_module, initial_module
@@ -80,7 +79,7 @@ class DeploymentPlan:
 
     def sample(self) -> tuple[Tensor, Tensor]:
         """Return two samples of the configured shape, all zeros, to find out what the model's outputs are."""
-        deploy, dtype = self.experiment.deploy, DTYPES[self.experiment.engine.dtype]
+        deploy, dtype = self.experiment.deploy, self.experiment.engine.dtype
         if not deploy.shape:
             raise EquipoiseError(
                 "the server has no data, so it cannot know the shape of a sample: "

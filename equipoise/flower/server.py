@@ -21,6 +21,7 @@ from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore
 from equipoise.engine.model_files import write_model
 from equipoise.engine.run import Run
+from equipoise.engine.shared_buffers import initial_server
 from equipoise.engine.summary import summarize_run
 from equipoise.equilibrium import Solves
 from equipoise.errors import RunFailed
@@ -42,6 +43,7 @@ from equipoise.state import RoundUploads, State, Upload
 from equipoise.storage import atomic_files
 from equipoise.storage.model_kinds import SCORED
 from equipoise.storage.run_folder import RunFolder
+from equipoise.training.buffers import BUFFERS, broadcast
 
 _RESUME = "See the clients' logs, then resume with resume=true"
 _WAIT_LONGER = "See the SuperNodes' logs, or wait longer"
@@ -155,7 +157,7 @@ class Deployment(Run):
         """Set what all clients begin with, and how many there are."""
         self.start = start
         if not self.done and not self.step:
-            self.server = self.algorithm.init_server(start)
+            self.server = initial_server(self.task, self.algorithm, start, self.private)
         self.pipeline.begin(start)
         if self.pipeline.last is not None:
             self.store.initial = self.pipeline.last.initial
@@ -241,7 +243,7 @@ class Deployment(Run):
         )
         for member in members:
             train = round if member in cohort else 0
-            down = self.algorithm.broadcast(self.server, member.index)
+            down = broadcast(self.algorithm, self.server, member.index)
             order, tensors = build_order(
                 context,
                 member,
@@ -299,6 +301,7 @@ class Deployment(Run):
         self.counters.left_out += left_out
         self.done = round
         line: dict[str, Any] = {"round": round, "clients": progress.asked, "left_out": left_out}
+        line["lr"] = self.learning_rate(round)
         line |= self.count_solves(round, progress.solves)
         timing = self.timing(round, progress.seconds, 0.0)
         self.progress = RoundProgress()
@@ -376,8 +379,8 @@ class Deployment(Run):
         if self.scores.rows:
             self.folder.write_clients(*self.scores.tables())
         vector = self.algorithm.global_model(self.server)
-        if vector is not None and not self.task.buffer_names:
-            module = self.task.to_module(vector)
+        if vector is not None and (BUFFERS in self.server or not self.task.buffer_names):
+            module = self.task.to_module(vector, self.global_buffers())
             write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global")
         summary = self.summary()
         atomic_files.write_json(self.folder.summary, summary)

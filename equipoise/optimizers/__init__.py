@@ -1,5 +1,6 @@
-"""Local optimizers: update rules of gradient descent on plain tensors."""
+"""Local optimizers: update rules of gradient descent on plain tensors, and schedules of their learning rates."""
 
-from equipoise.optimizers.local_optimizer import LocalOptimizer, adam
+from equipoise.optimizers.local_optimizer import LocalOptimizer, Rate, adam, as_number, move
+from equipoise.optimizers.schedules import RateSchedule
 
-__all__ = ["LocalOptimizer", "adam"]
+__all__ = ["LocalOptimizer", "Rate", "RateSchedule", "adam", "as_number", "move"]

@@ -10,9 +10,10 @@ from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.data.federation import Federation
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
-from equipoise.executors.base import BUFFERS, ClientModel, ModelKind
+from equipoise.executors.base import ClientModel, ModelKind
 from equipoise.executors.build import build_executor
 from equipoise.storage.model_kinds import HYBRIDS
+from equipoise.training.buffers import BUFFERS
 
 
 class Result:
@@ -72,7 +73,7 @@ class Result:
         """Return the parameters and buffers of the personal model of a client (by number or name)."""
         run = self._run
         who = self._client_number(client)
-        executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule.seed)
+        executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule)
         try:
             kind: ModelKind = "unseen" if self._is_unseen(who) else "personal"
             model, _ = next(iter(executor.models(run.done, [run.job(who)], kind)))
@@ -98,7 +99,9 @@ class Result:
         return vector
 
     def global_model(self, client: int | str | None = None) -> nn.Module:
-        """Return the model that all clients share; if it has buffers (BatchNorm), with those of `client`."""
+        """Return the model that all clients share; if clients keep its buffers (BatchNorm), with those of `client`."""
+        if (buffers := self._run.global_buffers()) is not None:
+            return self._run.task.to_module(self.global_vector(), buffers)
         if client is None and self._run.task.buffer_names:
             raise EquipoiseError(
                 "the model's buffers stay with the clients; name a client to use its buffers: global_model(client)"

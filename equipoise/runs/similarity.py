@@ -13,8 +13,9 @@ from equipoise.algorithms.capabilities import HasConsensusModel, trained_model_o
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.cka import Similarity, gram, heard_layers, representations
-from equipoise.executors.base import BUFFERS, ClientModel, algorithm_state
+from equipoise.executors.base import ClientModel, algorithm_state
 from equipoise.executors.build import build_executor
+from equipoise.training.buffers import BUFFERS
 
 _MOST_PAIRED = 15  # clients that are compared with each other
 
@@ -30,7 +31,7 @@ class Sides:
 
 def sides(run: Simulation) -> Sides:
     """Return the current models of the clients that trained, and the models to compare them with."""
-    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule.seed)
+    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule)
     jobs = [run.job(who) for who in run.training]
     try:
         found = [model for model, _ in executor.models(run.done, jobs, "personal")]
@@ -47,7 +48,9 @@ def sides(run: Simulation) -> Sides:
                 local.append(ClientModel(d.who, trained, d.client.get(BUFFERS)))
             what = "models after local training"
         if shared is not None:
-            return Sides(local, [replace(model, vector=shared) for model in local], f"{what} and the global one")
+            buffers = run.global_buffers()
+            other = [replace(m, vector=shared, buffers=m.buffers if buffers is None else buffers) for m in local]
+            return Sides(local, other, f"{what} and the global one")
         if isinstance(run.algorithm, HasConsensusModel):
             agreed = [model for model, _ in executor.models(run.done, jobs, "consensus") if model is not None]
             return Sides(local, agreed, f"{what} and consensus models")

@@ -37,6 +37,7 @@ DEPLOYMENT = "deployment"
 
 ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb")
 """Settings that do not affect results."""
+_RENAMED = {"engine.dtype": "engine.precision"}
 _MAY_CHANGE = {"rounds", *ASIDE}  # when a run is resumed
 _TRIES = 8
 
@@ -56,6 +57,11 @@ def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tables.items():
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return the settings in a run.toml with dotted names; those that an older version named otherwise, as of today."""
+    return {_RENAMED.get(key, key): value for key, value in flatten(read_toml(path)).items()}
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -132,9 +138,12 @@ class RunFolder:
 
     def _compare(self, settings: dict[str, Any]) -> None:
         """Raise an error if these are not the settings of the run in the folder."""
-        old, new = flatten(read_toml(self.config)), flatten(settings)
+        old, new = read_settings(self.config), flatten(settings)
+        older = old.get(f"{WRITTEN}.equipoise") != version("equipoise")
         for key in sorted(old.keys() | new.keys()):
             if key in _MAY_CHANGE or key.startswith(f"{WRITTEN}."):
+                continue
+            if older and key not in old:  # a setting that did not exist when the run began
                 continue
             if json.dumps(old.get(key)) != json.dumps(new.get(key)):  # 1 == 1.0, but 1 client is not a share of 1.0
                 raise EquipoiseError(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError
-from equipoise.storage.run_folder import ASIDE, WRITTEN, RunFolder, flatten, read_toml
+from equipoise.storage.run_folder import ASIDE, WRITTEN, RunFolder, read_settings
 
 _FOR_READERS = (f"{WRITTEN}.", *ASIDE)  # runs that differ only in these are the same run
 
@@ -79,7 +79,7 @@ def _finished(path: Path) -> bool:
 
 def _read(path: Path) -> FinishedRun:
     folder = RunFolder.open(path)
-    config = {k: v for k, v in flatten(read_toml(folder.config)).items() if not k.startswith(_FOR_READERS)}
+    config = {k: v for k, v in read_settings(folder.config).items() if not k.startswith(_FOR_READERS)}
     return FinishedRun(path, config, folder.read_summary(), folder.read_metrics())
 
 

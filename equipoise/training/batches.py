@@ -22,7 +22,18 @@ class Batch(NamedTuple):
     "representations of a term's probe, if they are computed for many batches at once"
 
 
-def batch_indices(n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator | None) -> np.ndarray:
+def steps_in_epoch(n: int, batch: int, least: int = 1) -> int:
+    """Return the number of batches in a pass over n samples; a last batch of fewer than `least` samples is dropped.
+
+    A client with fewer samples than a batch has one batch of all of them.
+    """
+    full, rest = divmod(n, batch)
+    return full + (rest > 0 and (rest >= least or not full))
+
+
+def batch_indices(
+    n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator | None, least: int = 1
+) -> np.ndarray:
     """Assign samples to steps.
 
     Args:
@@ -31,6 +42,7 @@ def batch_indices(n: int, batch: int, epochs: int, steps: int | None, rng: torch
         epochs: passes over the samples, each in a new random order.
         steps: number of batches, in place of epochs.
         rng: source of the random order; without it all samples come once, in their order.
+        least: the last batch of a shuffled epoch is dropped if it has fewer samples.
 
     Returns:
         A (steps, batch) matrix of sample numbers, -1 where a batch is not full.
@@ -39,12 +51,13 @@ def batch_indices(n: int, batch: int, epochs: int, steps: int | None, rng: torch
         return np.empty((0, batch), dtype=np.int64)
     if rng is None:
         return np.pad(np.arange(n), (0, -n % batch), constant_values=-1).reshape(-1, batch)
-    in_epoch = -(-n // batch)
+    in_epoch = steps_in_epoch(n, batch, least)
     total = epochs * in_epoch if steps is None else steps
     epochs = -(-total // in_epoch)
     order = np.full((epochs, in_epoch * batch), -1, dtype=np.int64)
     for row in order:
-        row[:n] = torch.randperm(n, generator=rng).numpy()
+        shuffled = torch.randperm(n, generator=rng).numpy()[: len(row)]
+        row[: len(shuffled)] = shuffled
     return order.reshape(-1, batch)[:total]
 
 

@@ -1,6 +1,7 @@
 """Statistics of one client's representations: moments of the inputs of its head, and sums by class."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +31,7 @@ def client_moments(task: Task, forward: Forward, module: nn.Module, x: Tensor, y
     inputs, outputs, bias = linear_head(task.space)
     targets = HeadTargets(y)
     if len(y):
-        features, _ = targets.look(forward, module.get_submodule(task.head or ""), x)
+        features, _ = targets.look(partial(task.predict, forward), module.get_submodule(task.head or ""), x)
     else:
         features = x.new_empty((0, inputs - bias), dtype=task.dtype)
     if bias:
@@ -49,7 +50,7 @@ def client_class_sums(
     try:
         with torch.no_grad():
             for part_x, part_y in zip(x.split(_SAMPLES_AT_ONCE), y.split(_SAMPLES_AT_ONCE), strict=True):
-                forward(part_x)
+                task.predict(forward, part_x)
                 rows = of(hook.take()[0])
                 members = nn.functional.one_hot(part_y.long(), task.outputs).to(rows.dtype)
                 total = members.mT @ rows if total is None else total + members.mT @ rows

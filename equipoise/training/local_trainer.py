@@ -10,12 +10,12 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
 from equipoise.errors import EquipoiseError
-from equipoise.optimizers import LocalOptimizer
+from equipoise.optimizers import LocalOptimizer, Rate, move
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
-from equipoise.training.batches import Batch
+from equipoise.training.batches import Batch, steps_in_epoch
 from equipoise.training.task import Task
 
 
@@ -29,7 +29,10 @@ class LocalTrainer(ABC):
     space: ParameterSpace
     size: Tensor
     seed: int
+    round: int
     algorithm: Algorithm
+    factor: float
+    "factor of all learning rates in this round"
     samples: np.ndarray
     "number of samples that went through a backward pass, for each client"
 
@@ -62,8 +65,27 @@ class LocalTrainer(ABC):
         """
 
     @abstractmethod
-    def step(self, v: Tensor, batch: Batch, part: Part, lr: float, term: LossTerm | None = None) -> None:
+    def step(self, v: Tensor, batch: Batch, part: Part, lr: Rate, term: LossTerm | None = None) -> None:
         """Take a step of plain SGD, in place."""
+
+    def rate(self, lr: Rate | None) -> Rate:
+        """Return the learning rate of this round: `lr`, or the algorithm's own, times the factor of the schedule."""
+        return (self.algorithm.lr if lr is None else lr) * self.factor
+
+    @property
+    def smallest_batch(self) -> int:
+        """Return the smallest last batch of an epoch that is trained on."""
+        return self.algorithm.batch if self.algorithm.drop_last else self.task.smallest_batch
+
+    @property
+    @abstractmethod
+    def local_steps(self) -> Tensor:
+        """Return the number of local steps; see `LocalData.local_steps`."""
+
+    def steps_of(self, samples: int) -> int:
+        """Return the number of local steps of a client with so many training samples."""
+        in_epoch = steps_in_epoch(samples, self.algorithm.batch, self.smallest_batch)
+        return self.algorithm.steps or self.algorithm.epochs * in_epoch
 
     def constrain(self) -> None:
         """Project the vector onto the constraints of the model, after a step; most models have none."""
@@ -80,7 +102,7 @@ class LocalTrainer(ABC):
         part: Part | Tensor = "all",
         pull: Callable[[Tensor], Tensor] | None = None,
         term: LossTerm | None = None,
-        lr: float | None = None,
+        lr: Rate | None = None,
         epochs: int | None = None,
         steps: int | None = None,
         repeat: int = 1,
@@ -90,7 +112,7 @@ class LocalTrainer(ABC):
         """Train from `start`; see `LocalData.descend`."""
         if steps is None and epochs is None:
             steps = self.algorithm.steps
-        lr = lr or self.algorithm.lr
+        lr, decay = self.rate(lr), self.algorithm.weight_decay
         anchor = None if term is None else term.anchor
         if anchor is not None and (why := self.task.why_not_twice) is not None:
             raise EquipoiseError(f"variance reduction is not possible for a model with {why}")
@@ -111,21 +133,23 @@ class LocalTrainer(ABC):
                         extra = correction if extra is None else extra + correction
                     g = self.gradient(v, batch, section, term)
                     g = g if extra is None else g + extra
-                    optimizer(moving, g if mask is None else g * mask[..., moves])
+                    optimizer(moving, g, None if mask is None else mask[..., moves])
                 else:
+                    if decay:
+                        extra = decay * moving if extra is None else extra + decay * moving
                     if extra is not None and extra.untyped_storage().data_ptr() == v.untyped_storage().data_ptr():
                         extra = extra.clone()  # a pull that is a view of v must not change with the step
                     self.step(v, batch, section, lr, term)
                     if extra is not None:
-                        moving.add_(extra, alpha=-lr)
+                        move(moving, extra, lr)
                 self.constrain()
                 if before is not None:  # a client that has done its steps waits for the others
                     v[done] = before
         return self.close(v)
 
-    def _optimizer(self, lr: float) -> LocalOptimizer:
-        settings = self.algorithm
-        return LocalOptimizer(settings.optimizer, lr, settings.momentum, settings.clip)
+    def _optimizer(self, lr: Rate) -> LocalOptimizer:
+        s = self.algorithm
+        return LocalOptimizer(s.optimizer, lr, s.momentum, s.clip, nesterov=s.nesterov, weight_decay=s.weight_decay)
 
     def _term_gradient_at(self, u: Tensor, v: Tensor, batch: Batch, part: Part, term: LossTerm) -> Tensor:
         """Return the term's gradient on the batch at u; v is restored afterwards."""

@@ -30,6 +30,8 @@ class ModelProbe:
     "names of the buffers that training changes (BatchNorm statistics); each client has its own, constants are shared"
     fixed_point_shapes: dict[str, tuple[torch.Size, torch.dtype]]
     "shape and number format of what is saved per sample with a client's state, if a layer's warm start needs it"
+    smallest_batch: int
+    "smallest number of samples in a training step: 2 if BatchNorm has only one value per channel for a single sample"
 
 
 def probe_model(replica: Replica, constants: nn.Module, x: Tensor) -> ModelProbe:
@@ -67,7 +69,19 @@ def probe_model(replica: Replica, constants: nn.Module, x: Tensor) -> ModelProbe
         unseeded = not torch.equal(before, torch.random.get_rng_state())
     still = dict(constants.named_buffers())
     buffer_names = tuple(n for n, b in moved.items() if not torch.equal(b, still[n]))
-    return ModelProbe(output, rows, unseeded, buffer_names, shapes)
+    return ModelProbe(output, rows, unseeded, buffer_names, shapes, _smallest_batch(replica, x))
+
+
+def _smallest_batch(replica: Replica, x: Tensor) -> int:
+    """Return 2 if the model cannot train on a single sample, else 1."""
+    if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in replica.module.modules()):
+        return 1
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            replica.module.train()(x[:1])
+    except ValueError:
+        return 2
+    return 1
 
 
 def find_point(

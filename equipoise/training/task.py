@@ -15,7 +15,7 @@ from equipoise.losses import fitting_loss
 from equipoise.metrics import Metric, fitting_metric
 from equipoise.parameter_space import ParameterSpace
 from equipoise.representations.points import RepresentationPoint
-from equipoise.training.buffers import load_buffers, read_buffers
+from equipoise.training.buffers import BufferLayout, load_buffers, read_buffers
 from equipoise.training.memory_usage import peak_tensor_bytes
 from equipoise.training.model_probe import find_point, probe_model
 from equipoise.training.replica import Replica, draws_random_numbers
@@ -39,6 +39,7 @@ class Task:
         loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
         metric: str | Metric | None = None,
         dtype: torch.dtype = torch.float32,
+        mixed: bool = False,
     ):
         """Create a task, and run the module on the sample once to find out what it does.
 
@@ -50,13 +51,18 @@ class Task:
                 one value per sample.
             metric: "accuracy", "rmse", "mse" or a `Metric`; by default the one that belongs to the loss.
             dtype: number format of parameters and inputs.
+            mixed: whether the module runs under autocast, with bfloat16 where torch chooses it.
         """
         if head == "head" and not hasattr(module, "head"):
             head = None
         self.module = copy.deepcopy(module).to(dtype)
         for _, layer in layers(self.module):
             layer.quiet = True  # in a run, the engine reads the statistics of solves and warns
-        self.dtype = dtype
+        self.dtype, self.mixed = dtype, mixed
+        if mixed and any(layers(self.module)):
+            raise EquipoiseError(
+                "engine.precision = 'bf16-mixed' is too coarse for the solves of equilibrium layers; use 'float32'"
+            )
         self.space = ParameterSpace(module, head)
         self.head = head if isinstance(head, str) and head in dict(module.named_modules()) else None
         "name of the submodule that is the head, if it is exactly one"
@@ -70,6 +76,8 @@ class Task:
         self.unseeded, self.rows, self.buffer_names = probe.unseeded, probe.rows, probe.buffer_names
         self.fixed_point_shapes = probe.fixed_point_shapes
         self.buffers = read_buffers(self.module, self.buffer_names, dtype)
+        self.buffer_layout = BufferLayout(self.module, self.buffer_names)
+        self.smallest_batch = probe.smallest_batch
         self.outputs = probe.output.shape[-1]
         self.loss = fitting_loss(loss, probe.output, sample[1])
         self.metric = fitting_metric(metric, loss, probe.output, sample[1])
@@ -77,6 +85,14 @@ class Task:
     def replica(self) -> Replica:
         """Return a copy of the module for one thread."""
         return Replica(self.module, self.space, self.w0, self.head, self.unseeded, self.buffer_names)
+
+    def predict(self, module: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Run a module on inputs in the task's precision; outputs are in the number format of the parameters."""
+        if not self.mixed:
+            return module(x)
+        with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
+            output = module(x)
+        return output.to(self.dtype)
 
     def start(self, clients: int, samples: int = 0, seed: int = 0) -> Start:
         """Return what is known before the first round of a run.

@@ -73,7 +73,7 @@ def trials(
         federation,
         algorithm,
         Schedule(rounds=10**6, evaluate_every=10**6),
-        Engine(workers=1, dtype="float64", mode="stacked"),
+        Engine(workers=1, precision="float64", mode="stacked"),
         uploads=UploadSettings(attack) if attack else None,
     )
     benign = [i for i in range(S.m) if federation.names[i] not in run.pipeline.malicious]

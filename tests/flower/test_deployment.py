@@ -31,7 +31,7 @@ name = "softmax"
 name = "ditto"
 lr = 0.1
 [engine]
-dtype = "float64"
+precision = "float64"
 """
 BIN = Path(sys.executable).parent
 

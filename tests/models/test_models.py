@@ -232,7 +232,7 @@ def test_mse_is_the_square_of_rmse() -> None:
     clients = [(rng.normal(size=(20 + i, 3)), rng.normal(size=20 + i)) for i in range(4)]
     module = MODELS["linear"]().build((3,), 1)
     rmse, mse = (
-        eq.train(module, clients, FedAvg(lr=0.01), loss="squared", metric=metric, rounds=2, dtype="float64")
+        eq.train(module, clients, FedAvg(lr=0.01), loss="squared", metric=metric, rounds=2, precision="float64")
         for metric in (None, "mse")
     )
     np.testing.assert_allclose(mse.scores()["global"][:, 3], rmse.scores()["global"][:, 3] ** 2, rtol=1e-12)

@@ -297,13 +297,13 @@ def test_attacks_on_several_data_sets_have_charts_of_their_own_and_methods_lines
 
 def test_methods_that_differ_in_anything_have_names_of_their_own(tmp_path: Path) -> None:
     train(tmp_path / "single", eq.FedAvg(lr=0.1), rounds=1)
-    train(tmp_path / "double", eq.FedAvg(lr=0.1), rounds=1, dtype="float64")
+    train(tmp_path / "double", eq.FedAvg(lr=0.1), rounds=1, precision="float64")
     [scene] = pages.scenes(find_runs([tmp_path]))
     names = [method.name for method in scene.methods]
-    assert sorted(names) == ["fedavg engine.dtype=float32", "fedavg engine.dtype=float64"]
+    assert sorted(names) == ["fedavg engine.precision=float32", "fedavg engine.precision=float64"]
     assert len({method.number for method in scene.methods}) == 2
     # How often it is scored makes no other method of it, unless that is all that tells two of them apart.
-    train(tmp_path / "seldom", eq.FedAvg(lr=0.1), rounds=1, evaluate_every=5, seed=1, dtype="float64")
+    train(tmp_path / "seldom", eq.FedAvg(lr=0.1), rounds=1, evaluate_every=5, seed=1, precision="float64")
     [scene] = pages.scenes(find_runs([tmp_path]))
     assert len({method.name for method in scene.methods}) == 3
 

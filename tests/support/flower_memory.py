@@ -123,7 +123,7 @@ def deployed(
         "rounds": 3,
         **{k: v for k, v in tables.items() if k not in ("deploy", "engine")},
         "algorithm": algorithm,
-        "engine": {"dtype": "float64", **tables.get("engine", {})},
+        "engine": {"precision": "float64", **tables.get("engine", {})},
         "deploy": {**deploy, "wait": 20.0, "deadline": 20.0, **tables.get("deploy", {})},
     }
     folder.mkdir(parents=True, exist_ok=True)

@@ -119,7 +119,7 @@ def simulation(
             folder.mkdir(parents=True)
             run_folder.write_config()
     schedule = {"rounds": 4, "participation": 0.5, **schedule}
-    engine = Engine.model_validate({"mode": mode, "workers": workers, "dtype": dtype})
+    engine = Engine.model_validate({"mode": mode, "workers": workers, "precision": dtype})
     settings = (algorithm, Schedule(**schedule), engine)
     return Simulation(task, federation, *settings, run_folder, uploads=uploads, devices=devices)
 
