@@ -75,7 +75,7 @@ def main():
                     taken.append(start(clients, model, batch, mode))
                 run = taken[0]
                 run.executor.close()
-                run.executor = build_executor(run.engine, run.task, run.federation, run.algorithm, 0)
+                run.executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule)
                 run.advance()
                 began = time.perf_counter()
                 run.advance()

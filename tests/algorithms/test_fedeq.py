@@ -226,7 +226,7 @@ def test_unseen_clients_train_their_head_alone() -> None:
 
 
 def _reopened(run: Simulation, who: int):
-    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule.seed)
+    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule)
     try:
         yield from executor.models(run.done, [run.job(who)], "unseen")
     finally:

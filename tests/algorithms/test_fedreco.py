@@ -309,7 +309,7 @@ def test_a_terms_gradient_is_that_of_its_definition() -> None:
 def test_consensus_models_have_the_probe_in_them() -> None:
     run = simulation(FedReCo(lam=0.1, lr=0.1))
     run.run()
-    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, 0)
+    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule)
     (model, _), *_ = executor.models(
         4, [ClientJob(2, run.store.get(2), run.algorithm.broadcast(run.server, 2))], "consensus"
     )

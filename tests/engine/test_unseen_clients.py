@@ -122,7 +122,7 @@ def test_a_run_that_is_made_longer_ends_like_one_that_was_long(algorithm: Algori
 def test_without_statistics_of_its_own_it_gets_no_global_model(kind: type) -> None:
     """BatchNorm: who never trained has seen no mean and no variance, so only its adapted model can be scored."""
     module = BodyAndHead(nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU()), nn.Linear(7, 3))
-    run = simulation(kind(lr=0.05, epochs=2, batch=100), held_out("client-3"), module)
+    run = simulation(kind(lr=0.05, epochs=2, batch=100, buffers="local"), held_out("client-3"), module)
     run.run()
     assert set(run.summary()["unseen"]) == {"clients", "adaptation_samples", "personal"}
     assert "global" in run.summary()
@@ -172,3 +172,13 @@ def test_who_is_held_out_depends_on_the_seed_and_the_names() -> None:
     assert one != other
     assert federation.holding_out(0.01, 0).unseen <= set(federation.names)
     assert len(federation.holding_out(0.01, 0).unseen) == 1
+
+
+def test_with_averaged_statistics_it_gets_the_global_model_too() -> None:
+    module = BodyAndHead(nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.ReLU()), nn.Linear(7, 3))
+    run = simulation(equipoise.FedAvg(lr=0.05, epochs=2, batch=100), held_out("client-3"), module)
+    run.run()
+    assert {"personal", "global"} <= run.summary()["unseen"].keys()
+    result = equipoise.api.Result(run)
+    one, two = (result.global_model(client).state_dict() for client in ("client-3", "client-2"))
+    assert all(torch.equal(one[name], two[name]) for name in one)

@@ -88,7 +88,7 @@ def test_layers_that_are_never_called_are_left_out_and_a_root_with_weights_is_on
 def test_fedadmms_models_are_what_it_trained_and_not_what_it_sends() -> None:
     run = simulation(FedADMM(lr=0.1, rho=0.01), participation=1.0)
     run.run()
-    (done, *_) = build_executor(run.engine, run.task, run.federation, run.algorithm, 0).train(
+    (done, *_) = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule).train(
         5, [run.job(3)], lambda: False
     )
     model = sides(run).local[3].vector

@@ -143,11 +143,13 @@ def test_engines_agree_where_clients_count_by_their_samples(tmp_path: Path) -> N
     np.testing.assert_allclose(over_flower.server.w, simulated.server.w, rtol=1e-9, atol=1e-12)
 
 
-def test_engines_agree_on_a_model_with_buffers(tmp_path: Path) -> None:
-    """BatchNorm's statistics stay with the client, and go on from round to round."""
+@pytest.mark.parametrize("buffers", ["average", "local"])
+def test_engines_agree_on_a_model_with_buffers(buffers: str, tmp_path: Path) -> None:
+    """BatchNorm's statistics are averaged, or stay with the client and go on from round to round."""
     federation = classification()
     module = nn.Sequential(nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
-    algorithm = ALGORITHMS["ditto"](lr=0.05, batch=5)
+    algorithm = ALGORITHMS["ditto"](lr=0.05, batch=5, buffers=buffers)
     over_flower, simulated = in_both_engines(tmp_path, algorithm, federation, module, participation=0.5)
+    assert ("buffers" in over_flower.server) == (buffers == "average")
     for ours, theirs in zip(over_flower.lines, simulated.lines, strict=True):
         same(ours, theirs)

@@ -174,7 +174,7 @@ def test_constant_buffers_are_no_clients_business() -> None:
 def test_the_global_model_with_buffers_is_some_clients() -> None:
     torch.manual_seed(0)
     given = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 3))
-    result = eq.train(given, CLIENTS, eq.FedAvg(lr=0.1, batch=4), head=None, rounds=3)
+    result = eq.train(given, CLIENTS, eq.FedAvg(lr=0.1, batch=4, buffers="local"), head=None, rounds=3)
     with pytest.raises(eq.EquipoiseError, match="name a client to use its buffers"):
         result.global_model()
     federation = result.federation
@@ -244,10 +244,32 @@ def test_wrong_settings_of_an_algorithm_get_a_sentence() -> None:
         eq.Ditto(lamb=1)
 
 
+class NeverOne(nn.Linear):
+    """Fails on a single sample, for reasons of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) == 1:
+            raise ValueError("one is not enough")
+        return super().forward(x)
+
+
 def test_a_model_that_fails_on_a_batch_is_said() -> None:
-    given = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     with pytest.raises(eq.EquipoiseError, match="fails on a batch of 1 samples"):
-        eq.train(given, CLIENTS, eq.FedAvg(batch=13), head=None, rounds=1)  # 14 = 13 + 1
+        eq.train(NeverOne(4, 3), CLIENTS, eq.FedAvg(batch=13), head=None, rounds=1, mode="threads")  # 14 = 13 + 1
+
+
+def test_a_last_batch_of_one_sample_is_dropped_where_batch_norm_cannot_train_on_it() -> None:
+    given = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    result = eq.train(given, CLIENTS, eq.FedAvg(batch=13), head=None, rounds=1)  # 14 = 13 + 1
+    sizes = result.federation.train.lengths
+    assert 14 in sizes
+    assert result.summary["gradient_samples"] == sum(n - (n % 13 == 1) for n in sizes)
+    with pytest.raises(eq.EquipoiseError, match=r"algorithm.batch = 1 is not allowed: the model has BatchNorm"):
+        eq.train(given, CLIENTS, eq.FedAvg(batch=1), head=None, rounds=1)
+    x, y = CLIENTS[0]
+    poor = {"train": (x[:1], y[:1]), "test": (x, y)}
+    with pytest.raises(eq.EquipoiseError, match="client 'client-1' has one training sample, and the model has Batch"):
+        eq.train(given, [CLIENTS[0], poor], eq.FedAvg(), head=None, rounds=1)
 
 
 def test_from_clients_checks_before_it_trains() -> None:

@@ -1,5 +1,8 @@
 """The inner loop against torch's own optimisers, and the plan of its batches."""
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,11 +10,14 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.algorithms import Local
+from equipoise.algorithms import Ditto, FedAvgFT, Local
+from equipoise.engine.simulation import Simulation
 from equipoise.executors.base import ClientJob
+from equipoise.executors.build import build_executor
 from equipoise.randomness import torch_generator
 from equipoise.state import State
-from equipoise.training.batches import batch_indices, batch_order
+from equipoise.training.batches import batch_indices, batch_order, steps_in_epoch
+from equipoise.training.local_trainer import LocalTrainer
 from tests.support.marks import slow_except
 from tests.support.problems import classification, simulation, small_mlp
 
@@ -50,6 +56,20 @@ RULES = {
     "momentum": ({"momentum": 0.9}, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)),
     "adam": ({"optimizer": "adam"}, lambda p: torch.optim.Adam(p, lr=0.1)),
     "clip": ({"clip": 0.05}, lambda p: torch.optim.SGD(p, lr=0.1)),
+    "decay": ({"weight_decay": 0.2}, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2)),
+    "nesterov": (
+        {"momentum": 0.9, "nesterov": True, "weight_decay": 0.2},
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.2),
+    ),
+    "adam decay": (
+        {"optimizer": "adam", "weight_decay": 0.2},
+        lambda p: torch.optim.Adam(p, lr=0.1, weight_decay=0.2),
+    ),
+    "adamw": (
+        {"optimizer": "adamw", "weight_decay": 0.2},
+        lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2),
+    ),
+    "clip decay": ({"clip": 0.05, "weight_decay": 0.2}, lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2)),
 }
 
 
@@ -94,11 +114,11 @@ def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: s
             if pulled:
                 loss = loss + 0.15 * sum((p - 1).square().sum() for p in parameters)
             loss.backward()
-            if rule == "clip":
+            if "clip" in rule:
                 torch.nn.utils.clip_grad_norm_(parameters, 0.05)
             optimizer.step()
         expected = run.task.space.vector(module, torch.float64)
-        torch.testing.assert_close(vector, expected, rtol=1e-8, atol=1e-9 if rule != "clip" else 1e-6)
+        torch.testing.assert_close(vector, expected, rtol=1e-8, atol=1e-6 if "clip" in rule else 1e-9)
 
 
 def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
@@ -114,3 +134,91 @@ def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
         torch.testing.assert_close(totals, expected)  # each client at work takes a mean, the others nothing
     at_work = np.sum([np.ones(6) if done is None else ~done.numpy() for _, done in steps], axis=0)
     assert at_work.tolist() == (2 * -(-lengths // 4)).tolist()
+
+
+def trained(run: Simulation, work: Callable[[LocalTrainer], torch.Tensor], who: Sequence[int]) -> list[torch.Tensor]:
+    """What `work` makes of the trainers of these clients, in either mode."""
+    jobs = [ClientJob(i, State(), State()) for i in who]
+    if run.mode == "threads":
+        return list(run.executor._each(lambda job: work(run.executor._work(1, job, "batches")), jobs))
+    with torch.no_grad():
+        return list(work(run.executor._cohort(1, jobs, "batches")))
+
+
+@pytest.mark.parametrize("mode", ["threads", "stacked"])
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"optimizer": "adamw", "weight_decay": 0.1}])
+def test_a_rate_of_each_client_is_that_rate(mode: str, settings: dict[str, Any]) -> None:
+    run = simulation(Local(lr=0.1, epochs=2, batch=4, **settings), mode=mode)
+    rates = {0: 0.03, 5: 0.2}
+
+    def own(data: LocalTrainer) -> torch.Tensor:
+        sizes = {int(run.federation.train.lengths[i]): rate for i, rate in rates.items()}
+        lr = torch.tensor([[sizes[int(n)]] for n in data.size.flatten()], dtype=torch.float64).reshape(data.size.shape)
+        start = run.task.w0.expand(*data.size.shape[:-1], -1)
+        return data.descend(start, lr=lr, pull=lambda v: 0.3 * v)
+
+    found = trained(run, own, list(rates))
+    for vector, (who, rate) in zip(found, rates.items(), strict=True):
+        start = run.task.w0 if mode == "threads" else run.task.w0[None]
+        alone = trained(run, lambda data, r=rate, s=start: data.descend(s, lr=r, pull=lambda v: 0.3 * v), [who])[0]
+        torch.testing.assert_close(vector, alone, rtol=1e-12, atol=1e-14)
+    run.close()
+
+
+@pytest.mark.parametrize("settings", [{"steps": 7}, {"epochs": 3}, {"epochs": 3, "drop_last": True}])
+@pytest.mark.parametrize("mode", ["threads", "stacked"])
+def test_local_steps_are_those_that_are_taken(mode: str, settings: dict[str, Any]) -> None:
+    run = simulation(Local(lr=0.1, batch=4, **settings), mode=mode)
+    who = list(range(len(run.federation)))
+
+    def counted(data: LocalTrainer) -> torch.Tensor:
+        taken = torch.zeros_like(data.size)
+        for _, done in data.batches(data.algorithm.epochs, data.algorithm.steps, 0, None):
+            taken += 1.0 if done is None else (~done)[:, None].double()
+        return torch.cat([data.local_steps, taken, torch.full_like(taken, data.round)], dim=-1)
+
+    for said, taken, round in trained(run, counted, who):
+        assert said == taken
+        assert round == 1
+    run.close()
+
+
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 3), st.integers(1, 12))
+def test_only_a_last_batch_that_is_too_small_is_dropped(n: int, batch: int, epochs: int, least: int) -> None:
+    order = batch_indices(n, batch, epochs, None, torch_generator(0, "test"), least)
+    sizes = (order >= 0).sum(1).tolist()
+    full, rest = divmod(n, batch)
+    kept = [batch] * full + ([rest] if rest and (rest >= least or not full) else [])
+    assert sizes == kept * epochs
+    assert steps_in_epoch(n, batch, least) == len(kept)
+
+
+def test_a_schedule_needs_no_further_traces() -> None:
+    """The traces of a run are those of its shapes, whatever the rates are."""
+    traces = []
+    for schedule in ("constant", "cosine"):
+        run = simulation(Ditto(lr=0.1, batch=4, schedule=schedule), mode="stacked", rounds=6, participation=1.0)
+        run.run()
+        traces.append(len(run.executor.module.traced))
+    assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("mode", ["threads", "stacked"])
+def test_a_factor_of_a_schedule_is_a_factor_of_the_rate(mode: str) -> None:
+    """One round at half the rate by a schedule is one round at half the rate; models for evaluation are not slowed."""
+    settings = {"mode": mode, "rounds": 1, "participation": 1.0}
+    halved = simulation(FedAvgFT(lr=0.2, batch=4, schedule=lambda round, rounds: 0.5), **settings)
+    plain = simulation(FedAvgFT(lr=0.1, batch=4), **settings)
+    for run in (halved, plain):
+        run.run()
+    torch.testing.assert_close(halved.server.w, plain.server.w, rtol=1e-12, atol=1e-14)
+    assert halved.lines[0]["lr"] == plain.lines[0]["lr"] == 0.1
+    full = simulation(FedAvgFT(lr=0.2, batch=4), **settings)
+    full.server = halved.server
+    tuned = [next(iter(run.executor.models(1, [run.job(0)], "personal")))[0] for run in map(reopened, (halved, full))]
+    torch.testing.assert_close(tuned[0].vector, tuned[1].vector, rtol=1e-12, atol=1e-14)
+
+
+def reopened(run: Simulation) -> Simulation:
+    run.executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule)
+    return run
