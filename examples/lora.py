@@ -102,6 +102,7 @@ def main(rounds: int = 12, size: int = 60, seed: int = 0) -> dict[str, dict[str,
         "LoRA, nothing shared": (lora, eq.Local(lr=0.01, **settings), None),
     }
     table = {}
+    print(f"The base model has {sum(p.numel() for p in base.parameters()):,} parameters; with LoRA they are frozen.")
     print(f"{'':28}{'accuracy':>10}{'kB a round':>12}{'kept by a client':>18}")
     for name, (module, algorithm, head) in methods.items():
         run = {"rounds": rounds, "evaluate_every": rounds, "split": (0.6, 0.0, 0.4), "seed": seed, "mode": "threads"}
