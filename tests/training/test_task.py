@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+from equipoise.algorithms import FedAvg
 from equipoise.models.base import BodyAndHead
 from equipoise.training.task import Task
+from tests.support.problems import simulation
 
 SAMPLE = (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long))
 
@@ -38,6 +40,11 @@ def test_without_a_head_to_train_all_is_body() -> None:
 
 
 def test_dropout_of_nothing_is_no_obstacle_to_stacking() -> None:
-    runs = [Task(nn.Sequential(nn.Linear(4, 3), nn.Dropout(p)), SAMPLE) for p in (0.0, 0.1)]
-    assert runs[0].why_not_stacked is None
-    assert "dropout" in str(runs[1].why_not_stacked)
+    module = BodyAndHead(nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.0)), nn.Linear(4, 3))
+    runs = [simulation(FedAvg(lr=0.05, batch=4), module=module, mode=mode) for mode in ("threads", "auto")]
+    for run in runs:
+        run.run()
+    assert runs[1].mode == "stacked"
+    torch.testing.assert_close(runs[0].server.w, runs[1].server.w, rtol=1e-9, atol=1e-11)
+    module.body[1].p = 0.1
+    assert "dropout" in str(Task(module, (torch.zeros(2, 5), SAMPLE[1])).why_not_stacked)
