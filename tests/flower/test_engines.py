@@ -180,6 +180,7 @@ def test_a_client_that_keeps_other_parameters_is_refused(tmp_path: Path) -> None
     grid.app = App(tmp_path / "app" / "app.py", model=small_mlp, head="*.bias")
     with pytest.raises(RunFailed):
         run(app, grid, tmp_path / "flower")
+    assert "has a different model from the server" in (tmp_path / "flower" / "events.jsonl").read_text()
 
 
 def test_an_app_for_a_method_with_heads_needs_one(tmp_path: Path) -> None:
