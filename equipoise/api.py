@@ -16,11 +16,12 @@ from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import SPLIT, Federation, from_clients
-from equipoise.engine.assembly import build_task, run_in_folder, start_or_resume
+from equipoise.engine.assembly import build_task, check_head, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
 from equipoise.metrics import Metric
+from equipoise.parameter_space import Selection
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.registry import choose, name_of
@@ -34,7 +35,7 @@ def train(
     clients: Sequence[Any] | Federation,
     algorithm: Algorithm,
     *,
-    head: str | Sequence[str] | None = "head",
+    head: Selection | None = "head",
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
     metric: str | Metric | None = None,
     names: Sequence[str] | None = None,
@@ -66,7 +67,8 @@ def train(
         clients: one entry per client: a pair (x, y), a Dataset, or a dictionary of train, validation and test. Or a
             `Federation`, such as `load_data` returns.
         algorithm: an algorithm with its settings, such as `eq.Ditto(lam=0.1, lr=0.05)`.
-        head: name of the submodule that personal-head methods keep on the client.
+        head: what methods such as FedPer and FedRep keep on the client: the name of a submodule, a pattern of names
+            such as "*.lora_B.*", a class of layers, or a list of these; None if there is to be no head.
         loss: "cross-entropy", "squared", or a function (output, target).
         metric: "accuracy", "rmse", "mse" or a `Metric`; by default the one that belongs to the loss.
         names: names of the clients.
@@ -116,11 +118,7 @@ def train(
     if privacy is not None and callback is None:
         warnings.warn("privacy covers what models are trained with, not the clients' scores", stacklevel=2)
     engine = read(Engine, {"mode": mode, "workers": workers, "precision": precision}, "")
-    if algorithm.requires.head and head == "head" and not hasattr(module, "head"):
-        raise EquipoiseError(
-            f"{type(algorithm).__name__} keeps the model's head on the client; name the submodule that is the head, "
-            "or say head=None if there is to be none"
-        )
+    check_head(module, head, algorithm)
     federation = (
         clients if isinstance(clients, Federation) else from_clients(clients, names=names, split=split, seed=seed)
     )

@@ -3,15 +3,21 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from hashlib import blake2b
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
+from equipoise.settings import nearest
 
 Part = Literal["all", "body", "head"]
+Selector = str | type[nn.Module]
+Selection = Selector | Sequence[Selector]
+"""Parameters by name: a submodule, a parameter, a pattern such as "*.lora_B.*", a class of layers, or several."""
+_LISTED = 8  # names in an error message
 
 
 @dataclass(frozen=True)
@@ -49,32 +55,29 @@ class ParameterSpace:
     Frozen parameters (`requires_grad = False`) are not part of it: they never change, and are the same for all.
     """
 
-    def __init__(self, module: nn.Module, head: str | Sequence[str] | None = None):
+    def __init__(self, module: nn.Module, head: Selection | None = None):
         """Lay out the parameters of a module.
 
         Args:
             module: the module.
-            head: the submodule or submodules that form the head, given by the start of their parameters' names; with
-                None, the whole module is body.
+            head: the parameters that form the head, as for `mask`; with None, the whole module is body.
         """
-        prefixes = [head] if isinstance(head, str) else list(head or [])
+        self._names = _ParameterNames(module)
+        in_head = self._names.select(() if head is None else head, "head")
         named = [(name, p.shape) for name, p in module.named_parameters() if p.requires_grad]
-
-        def in_head(name: str) -> bool:
-            return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
-
-        for prefix in prefixes:
-            if not any(name == prefix or name.startswith(prefix + ".") for name, _ in named):
-                top = sorted({name.rsplit(".", 1)[0] for name, _ in named})
-                raise EquipoiseError(f"the model has no parameters under head={prefix!r}; it has {', '.join(top)}")
-        ordered = [item for item in named if not in_head(item[0])] + [item for item in named if in_head(item[0])]
+        ordered = [item for item in named if item[0] not in in_head] + [item for item in named if item[0] in in_head]
         entries, offset = [], 0
         for name, shape in ordered:
             entries.append(ParameterEntry(name, shape, offset))
             offset += shape.numel()
         self.entries = tuple(entries)
         self.size = offset
-        self.body_size = sum(e.numel for e in entries if not in_head(e.name))
+        self.body_size = sum(e.numel for e in entries if e.name not in in_head)
+
+    def __repr__(self) -> str:
+        head = sum(entry.offset >= self.body_size for entry in self.entries)
+        body = f"{self.body_size:,} numbers in {len(self.entries) - head} parameters"
+        return f"ParameterSpace(body: {body}; head: {self.size - self.body_size:,} in {head})"
 
     def fingerprint(self) -> str:
         """Return a hash of the names and shapes of the parameters, and of the start of the head."""
@@ -84,6 +87,20 @@ class ParameterSpace:
     def part(self, part: Part) -> slice:
         """Return the slice of the vector that is this part."""
         return {"all": slice(0, self.size), "body": slice(0, self.body_size), "head": slice(self.body_size, None)}[part]
+
+    def mask(self, which: Selection) -> Tensor:
+        """Return a mask of the vector: True where a selected parameter lies; a selection of nothing is an error.
+
+        Args:
+            which: name of a submodule or of a parameter; a pattern of such names with the wildcards `*` (which also
+                matches dots), `?` and `[...]`; a class of layers, such as `nn.LayerNorm`; or a list of these. Names are
+                full names; what matches a submodule selects all parameters in it.
+        """
+        chosen = self._names.select(which, "mask")
+        mask = torch.zeros(self.size, dtype=torch.bool)
+        for entry in self.entries:
+            mask[entry.offset : entry.end] = entry.name in chosen
+        return mask
 
     def body(self, vector: Tensor) -> Tensor:
         """Return the body's part of a vector, as a view."""
@@ -125,6 +142,94 @@ class ParameterSpace:
             for name, view in self.views(vector).items():
                 parameters[name].data = view.clone(memory_format=torch.contiguous_format)
         return module.eval()
+
+
+class _ParameterNames:
+    """The names of a module's parameters and submodules, among which parameters are selected."""
+
+    def __init__(self, module: nn.Module):
+        self.layers = {name: type(layer) for name, layer in module.named_modules(remove_duplicate=False)}
+        self.frozen = {name for name, p in module.named_parameters(remove_duplicate=False) if not p.requires_grad}
+        first: dict[nn.Parameter, str] = {p: name for name, p in module.named_parameters()}
+        self.names = {name: first[p] for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+        "the first name of every trained parameter by each of its names, of which a tied one has several"
+
+    def select(self, which: Selection, what: str) -> set[str]:
+        """Return the first names of the selected parameters.
+
+        Args:
+            which: the selection.
+            what: what is selected, for error messages.
+        """
+        found: set[str] = set()
+        for selector in selectors(which, what):
+            matched = {name for name in self.names if self._matches(selector, name)}
+            if not matched:
+                raise EquipoiseError(self._nothing(selector, what))
+            found |= matched
+        chosen = {self.names[name] for name in found}
+        for name, first in self.names.items():
+            if first in chosen and name not in found:
+                other = next(each for each in found if self.names[each] == first)
+                raise EquipoiseError(
+                    f"{what}={_shown(which)} matches {other} but not {name}, and these are one tied parameter; "
+                    "name both or none"
+                )
+        return chosen
+
+    def _matches(self, selector: Selector, name: str) -> bool:
+        if isinstance(selector, type):
+            parts = name.split(".")
+            return any(issubclass(self.layers[".".join(parts[:depth])], selector) for depth in range(len(parts)))
+        if selector in self.layers or selector in self.names:  # a name that exists is itself, whatever is in it
+            return name == selector or name.startswith(selector + ".")
+        return fnmatchcase(name, selector) or fnmatchcase(name, selector + ".*")
+
+    def _nothing(self, selector: Selector, what: str) -> str:
+        """Return a sentence about a selector that selects nothing."""
+        sentence = f"{what}={_shown(selector)} matches no parameter of the model"
+        if any(self._matches(selector, name) for name in self.frozen):
+            return f"{what}={_shown(selector)} matches only frozen parameters, which are neither trained nor sent"
+        if isinstance(selector, type):
+            kinds = sorted({self.layers[name.rpartition(".")[0]].__name__ for name in self.names})
+            return f"{sentence}; its parameters are in layers of the kinds {_some(kinds)}"
+        for deeper in (f"*.{selector}", f"*{selector}*"):
+            if any(self._matches(deeper, name) for name in self.names):
+                return f"{sentence}; did you mean {deeper!r}?"
+        close = nearest(selector, filter(None, {*self.layers, *self.names}))
+        top = list(dict.fromkeys(name.split(".")[0] for name in self.names))
+        return sentence + (close if "did you mean" in close else f"; its parts are {_some(top)}")
+
+
+def selectors(which: Selection, what: str) -> tuple[Selector, ...]:
+    """Return a selection as a list of names, patterns and classes.
+
+    Args:
+        which: the selection.
+        what: what is selected, for error messages.
+    """
+    if isinstance(which, (str, type)):
+        which = (which,)
+    if not isinstance(which, (list, tuple)) or not all(
+        (isinstance(each, str) and each) or (isinstance(each, type) and issubclass(each, nn.Module)) for each in which
+    ):
+        raise EquipoiseError(
+            f"{what}={_shown(which)} is not allowed; it must be the name of a submodule or a parameter, a pattern such "
+            "as '*.lora_B.*', a class of layers, or a list of these"
+        )
+    return tuple(which)
+
+
+def _shown(which: Any) -> str:
+    if isinstance(which, (list, tuple)):
+        return f"[{', '.join(map(_shown, which))}]" if len(which) != 1 else _shown(which[0])
+    if isinstance(which, nn.Module):
+        return f"a {type(which).__name__}"
+    return which.__name__ if isinstance(which, type) else repr(which)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_LISTED], *([f"and {len(names) - _LISTED} more"] if len(names) > _LISTED else [])])
 
 
 def linear_head(space: ParameterSpace) -> tuple[int, int, bool]:

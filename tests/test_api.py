@@ -91,7 +91,7 @@ def test_a_loss_of_ones_own(reduction: str) -> None:
     [
         ({"loss": "hinge"}, "unknown loss 'hinge'; available: cross-entropy, squared"),
         ({"metric": "f1"}, "unknown metric 'f1'"),
-        ({"head": "fc"}, "no parameters under head='fc'"),
+        ({"head": "fc"}, "head='fc' matches no parameter of the model"),
         ({"participation": 9}, "participation = 9 is more than the 4 clients"),
         ({"loss": lambda o, t: o}, "the loss returns shape"),
     ],

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
+import equipoise
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS
@@ -30,6 +32,7 @@ from equipoise.runs.sweep import expand_sweep
 from equipoise.settings import read
 from equipoise.storage.run_folder import read_toml
 from tests.support.commands import ROOT, equipoise_command
+from tests.support.odd_models import CLIENTS
 from tests.support.problems import simulation
 
 
@@ -203,6 +206,30 @@ def test_the_example_of_an_equilibrium_learns(capsys: pytest.CaptureFixture) -> 
     example = runpy.run_path(str(ROOT / "examples" / "equilibrium.py"))
     assert example["main"](epochs=4) > 0.5
     assert "iterations per sample" in capsys.readouterr().out
+
+
+def test_the_guides_examples_of_partial_sharing_run() -> None:
+    text = (ROOT / "docs" / "guide.md").read_text()
+    section = text[text.index("## Sharing parts of a model") : text.index("### LoRA")]
+    [code], [table] = (re.findall(rf"```{language}\n(.*?)```", section, re.DOTALL) for language in ("python", "toml"))
+    module = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
+    names = {"eq": equipoise, "nn": nn, "module": module, "clients": CLIENTS}
+    exec(code, names)
+    assert names["result"].summary["parameters_personal"] == 10
+    tables = tomllib.loads(table) | {"data": {"name": "mnist"}, "algorithm": {"name": "fedper"}}
+    assert Experiment.parse(tables).head == ("*.bias", "head")
+
+
+@pytest.mark.slow
+def test_the_example_of_adapters_shares_what_it_says(capsys: pytest.CaptureFixture) -> None:
+    pytest.importorskip("peft", reason="needs peft, the extra [lora]")
+    example = runpy.run_path(str(ROOT / "examples" / "lora.py"))
+    table = example["main"](rounds=1, size=20)
+    everything, both, only_a, nothing = table.values()
+    assert both["parameters_shared"] == only_a["parameters_shared"] + only_a["parameters_personal"]
+    assert nothing["parameters_personal"] == both["parameters_shared"] < everything["parameters_shared"] / 5
+    assert nothing["bytes_a_round"] == 0 < only_a["bytes_a_round"] < both["bytes_a_round"]
+    assert len(capsys.readouterr().out.splitlines()) == 2 + len(table)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.toml")), ids=lambda path: path.stem)

@@ -24,6 +24,8 @@ class Requirements:
 
     head: bool = False
     "the model's head must be known"
+    head_module: bool = False
+    "the head must be one submodule, because its inputs are used as features"
     linear_head: bool = False
     "the head must be one linear layer, because it is fitted by least squares"
     labels: bool = False

@@ -41,7 +41,7 @@ class FedPAC(Algorithm):
 
     @property
     def requires(self) -> Requirements:
-        return Requirements(head=True, labels=True)
+        return Requirements(head=True, head_module=True, labels=True)
 
     def init_server(self, start: Start) -> State:
         classes, width = start.outputs, start.point(HEAD).width

@@ -53,7 +53,7 @@ class FedReCo(HasConsensusModel, Algorithm):
 
     @property
     def requires(self) -> Requirements:
-        return Requirements(head=True)
+        return Requirements(head=True, head_module=not self.split)
 
     @property
     def _at(self) -> tuple[str, ...]:

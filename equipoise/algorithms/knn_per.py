@@ -35,7 +35,7 @@ class KnnPer(PredictsFromSamples, FedAvg):
 
     @property
     def requires(self) -> Requirements:
-        return Requirements(head=True)
+        return Requirements(head=True, head_module=True)
 
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return down.w

@@ -93,7 +93,8 @@ class LocalData(Protocol):
 
         Args:
             start: the vector to start from.
-            part: what is trained: "all", "body", "head", or a mask of the vector's shape that multiplies the gradient.
+            part: what is trained: "all", "body", "head", or a mask of the vector's shape that multiplies the gradient,
+                such as `space.mask("bn*")`.
             pull: is added to the gradient: a proximal or a dual term, as a function of the vector.
             term: is added to the loss; its gradient is variance-reduced if it has an anchor.
             lr: learning rate, a number or a tensor of the shape of `size`; by default the algorithm's own. In training,

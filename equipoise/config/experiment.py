@@ -107,6 +107,11 @@ class Experiment:
         return Experiment.parse(override(read_toml(path), sets), needs)
 
     @property
+    def head(self) -> str | tuple[str, ...]:
+        """Return the names of the parameters that form the model's head."""
+        return "head" if self.model is None or self.model.head is None else self.model.head
+
+    @property
     def uploads(self) -> UploadSettings:
         """Return what happens to uploads."""
         return UploadSettings(self.attack, self.reducer, self.privacy)

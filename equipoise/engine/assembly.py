@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import randomness
+from equipoise.algorithms.base import Algorithm
 from equipoise.callbacks.base import RunCallback
 from equipoise.callbacks.trackers import with_trackers
 from equipoise.config.engine import Engine
@@ -16,8 +17,9 @@ from equipoise.data.federation import Federation
 from equipoise.engine.run import Run
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import Metric
+from equipoise.parameter_space import Selection
 from equipoise.storage.run_folder import RunFolder
-from equipoise.training.task import Task
+from equipoise.training.task import Task, has_head
 
 LossLike = str | Callable[[Tensor, Tensor], Tensor]
 AnyRun = TypeVar("AnyRun", bound=Run)
@@ -35,7 +37,7 @@ def build_task(
     samples: Federation | tuple[Tensor, Tensor],
     engine: Engine,
     *,
-    head: str | Sequence[str] | None = "head",
+    head: Selection | None = "head",
     loss: LossLike | None = None,
     metric: str | Metric | None = None,
 ) -> Task:
@@ -45,7 +47,7 @@ def build_task(
         module: the model.
         samples: a federation, or a few samples (x, y), which show what inputs and targets look like.
         engine: the engine settings, which determine the number format.
-        head: name of the submodule that is the head, or names of several.
+        head: name of the submodule that is the head, or any parameters, selected as in `ParameterSpace.mask`.
         loss: by default cross-entropy for labels and squared error for numbers.
         metric: by default the one that belongs to the loss.
     """
@@ -53,6 +55,15 @@ def build_task(
     sample = samples.prepared(dtype, False).sample() if isinstance(samples, Federation) else samples
     loss = loss or ("squared" if sample[1].is_floating_point() else "cross-entropy")
     return Task(module, sample, head=head, loss=loss, metric=metric, dtype=dtype, mixed=engine.mixed)
+
+
+def check_head(module: nn.Module, head: Selection | None, algorithm: Algorithm) -> None:
+    """Raise an error if the algorithm needs a head, none is named, and the model has none under the usual name."""
+    if algorithm.requires.head and head == "head" and not has_head(module):
+        raise EquipoiseError(
+            f"{type(algorithm).__name__} keeps the model's head on the client; name the submodule that is the head, "
+            "or say head = [] if there is to be none"
+        )
 
 
 def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int) -> nn.Module:
@@ -66,7 +77,8 @@ def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int
 def experiment_task(experiment: Experiment, federation: Federation) -> Task:
     """Build the task of an experiment whose data are all on this machine."""
     module = experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs)
-    return build_task(module, federation, experiment.engine)
+    check_head(module, experiment.head, experiment.algorithm)
+    return build_task(module, federation, experiment.engine, head=experiment.head)
 
 
 def run_in_folder(

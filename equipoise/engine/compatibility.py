@@ -21,15 +21,16 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
     if requires.linear_head and not _has_linear_head(task):
         raise EquipoiseError(
             f"{name} estimates the model's last layer by least squares, so its head must be one submodule, a linear "
-            "layer of which nothing is frozen; name it with head="
+            f"layer of which nothing is frozen; here it is {_head(task)}; name it with head="
         )
     if devices.iterations and not any(layers(task.module)):
         raise EquipoiseError(
             "[devices] sets the iterations of equilibrium layers, and the model has none; leave the section out"
         )
-    if isinstance(algorithm, PredictsFromSamples) and task.head is None:
+    if (requires.head_module or isinstance(algorithm, PredictsFromSamples)) and task.head is None:
         raise EquipoiseError(
-            f"{name} looks samples up by the inputs of the model's head; name the submodule that is the head"
+            f"{name} uses the inputs of the model's head as features, so the head must be one submodule; here it is "
+            f"{_head(task)}; name the submodule that is the head"
         )
     if task.metric.name == "accuracy" and any(target > 1 for target in schedule.targets or ()):
         raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; an accuracy is at most 1")
@@ -50,6 +51,11 @@ def check_batches(task: Task, algorithm: Algorithm, samples: Mapping[str, int]) 
         raise EquipoiseError(f"algorithm.batch = 1 is not allowed: {why}")
     if (single := next((name for name, n in samples.items() if n == 1), None)) is not None:
         raise EquipoiseError(f"client {single!r} has one training sample, and {why}; give it more, or leave it out")
+
+
+def _head(task: Task) -> str:
+    names = [entry.name for entry in task.space.entries if entry.offset >= task.space.body_size]
+    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}" if names else "nothing"
 
 
 def _has_linear_head(task: Task) -> bool:

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from equipoise.flower.client_data import DataFunction
 from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.server import Deployment
 from equipoise.metrics import Metric
+from equipoise.parameter_space import Selection
 
 
 def _set_up_logging() -> None:
@@ -67,7 +68,7 @@ class App:
         *,
         model: Callable[[], nn.Module] | None = None,
         data: DataFunction | None = None,
-        head: str | Sequence[str] | None = "head",
+        head: Selection | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
         metric: str | Metric | None = None,
     ):
@@ -78,7 +79,7 @@ class App:
             model: returns the user's own module, in place of the model that the experiment names.
             data: gets the client's settings and returns (x, y), a torch Dataset, or a dictionary of train, validation
                 and test.
-            head: name of the submodule that is the head, or names of several; None if there is no head.
+            head: the model's head, as in `equipoise.train`.
             loss: name of a loss, or a function of outputs and targets.
             metric: name of a metric, or a metric.
         """

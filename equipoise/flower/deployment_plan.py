@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from equipoise.attacks import LabelPoison
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import SPLIT
-from equipoise.engine.assembly import build_task, experiment_module, initial_module
+from equipoise.engine.assembly import build_task, check_head, experiment_module, initial_module
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import Metric
+from equipoise.parameter_space import Selection
 from equipoise.storage.run_folder import read_toml
 from equipoise.training.task import Task
 
@@ -27,7 +28,8 @@ class DeploymentPlan:
     experiment: Experiment
     model: Callable[[], nn.Module] | None = None
     "function that returns the user's own model, in place of the one that the experiment names"
-    head: str | Sequence[str] | None = "head"
+    head: Selection | None = "head"
+    "the head of that model; of a model that the experiment names, its setting `head` if this is not given"
     loss: str | Callable[[Tensor, Tensor], Tensor] | None = None
     metric: str | Metric | None = None
 
@@ -100,5 +102,7 @@ class DeploymentPlan:
     def task(self) -> Task:
         """Build the task: model, loss and metric."""
         sample = self.sample()  # first, because without a shape there is nothing to build a model for
-        settings = self.experiment.engine
-        return build_task(self.module(), sample, settings, head=self.head, loss=self.loss, metric=self.metric)
+        module, settings = self.module(), self.experiment.engine
+        head = self.experiment.head if self.model is None and self.head == "head" else self.head
+        check_head(module, head, self.experiment.algorithm)
+        return build_task(module, sample, settings, head=head, loss=self.loss, metric=self.metric)

@@ -23,6 +23,9 @@ class BodyAndHead(nn.Module):
 class ModelSettings(Settings, ABC):
     """The settings of a model, which build it."""
 
+    head: str | tuple[str, ...] | None = None
+    "parameters that form the head, by name or pattern, such as 'head' or ['*.bias', 'body.0']; by default `head`"
+
     @abstractmethod
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Return a module for samples of this shape, with a submodule named `head`."""

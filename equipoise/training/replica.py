@@ -18,7 +18,7 @@ _SEEDED_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 def draws_random_numbers(layer: nn.Module) -> bool:
     """Tell whether a layer draws random numbers in training."""
-    return isinstance(layer, nn.modules.dropout._DropoutNd) or getattr(layer, "draws", False)
+    return (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0) or getattr(layer, "draws", False)
 
 
 class Replica:

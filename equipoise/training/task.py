@@ -1,7 +1,7 @@
 """The learning task: a module with its loss and metric, and what is known about the module."""
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import torch
@@ -13,7 +13,7 @@ from equipoise.equilibrium import Solves, WarmStart, layers, projected
 from equipoise.errors import EquipoiseError
 from equipoise.losses import fitting_loss
 from equipoise.metrics import Metric, fitting_metric
-from equipoise.parameter_space import ParameterSpace
+from equipoise.parameter_space import ParameterSpace, Selection, selectors
 from equipoise.representations.points import RepresentationPoint
 from equipoise.training.buffers import BufferLayout, load_buffers, read_buffers
 from equipoise.training.memory_usage import peak_tensor_bytes
@@ -27,6 +27,11 @@ _SMALL_WORK = 250_000
 _DEFAULT_SAMPLES = 512  # samples of a client whose number of samples is unknown
 
 
+def has_head(module: nn.Module) -> bool:
+    """Tell whether there is something to train in a submodule named `head`."""
+    return any(p.requires_grad and f"{name}.".startswith("head.") for name, p in module.named_parameters())
+
+
 class Task:
     """A module with its loss and metric, and its parameters as one vector (see `ParameterSpace`)."""
 
@@ -35,7 +40,7 @@ class Task:
         module: nn.Module,
         sample: tuple[Tensor, Tensor],
         *,
-        head: str | Sequence[str] | None = "head",
+        head: Selection | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
         metric: str | Metric | None = None,
         dtype: torch.dtype = torch.float32,
@@ -46,15 +51,15 @@ class Task:
         Args:
             module: the model to train.
             sample: a few samples (x, y), which show what inputs and targets look like.
-            head: name of the submodule that is the head, or names of several.
+            head: name of the submodule that is the head, or any parameters, selected as in `ParameterSpace.mask`.
             loss: "cross-entropy", "squared", or a function (output, target) that returns the mean over the batch or
                 one value per sample.
             metric: "accuracy", "rmse", "mse" or a `Metric`; by default the one that belongs to the loss.
             dtype: number format of parameters and inputs.
             mixed: whether the module runs under autocast, with bfloat16 where torch chooses it.
         """
-        if head == "head" and not hasattr(module, "head"):
-            head = None
+        if head is None or (head == "head" and not has_head(module)):
+            head = ()
         self.module = copy.deepcopy(module).to(dtype)
         for _, layer in layers(self.module):
             layer.quiet = True  # in a run, the engine reads the statistics of solves and warns
@@ -64,7 +69,8 @@ class Task:
                 "engine.precision = 'bf16-mixed' is too coarse for the solves of equilibrium layers; use 'float32'"
             )
         self.space = ParameterSpace(module, head)
-        self.head = head if isinstance(head, str) and head in dict(module.named_modules()) else None
+        named = selectors(head, "head")
+        self.head = str(named[0]) if len(named) == 1 and named[0] in dict(module.named_modules()) else None
         "name of the submodule that is the head, if it is exactly one"
         if self.space.size == 0:
             raise EquipoiseError("the model has no parameters to train")

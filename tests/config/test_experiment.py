@@ -33,6 +33,9 @@ def tables(**changes: object) -> dict:
 
 
 WRONG = [
+    ({"model__head": 3}, "model.head = 3 is not allowed; it must be a string or a list, each a string or left out"),
+    ({"model__head": ["head", 3]}, r"model.head = \['head', 3\] is not allowed"),
+    ({"model__heads": "x"}, "unknown setting model.heads; did you mean 'head'"),
     ({"roundz": 3}, "unknown setting roundz; did you mean 'rounds'"),
     ({"engin": {}}, "unknown section engin; did you mean 'engine'"),
     ({"algorithm__lamb": 3}, "unknown setting algorithm.lamb; did you mean 'lam'"),

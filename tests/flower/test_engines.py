@@ -12,13 +12,14 @@ from torch import nn
 from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS
 from equipoise.config.uploads import UploadSettings
-from equipoise.errors import RunFailed
+from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.flower import App
 from equipoise.flower.protocol import Answer, open_message
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from tests.support.flower_memory import WALL, deployed, in_both_engines, run, same, table
 from tests.support.marks import slow_except
-from tests.support.problems import KINDS, classification, registered, small_mlp
+from tests.support.problems import KINDS, classification, registered, simulation, small_mlp
 
 EVERY = [*((name, 0.5) for name in ALGORITHMS), *((name, 1.0) for name in KINDS)]
 
@@ -153,3 +154,41 @@ def test_engines_agree_on_a_model_with_buffers(buffers: str, tmp_path: Path) -> 
     assert ("buffers" in over_flower.server) == (buffers == "average")
     for ours, theirs in zip(over_flower.lines, simulated.lines, strict=True):
         same(ours, theirs)
+
+
+@pytest.mark.parametrize("where", ["app", "experiment"])
+def test_engines_agree_on_a_head_of_patterns(where: str, tmp_path: Path) -> None:
+    """The head of the user's own model is given to the app, that of a named model is a setting of it."""
+    federation, algorithm, head = classification(4), ALGORITHMS["fedrep"](lr=0.05, batch=4), ["*.bias", "head"]
+    model = {"model": {"name": "mlp", "hidden": [4], "head": head}}
+    module = small_mlp() if where == "app" else None
+    app, grid = deployed(
+        tmp_path / "app", federation, module, table(algorithm), participation=1.0, **({} if module else model)
+    )
+    app.own["head"] = head if module else "head"
+    over_flower = run(app, grid, tmp_path / "flower")
+    assert over_flower.task.space.body_size == (40 if module else 20)
+    simulated = simulation(algorithm, federation, app.plan.module(), head=head, participation=1.0, rounds=3)
+    simulated.run()
+    np.testing.assert_allclose(over_flower.server.phi, simulated.server.phi, rtol=1e-9, atol=1e-12)
+
+
+def test_a_client_that_keeps_other_parameters_is_refused(tmp_path: Path) -> None:
+    """With FedAvg messages have equal sizes, whatever the head is; but their numbers mean other parameters."""
+    federation, algorithm = classification(3), ALGORITHMS["fedavg"](lr=0.05, batch=4)
+    app, grid = deployed(
+        tmp_path / "app", federation, small_mlp(), table(algorithm), deploy={"clients": 3, "wait": 1.0}
+    )
+    grid.app = App(tmp_path / "app" / "app.py", model=small_mlp, head="*.bias")
+    with pytest.raises(RunFailed):
+        run(app, grid, tmp_path / "flower")
+    assert "has a different model from the server" in (tmp_path / "flower" / "events.jsonl").read_text()
+
+
+def test_an_app_for_a_method_with_heads_needs_one(tmp_path: Path) -> None:
+    federation, module = classification(3), nn.Sequential(nn.Linear(5, 3))
+    app, _ = deployed(tmp_path / "app", federation, module, {"name": "fedper"})
+    with pytest.raises(EquipoiseError, match="FedPer keeps the model's head on the client; name the submodule"):
+        app.plan.task()
+    app.own["head"] = "0.bias"
+    assert app.plan.task().space.body_size == 15
