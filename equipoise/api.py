@@ -20,7 +20,7 @@ from equipoise.engine.assembly import build_task, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
-from equipoise.metrics import Metric
+from equipoise.metrics import MetricLike
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.registry import choose, name_of
@@ -36,7 +36,7 @@ def train(
     *,
     head: str | Sequence[str] | None = "head",
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
-    metric: str | Metric | None = None,
+    metric: MetricLike | Sequence[MetricLike] | None = None,
     names: Sequence[str] | None = None,
     split: Sequence[float] = SPLIT,
     unseen: float = 0.0,
@@ -68,7 +68,8 @@ def train(
         algorithm: an algorithm with its settings, such as `eq.Ditto(lam=0.1, lr=0.05)`.
         head: name of the submodule that personal-head methods keep on the client.
         loss: "cross-entropy", "squared", or a function (output, target).
-        metric: "accuracy", "rmse", "mse" or a `Metric`; by default the one that belongs to the loss.
+        metric: a metric or several, each a name, a `Metric` or a function (outputs, targets) that returns a number.
+            The first decides what is better; by default it is the one that belongs to the loss.
         names: names of the clients.
         split: train, validation and test fractions of clients that come undivided.
         unseen: fraction of the clients that is kept out of training, adapts the result and is scored separately.

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
-from equipoise.metrics import Metric
+from equipoise.metrics import AnyMetric
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD, RepresentationPoint
@@ -127,4 +127,4 @@ class ClientSamples:
     validation: tuple[Tensor, Tensor]
     head: str
     "name of the submodule that is the model's head"
-    metric: Metric
+    metric: AnyMetric

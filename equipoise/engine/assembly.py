@@ -15,7 +15,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.engine.run import Run
 from equipoise.errors import EquipoiseError
-from equipoise.metrics import Metric
+from equipoise.metrics import MetricLike
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.task import Task
 
@@ -37,7 +37,7 @@ def build_task(
     *,
     head: str | Sequence[str] | None = "head",
     loss: LossLike | None = None,
-    metric: str | Metric | None = None,
+    metric: MetricLike | Sequence[MetricLike] | None = None,
 ) -> Task:
     """Build the task of training `module`.
 
@@ -47,7 +47,7 @@ def build_task(
         engine: the engine settings, which determine the number format.
         head: name of the submodule that is the head, or names of several.
         loss: by default cross-entropy for labels and squared error for numbers.
-        metric: by default the one that belongs to the loss.
+        metric: a metric or several; by default the one that belongs to the loss.
     """
     dtype = DTYPES[engine.dtype]
     sample = samples.prepared(dtype, False).sample() if isinstance(samples, Federation) else samples
@@ -66,7 +66,7 @@ def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int
 def experiment_task(experiment: Experiment, federation: Federation) -> Task:
     """Build the task of an experiment whose data are all on this machine."""
     module = experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs)
-    return build_task(module, federation, experiment.engine)
+    return build_task(module, federation, experiment.engine, metric=experiment.schedule.metrics)
 
 
 def run_in_folder(

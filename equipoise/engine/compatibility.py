@@ -29,8 +29,10 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
         raise EquipoiseError(
             f"{name} looks samples up by the inputs of the model's head; name the submodule that is the head"
         )
-    if task.metric.name == "accuracy" and any(target > 1 for target in schedule.targets or ()):
-        raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; an accuracy is at most 1")
+    most = task.metric.bounds[1]
+    if any(target > most for target in schedule.targets or ()):
+        name = "an accuracy" if task.metric.name == "accuracy" else task.metric.name
+        raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; {name} is at most {most:g}")
 
 
 def _has_linear_head(task: Task) -> bool:

@@ -14,6 +14,7 @@ from equipoise.algorithms.capabilities import HasConsensusModel, PredictsFromSam
 from equipoise.algorithms.local_data import ClientSamples
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import Solves
+from equipoise.executors.sample_scores import SampleScores
 from equipoise.state import State, Upload, stack
 from equipoise.training.task import Task
 
@@ -128,10 +129,6 @@ class ClientModel:
 
 ModelKind = Literal["personal", "consensus", "unseen"]
 """Which model of a client: its personal model, its consensus model, or the model of a client unseen in training."""
-
-
-SampleScores = np.ndarray
-"""Array of shape (2, n): loss and metric of each of n samples."""
 
 
 class Executor(ABC):

@@ -21,10 +21,10 @@ from equipoise.executors.base import (
     ClientResult,
     Executor,
     ModelKind,
-    SampleScores,
     StackRow,
     stack_states,
 )
+from equipoise.executors.sample_scores import SampleScores, ScoreRecorder, score_batch
 from equipoise.executors.stacked_trainer import StackedTrainer
 from equipoise.executors.traced_gradient import StackedModule
 from equipoise.state import stack
@@ -110,11 +110,12 @@ class StackedExecutor(Executor):
 
     @torch.no_grad()
     def score(self, models: Sequence[ClientModel], indices: Sequence[np.ndarray]) -> Iterator[SampleScores]:
-        scores: list[SampleScores] = [np.empty((2, len(own))) for own in indices]
+        metrics = self.task.metrics
+        scores = [ScoreRecorder(metrics, len(own)) for own in indices]
         for k, model in enumerate(models):
             if model.looks_up and len(indices[k]):  # it depends on its client's samples, so it is not stacked
                 module = self.predictor(self.task.to_module(model.vector), model.who)
-                scores[k] = self._score_in_pieces(module, indices[k])
+                self._score_in_pieces(module, indices[k], scores[k])
         stacks = [k for k, model in enumerate(models) if not model.looks_up]
         order = sorted(stacks, key=lambda k: (-len(indices[k]), self.federation.names[models[k].who]))
         for group in groups(order) if order else []:
@@ -129,27 +130,22 @@ class StackedExecutor(Executor):
                 outputs = vmap(lambda p, x: functional_call(self.module.scoring, p, (x,)))(
                     views, x.unflatten(0, padded.shape)
                 ).flatten(0, 1)
-                both = self._each(outputs, y).reshape(2, len(group), width)
+                batch = score_batch(self.task.loss, metrics, outputs, y)
                 for k, row in enumerate(rows):
-                    scores[group[k]][:, first : first + len(row)] = both[:, k, : len(row)]
-        yield from scores
+                    scores[group[k]].write(first, batch[k * width : k * width + len(row)])
+        yield from (each.scores() for each in scores)
 
     @torch.no_grad()
     def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
-        if not len(indices):
-            return np.empty((2, 0))
-        views = self.task.space.views(vector)
-        return self._score_in_pieces(lambda x: functional_call(self.module.scoring, views, (x,)), indices)
+        scores = ScoreRecorder(self.task.metrics, len(indices))
+        if len(indices):
+            views = self.task.space.views(vector)
+            self._score_in_pieces(lambda x: functional_call(self.module.scoring, views, (x,)), indices, scores)
+        return scores.scores()
 
-    def _score_in_pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray) -> SampleScores:
-        scored = []
+    def _score_in_pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray, scores: ScoreRecorder) -> None:
+        first = 0
         for piece in np.array_split(indices, max(1, -(-len(indices) // 4096))):
             x, y = self.federation.gather(torch.from_numpy(piece))
-            scored.append(self._each(predict(x), y))
-        return np.concatenate(scored, axis=1)
-
-    def _each(self, output: Tensor, y: Tensor) -> SampleScores:
-        assert self.task.loss.each is not None
-        return np.stack(
-            [self.task.loss.each(output, y).double().numpy(), self.task.metric.each(output, y).double().numpy()]
-        )
+            scores.write(first, score_batch(self.task.loss, self.task.metrics, predict(x), y))
+            first += len(piece)

@@ -18,7 +18,7 @@ from equipoise.flower.client import work
 from equipoise.flower.client_data import DataFunction
 from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.server import Deployment
-from equipoise.metrics import Metric
+from equipoise.metrics import MetricLike
 
 
 def _set_up_logging() -> None:
@@ -69,7 +69,7 @@ class App:
         data: DataFunction | None = None,
         head: str | Sequence[str] | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
-        metric: str | Metric | None = None,
+        metric: MetricLike | Sequence[MetricLike] | None = None,
     ):
         """Create both halves of the app.
 
@@ -80,7 +80,8 @@ class App:
                 and test.
             head: name of the submodule that is the head, or names of several; None if there is no head.
             loss: name of a loss, or a function of outputs and targets.
-            metric: name of a metric, or a metric.
+            metric: a metric or several, each a name, a `Metric` or a function of outputs and targets; they replace
+                those of the experiment.
         """
         self.folder = Path(file).resolve().parent
         self.own = {"model": model, "head": head, "loss": loss, "metric": metric}

@@ -14,7 +14,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.data.federation import SPLIT
 from equipoise.engine.assembly import build_task, experiment_module, initial_module
 from equipoise.errors import EquipoiseError
-from equipoise.metrics import Metric
+from equipoise.metrics import MetricLike
 from equipoise.storage.run_folder import read_toml
 from equipoise.training.task import Task
 
@@ -30,7 +30,8 @@ class DeploymentPlan:
     "function that returns the user's own model, in place of the one that the experiment names"
     head: str | Sequence[str] | None = "head"
     loss: str | Callable[[Tensor, Tensor], Tensor] | None = None
-    metric: str | Metric | None = None
+    metric: MetricLike | Sequence[MetricLike] | None = None
+    "in place of the metrics that the experiment names"
 
     def __post_init__(self) -> None:
         # What cannot work is an error now, before anybody waits for clients.
@@ -102,4 +103,5 @@ class DeploymentPlan:
         """Build the task: model, loss and metric."""
         sample = self.sample()  # first, because without a shape there is nothing to build a model for
         settings = self.experiment.engine
-        return build_task(self.module(), sample, settings, head=self.head, loss=self.loss, metric=self.metric)
+        metric = self.experiment.schedule.metrics if self.metric is None else self.metric
+        return build_task(self.module(), sample, settings, head=self.head, loss=self.loss, metric=metric)

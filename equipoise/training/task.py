@@ -12,7 +12,7 @@ from equipoise.algorithms.local_data import Start
 from equipoise.equilibrium import Solves, WarmStart, layers, projected
 from equipoise.errors import EquipoiseError
 from equipoise.losses import fitting_loss
-from equipoise.metrics import Metric, fitting_metric
+from equipoise.metrics import AnyMetric, MetricLike, fitting_metrics
 from equipoise.parameter_space import ParameterSpace
 from equipoise.representations.points import RepresentationPoint
 from equipoise.training.buffers import load_buffers, read_buffers
@@ -37,7 +37,7 @@ class Task:
         *,
         head: str | Sequence[str] | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
-        metric: str | Metric | None = None,
+        metric: MetricLike | Sequence[MetricLike] | None = None,
         dtype: torch.dtype = torch.float32,
     ):
         """Create a task, and run the module on the sample once to find out what it does.
@@ -48,7 +48,8 @@ class Task:
             head: name of the submodule that is the head, or names of several.
             loss: "cross-entropy", "squared", or a function (output, target) that returns the mean over the batch or
                 one value per sample.
-            metric: "accuracy", "rmse", "mse" or a `Metric`; by default the one that belongs to the loss.
+            metric: a metric or several, each a name, a `Metric` or a function (outputs, targets); by default the one
+                that belongs to the loss.
             dtype: number format of parameters and inputs.
         """
         if head == "head" and not hasattr(module, "head"):
@@ -72,7 +73,13 @@ class Task:
         self.buffers = read_buffers(self.module, self.buffer_names, dtype)
         self.outputs = probe.output.shape[-1]
         self.loss = fitting_loss(loss, probe.output, sample[1])
-        self.metric = fitting_metric(metric, loss, probe.output, sample[1])
+        self.metrics = fitting_metrics(metric, loss, probe.output.detach(), sample[1])
+        self.outputs_per_sample = probe.output[0].numel()
+
+    @property
+    def metric(self) -> AnyMetric:
+        """Return the first metric, which decides what is better."""
+        return self.metrics.first
 
     def replica(self) -> Replica:
         """Return a copy of the module for one thread."""
