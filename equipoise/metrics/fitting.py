@@ -77,5 +77,5 @@ def _check_classes(name: str, output: Tensor, target: Tensor) -> None:
         raise EquipoiseError(
             f"the metric {name!r} needs classes: whole numbers as targets, and at least two outputs; here outputs have "
             f"shape {tuple(output.shape)} and targets {tuple(target.shape)}, {kind}; "
-            f"for numbers there are {', '.join(numbers)}"
+            f"for numbers: {', '.join(numbers)}"
         )

@@ -18,7 +18,7 @@ MetricLike = str | Metric | MetricFunction
 
 _PLUGINS = "equipoise.metrics"
 _SETTING = "metrics"
-_FIGURES = ("loss", "worst_decile", "best_decile", "gini")
+_FIGURES = ("loss", "worst_decile", "best_decile", "gini", "spread", "worst", "best", "variance", "pooled")
 _SUFFIXES = ("_std", "_variance", "_pooled", "_clients")
 _ERRORS = ("error", "loss", "mae", "mse", "perplexity", "distance")
 
@@ -47,8 +47,8 @@ def find_metrics(given: MetricLike | Sequence[MetricLike]) -> tuple[AnyMetric, .
     Args:
         given: a metric, or a sequence of metrics.
     """
-    several = (given,) if isinstance(given, str | Metric | SetMetric) or callable(given) else tuple(given)
-    metrics = tuple(map(find_metric, several))
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    metrics = tuple(map(find_metric, given if several else (given,)))  # type: ignore[arg-type]
     names = [metric.name for metric in metrics]
     taken = {*_FIGURES, *(name + suffix for name in names for suffix in _SUFFIXES)}
     for number, metric in enumerate(metrics):
