@@ -35,7 +35,7 @@ def summarize(
     figures = {
         **mean_figures(test[:, 1], metric, sizes),
         **({"mse": _mean(score**2)} if name == "rmse" else {}),
-        f"{name}_variance": score.var() if len(score) else np.nan,
+        f"{name}_variance": score.var() if finite else np.nan,
         "loss": loss.mean(),
         **pooled,
         "loss_variance": loss.var(),
@@ -57,7 +57,7 @@ def mean_figures(scores: np.ndarray, metric: AnyMetric, sizes: np.ndarray | None
         sizes: the number of test samples of each client, for the pooled score.
     """
     defined, name = _defined(scores, metric), metric.name
-    figures: dict[str, Any] = {name: _mean(defined), f"{name}_std": defined.std() if len(defined) else np.nan}
+    figures: dict[str, Any] = {name: _mean(defined), f"{name}_std": _std(defined)}
     if sizes is not None and isinstance(metric, Metric):
         figures[name + POOLED] = metric.pooled(scores, sizes)
     return figures | ({name + CLIENTS: len(defined)} if isinstance(metric, SetMetric) else {})
@@ -101,3 +101,7 @@ def _defined(scores: np.ndarray, metric: AnyMetric) -> np.ndarray:
 
 def _mean(scores: np.ndarray) -> Any:
     return scores.mean() if len(scores) else np.nan
+
+
+def _std(scores: np.ndarray) -> Any:
+    return scores.std() if len(scores) and np.isfinite(scores).all() else np.nan
