@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
-from equipoise.losses import check_squared
 from equipoise.metrics.base import AnyMetric, Metric, SetMetric, whole_set
 from equipoise.metrics.collection import MetricCollection
 from equipoise.metrics.lookup import METRICS, MetricLike, find_metrics
@@ -38,7 +37,7 @@ def _fitting(metric: AnyMetric, output: Tensor, target: Tensor) -> AnyMetric:
     if metric.targets == "classes":
         _check_classes(metric.name, output, target)
     if metric.targets == "numbers":
-        check_squared(output, target)
+        _check_numbers(metric.name, output, target)
     if isinstance(metric, SetMetric):
         if metric.most_classes is not None and output.shape[-1] > metric.most_classes:
             raise EquipoiseError(
@@ -72,10 +71,21 @@ def _check_classes(name: str, output: Tensor, target: Tensor) -> None:
     per_sample = target.ndim == 1 and output.ndim in (2, 3)
     per_position = target.ndim == 2 and target.shape == output.shape[:-1]
     if target.is_floating_point() or not (per_sample or per_position) or output.shape[-1] < 2:
-        numbers = [metric.name for metric in METRICS.values() if metric.targets == "numbers"]
         kind = str(target.dtype).removeprefix("torch.")
         raise EquipoiseError(
             f"the metric {name!r} needs classes: whole numbers as targets, and at least two outputs; here outputs have "
             f"shape {tuple(output.shape)} and targets {tuple(target.shape)}, {kind}; "
-            f"for numbers: {', '.join(numbers)}"
+            f"for numbers: {_names('numbers')}"
         )
+
+
+def _check_numbers(name: str, output: Tensor, target: Tensor) -> None:
+    if output.numel() != target.numel():
+        raise EquipoiseError(
+            f"the metric {name!r} compares numbers, but the model gives {output[0].numel()} per sample and the targets "
+            f"have {target[0].numel()}; for classes: {_names('classes')}"
+        )
+
+
+def _names(targets: str) -> str:
+    return ", ".join(metric.name for metric in METRICS.values() if metric.targets == targets)

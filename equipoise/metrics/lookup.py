@@ -18,7 +18,7 @@ MetricLike = str | Metric | MetricFunction
 
 _PLUGINS = "equipoise.metrics"
 _SETTING = "metrics"
-_FIGURES = ("loss", "worst_decile", "best_decile", "gini", "spread", "worst", "best", "variance", "pooled")
+_FIGURES = ("loss", "worst_decile", "best_decile", "gini", "spread", "worst", "best", "variance", "pooled", "clients")
 _SUFFIXES = ("_std", "_variance", "_pooled", "_clients")
 _ERRORS = ("error", "loss", "mae", "mse", "perplexity", "distance")
 

@@ -17,8 +17,8 @@ FAIRNESS = {
 }
 """Columns of the comparison that measure fairness between clients, and the figures of summary.json in them."""
 
-POOLED = {"pooled": "{metric}_pooled"}
-"""Column of the score on the test samples of all clients together, and the figure of summary.json in it."""
+POOLED = {"pooled": "{metric}_pooled", "clients": "{metric}_clients"}
+"""Columns of the score on the test samples of all clients together, and of the number of clients in the mean."""
 
 PRIVACY = {"epsilon_release": "ε msg", "epsilon_run": "ε run", "delta": "δ"}
 """Figures of a run's privacy guarantee, and the titles of their columns."""

@@ -105,7 +105,7 @@ def test_names_that_cannot_be(given: Any, message: str) -> None:
             "'macro-f1' needs classes.*for numbers: rmse, mse, mae",
         ),
         ("accuracy", torch.zeros(2, 1), LABELS, "at least two outputs"),
-        ("r2", torch.zeros(2, 3), torch.zeros(2), "3 numbers per sample and the targets have 1"),
+        ("r2", torch.zeros(2, 3), torch.zeros(2), "'r2' compares numbers, but the model gives 3 per sample"),
         (
             ["accuracy", "confusion-matrix"],
             torch.zeros(2, 300),

@@ -112,7 +112,7 @@ def test_a_browser_draws_the_confusion_matrix(chromium: Browser, runs: list[Fini
     out = tmp_path / "report.html"
     pages.write(runs, out, "Runs")
     opened = open_page(chromium, out)
-    opened.page.wait_for_selector("[data-chart=confusion-0-personal] .heatmaplayer image", state="attached")
+    opened.page.wait_for_selector("[data-chart=confusion-0-personal] svg.main-svg", state="attached")
     figure = opened.page.locator("figure", has=opened.page.locator("[data-chart=confusion-0-personal]"))
     figure.locator("summary").click()
     assert figure.locator("tbody tr").count() == 9
