@@ -26,23 +26,26 @@ def score_row(scores: SampleScores, cut: int, metrics: MetricCollection) -> np.n
         cut: number of validation samples, which come first; the others are test samples.
         metrics: the metrics.
     """
-    row = np.full(len(score_columns(metrics)), np.nan)
-    for column, part in ((0, scores[:cut]), (2, scores[cut:])):
-        if not part.values.shape[1]:
+    row = np.full(len(COLUMNS) + len(metrics.more_columns), np.nan)
+    for column, samples in ((0, slice(0, cut)), (2, slice(cut, None))):
+        values = scores.values[:, samples]
+        if not values.shape[1]:
             continue
-        means = part.values.mean(axis=1)
-
-        def value(metric: AnyMetric, part: SampleScores = part, means: np.ndarray = means) -> Any:
-            if isinstance(metric, Metric):
-                return metric.finish(means[1 + metrics.means.index(metric)])
-            assert part.predictions is not None
-            return metric.value(part.predictions)
-
-        row[column : column + 2] = means[0], value(metrics.first)
-        if column == 2:
-            more = [np.atleast_1d(value(metric)) for metric in (*metrics.others, *metrics.per_class)]
-            row[len(COLUMNS) :] = np.concatenate([np.empty(0), *more])
+        means = values.mean(axis=1)
+        kept = None if scores.predictions is None else scores.predictions[samples]
+        row[column : column + 2] = means[0], _score(metrics.first, metrics, means, kept)
+        if column == 2 and metrics.more_columns:
+            others = [_score(metric, metrics, means, kept) for metric in (*metrics.others, *metrics.per_class)]
+            row[len(COLUMNS) :] = np.concatenate([np.atleast_1d(value) for value in others])
     return row
+
+
+def _score(metric: AnyMetric, metrics: MetricCollection, means: np.ndarray, kept: Predictions | None) -> Any:
+    """Return a client's score, from the means over samples of loss and metrics, or from what is kept of predictions."""
+    if isinstance(metric, Metric):
+        return metric.finish(means[1 + metrics.means.index(metric)])
+    assert kept is not None
+    return metric.value(kept)
 
 
 @dataclass(frozen=True)

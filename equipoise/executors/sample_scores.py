@@ -1,6 +1,6 @@
 """The scores of a model on samples, which are filled batch by batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,34 +8,6 @@ from torch import Tensor
 
 from equipoise.losses import Loss
 from equipoise.metrics import MetricCollection, PredictionRecord, Predictions, keep
-
-
-@dataclass(frozen=True)
-class BatchScores:
-    """The scores of a batch."""
-
-    values: np.ndarray
-    "array with one column per sample: the loss, then every metric that is a mean over samples"
-    kept: Mapping[str, np.ndarray]
-    "what is kept of the predictions, one row per sample"
-
-    def __getitem__(self, samples: slice) -> "BatchScores":
-        """Return the scores of some of the samples."""
-        return BatchScores(self.values[:, samples], {name: rows[samples] for name, rows in self.kept.items()})
-
-
-def score_batch(loss: Loss, metrics: MetricCollection, output: Tensor, target: Tensor) -> BatchScores:
-    """Return the scores of a batch.
-
-    Args:
-        loss: the loss.
-        metrics: the metrics.
-        output: the model's outputs.
-        target: the targets.
-    """
-    values = [loss.of_each(output, target), *(metric.each(output, target) for metric in metrics.means)]
-    kept = keep(metrics.needs, output, target) if metrics.needs else {}
-    return BatchScores(np.stack([v.double().numpy() for v in values]), kept)
 
 
 @dataclass(frozen=True)
@@ -63,15 +35,26 @@ class SampleScores:
 class ScoreRecorder:
     """Room for the scores of a model on samples, filled batch by batch."""
 
-    def __init__(self, metrics: MetricCollection, samples: int):
+    def __init__(self, loss: Loss, metrics: MetricCollection, samples: int):
+        self.loss, self.metrics = loss, metrics
         self.values = np.empty((1 + len(metrics.means), samples))
         self.record = PredictionRecord(metrics.needs, samples, metrics.outputs) if metrics.needs else None
 
-    def write(self, first: int, batch: BatchScores) -> None:
-        """Write the scores of a batch, whose first sample has this position."""
-        self.values[:, first : first + batch.values.shape[1]] = batch.values
+    def add(self, first: int, output: Tensor, target: Tensor) -> None:
+        """Score a batch, whose first sample has this position."""
+        rows = slice(first, first + len(target))
+        self.values[0, rows] = self.loss.of_each(output, target).numpy()
+        for k, metric in enumerate(self.metrics.means, start=1):
+            self.values[k, rows] = metric.each(output, target).numpy()
         if self.record is not None:
-            self.record.write(first, batch.kept)
+            self.record.write(first, keep(self.metrics.needs, output, target))
+
+    def copy(self, first: int, batch: "ScoreRecorder", rows: slice) -> None:
+        """Copy some rows of a batch that was scored for several models together, to this position."""
+        values = batch.values[:, rows]
+        self.values[:, first : first + values.shape[1]] = values
+        if self.record is not None and batch.record is not None:
+            self.record.write(first, {name: array[rows] for name, array in batch.record.arrays.items()})
 
     def scores(self) -> SampleScores:
         """Return the scores, after all batches."""

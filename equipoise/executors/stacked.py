@@ -24,7 +24,7 @@ from equipoise.executors.base import (
     StackRow,
     stack_states,
 )
-from equipoise.executors.sample_scores import SampleScores, ScoreRecorder, score_batch
+from equipoise.executors.sample_scores import SampleScores, ScoreRecorder
 from equipoise.executors.stacked_trainer import StackedTrainer
 from equipoise.executors.traced_gradient import StackedModule
 from equipoise.state import stack
@@ -110,8 +110,8 @@ class StackedExecutor(Executor):
 
     @torch.no_grad()
     def score(self, models: Sequence[ClientModel], indices: Sequence[np.ndarray]) -> Iterator[SampleScores]:
-        metrics = self.task.metrics
-        scores = [ScoreRecorder(metrics, len(own)) for own in indices]
+        loss, metrics = self.task.loss, self.task.metrics
+        scores = [ScoreRecorder(loss, metrics, len(own)) for own in indices]
         for k, model in enumerate(models):
             if model.looks_up and len(indices[k]):  # it depends on its client's samples, so it is not stacked
                 module = self.predictor(self.task.to_module(model.vector), model.who)
@@ -130,14 +130,15 @@ class StackedExecutor(Executor):
                 outputs = vmap(lambda p, x: functional_call(self.module.scoring, p, (x,)))(
                     views, x.unflatten(0, padded.shape)
                 ).flatten(0, 1)
-                batch = score_batch(self.task.loss, metrics, outputs, y)
+                batch = ScoreRecorder(loss, metrics, len(y))
+                batch.add(0, outputs, y)
                 for k, row in enumerate(rows):
-                    scores[group[k]].write(first, batch[k * width : k * width + len(row)])
+                    scores[group[k]].copy(first, batch, slice(k * width, k * width + len(row)))
         yield from (each.scores() for each in scores)
 
     @torch.no_grad()
     def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
-        scores = ScoreRecorder(self.task.metrics, len(indices))
+        scores = ScoreRecorder(self.task.loss, self.task.metrics, len(indices))
         if len(indices):
             views = self.task.space.views(vector)
             self._score_in_pieces(lambda x: functional_call(self.module.scoring, views, (x,)), indices, scores)
@@ -147,5 +148,5 @@ class StackedExecutor(Executor):
         first = 0
         for piece in np.array_split(indices, max(1, -(-len(indices) // 4096))):
             x, y = self.federation.gather(torch.from_numpy(piece))
-            scores.write(first, score_batch(self.task.loss, self.task.metrics, predict(x), y))
+            scores.add(first, predict(x), y)
             first += len(piece)

@@ -21,7 +21,7 @@ from equipoise.executors.base import (
     ModelKind,
     algorithm_state,
 )
-from equipoise.executors.sample_scores import SampleScores, ScoreRecorder, score_batch
+from equipoise.executors.sample_scores import SampleScores, ScoreRecorder
 from equipoise.executors.thread_trainer import ThreadTrainer
 from equipoise.state import State
 from equipoise.training.replica import Replica
@@ -119,7 +119,7 @@ class ThreadedExecutor(Executor):
 
     def score_one(self, vector: Tensor, indices: np.ndarray) -> SampleScores:
         if not len(indices):
-            return ScoreRecorder(self.task.metrics, 0).scores()
+            return ScoreRecorder(self.task.loss, self.task.metrics, 0).scores()
         pieces = np.array_split(indices, max(1, -(-len(indices) // (8 * _SCORE_BATCH))))
         return SampleScores.concatenate(list(self.score([ClientModel(0, vector)] * len(pieces), pieces)))
 
@@ -133,10 +133,9 @@ class ThreadedExecutor(Executor):
         module = replica.module.eval()
         if model.looks_up:
             module = self.predictor(module, model.who)
-        loss, metrics = self.task.loss, self.task.metrics
-        scores = ScoreRecorder(metrics, len(indices))
+        scores = ScoreRecorder(self.task.loss, self.task.metrics, len(indices))
         for first in range(0, len(indices), _SCORE_BATCH):
             rows = slice(first, first + _SCORE_BATCH)
             x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.batch_buffer)
-            scores.write(first, score_batch(loss, metrics, module(x), y))
+            scores.add(first, module(x), y)
         return scores.scores()
