@@ -1,6 +1,7 @@
 """Metrics by name, as functions and of one's own code; what does not fit is said."""
 
 import re
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 import equipoise as eq
-from equipoise.metrics import METRICS, Metric, SetMetric, find_metrics, fitting_metrics
+from equipoise.metrics import METRICS, Metric, SetMetric, find_metrics, fitting_metrics, lookup
 
 LABELS = torch.zeros(2, dtype=torch.int64)
 OUTPUT, TARGET = torch.tensor([[0.1, 0.9, 0.0], [0.8, 0.1, 0.1]]), torch.tensor([1, 2])
@@ -119,3 +120,17 @@ def test_names_that_cannot_be(given: Any, message: str) -> None:
 def test_what_does_not_fit_is_said(given: Any, output: Tensor, target: Tensor, message: str) -> None:
     with pytest.raises(eq.EquipoiseError, match=message):
         fitting_metrics(given, "own", output, target)
+
+
+def test_plug_ins_are_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint("theirs", f"{__name__}:top_two", "equipoise.metrics"),
+        EntryPoint("broken", "nowhere_at_all:f", "equipoise.metrics"),
+    ]
+    monkeypatch.setattr(lookup, "entry_points", lambda group: points if group == "equipoise.metrics" else [])
+    (metric,) = find_metrics(["theirs"])
+    assert metric.score(OUTPUT, TARGET) == 0.5
+    with pytest.raises(eq.EquipoiseError, match="'broken' is a plug-in that cannot be imported"):
+        find_metrics("broken")
+    with pytest.raises(eq.EquipoiseError, match="did you mean 'theirs'"):
+        find_metrics("their")
