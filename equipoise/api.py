@@ -20,7 +20,7 @@ from equipoise.engine.assembly import build_task, check_head, run_in_folder, sta
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
-from equipoise.metrics import Metric
+from equipoise.metrics import MetricLike
 from equipoise.parameter_space import Selection
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
@@ -37,7 +37,7 @@ def train(
     *,
     head: Selection | None = "head",
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
-    metric: str | Metric | None = None,
+    metric: MetricLike | Sequence[MetricLike] | None = None,
     names: Sequence[str] | None = None,
     split: Sequence[float] = SPLIT,
     unseen: float = 0.0,
@@ -70,7 +70,8 @@ def train(
         head: what methods such as FedPer and FedRep keep on the client: the name of a submodule, a pattern of names
             such as "*.lora_B.*", a class of layers, or a list of these; None if there is to be no head.
         loss: "cross-entropy", "squared", or a function (output, target).
-        metric: "accuracy", "rmse", "mse" or a `Metric`; by default the one that belongs to the loss.
+        metric: a metric or several, each a name, a `Metric` or a function (outputs, targets) that returns a number.
+            The first decides what is better; by default it is the one that belongs to the loss.
         names: names of the clients.
         split: train, validation and test fractions of clients that come undivided.
         unseen: fraction of the clients that is kept out of training, adapts the result and is scored separately.

@@ -24,6 +24,7 @@ from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
 from equipoise.equilibrium import SOLVERS
 from equipoise.errors import EquipoiseError
+from equipoise.metrics import METRICS, find_metrics
 from equipoise.models import MODELS
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
@@ -75,6 +76,18 @@ def test_every_algorithm_is_in_the_docs() -> None:
     text = (ROOT / "docs" / "algorithms.md").read_text()
     for name, cls in ALGORITHMS.items():
         assert f"| `{name}` | `{cls.__module__.rsplit('.', 1)[1]}.py` |" in text
+
+
+def test_the_guide_names_every_metric() -> None:
+    text = (ROOT / "docs" / "guide.md").read_text()
+    table = text[text.index("### Metrics") : text.index("**Stop and resume.**")]
+    for name in METRICS:
+        assert f"`{name}`" in table
+    [code] = [block for block in blocks("docs/guide.md", "python") if "metric=[" in block]
+    names: dict[str, object] = {}
+    exec(code.partition("result =")[0], names)
+    (metric,) = find_metrics([names["top3"]])  # type: ignore[list-item]
+    assert metric.name == "top3"
 
 
 def test_the_readme_names_what_there_is() -> None:

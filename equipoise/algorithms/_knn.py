@@ -54,7 +54,7 @@ class Neighbours:
         targets, best = self.points.targets(y), None
         for k, near in zip(ks, nearest, strict=True):
             for mix in mixes:
-                score = own.metric.each(self.mixed(answers, near, mix), targets).double().mean()
+                score = own.metric.score(self.mixed(answers, near, mix), targets)
                 if best is None or own.metric.better(score, best[0]):
                     best = score, k, mix
         assert best is not None

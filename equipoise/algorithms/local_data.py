@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
-from equipoise.metrics import Metric
+from equipoise.metrics import AnyMetric
 from equipoise.optimizers import Rate
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
@@ -136,4 +136,4 @@ class ClientSamples:
     validation: tuple[Tensor, Tensor]
     head: str
     "name of the submodule that is the model's head"
-    metric: Metric
+    metric: AnyMetric

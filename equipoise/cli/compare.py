@@ -30,12 +30,16 @@ def compare(
         equipoise compare runs/ditto runs/fedavg
         equipoise compare runs --format csv > runs.csv
 
-    Runs that differ only in the seed are one row, with mean ± standard deviation.
+    Runs that differ only in the seed are one row, with mean ± standard deviation. If runs have several metrics, a
+    second table shows all of them.
     """
     from equipoise.reporting import comparison, comparison_table
 
-    rows = comparison.compare(finished(folders)[0])
+    runs = finished(folders)[0]
+    rows, others = comparison.compare(runs), comparison.other_metrics(runs)
     if format is Format.table:
         out_console.print(comparison_table.as_table(rows, fairness))
+        if others and not fairness:
+            out_console.print(comparison_table.metrics_table(rows, others))
     else:
-        print(comparison_table.as_text(rows, format.value, fairness))
+        print(comparison_table.as_text(rows, format.value, fairness, [] if fairness else others))

@@ -61,5 +61,9 @@ def run(
         again += ["--data", str(data)] if data else []
         interrupted(f"stopped after round {bar.done}, all rounds are saved", shlex.join([*again, "--resume"]))
     if not quiet:
-        out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs([folder]))))
+        found = run_index.find_runs([folder])
+        rows, others = comparison.compare(found), comparison.other_metrics(found)
+        out_console.print(comparison_table.as_table(rows))
+        if others:
+            out_console.print(comparison_table.metrics_table(rows, others))
         out_console.print(f"Run folder: {escape(str(folder))}", highlight=False)

@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, Settings
@@ -27,11 +27,19 @@ class Schedule(Settings):
     select: Literal["validation", "test"] = "validation"
     "samples that decide between personal and global model; test gives optimistic scores, which are called an oracle"
 
+    metrics: tuple[str, ...] | None = None
+    'metrics, such as ["accuracy", "macro-f1"], or own code; the first decides; left out: the one of the loss'
+
     targets: tuple[float, ...] | None = None
     "scores; the summary reports the round in which each kind of model first reached them"
 
     track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
     "trackers that also receive rounds and results, besides the run folder; each is an extra to install"
+
+    @field_validator("metrics")
+    @classmethod
+    def _none_are_the_default(cls, metrics: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        return metrics or None
 
     def cohort(self, clients: int) -> int:
         """Return the number of clients in a round."""

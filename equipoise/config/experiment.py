@@ -17,6 +17,7 @@ from equipoise.data.config import DataSection
 from equipoise.data.federation import Federation
 from equipoise.data.source import DataProgress
 from equipoise.errors import EquipoiseError
+from equipoise.metrics import find_metrics
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
 from equipoise.privacy.mechanisms import Privacy
@@ -69,6 +70,7 @@ class Experiment:
             if section not in tables:
                 raise EquipoiseError(f"the section [{section}] is missing")
         schedule = read(Schedule, {k: v for k, v in tables.items() if k not in _SECTIONS}, "")
+        find_metrics(schedule.metrics or ())  # an unknown name is an error before any data are loaded
         data = DataSection.parse(tables["data"]) if "data" in tables else None
         model_name, model = choose(MODELS, dict(tables["model"]), "model") if "model" in tables else ("", None)
         algorithm_name, algorithm = choose(ALGORITHMS, dict(tables["algorithm"]), "algorithm")

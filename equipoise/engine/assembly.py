@@ -16,7 +16,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.engine.run import Run
 from equipoise.errors import EquipoiseError
-from equipoise.metrics import Metric
+from equipoise.metrics import MetricLike
 from equipoise.parameter_space import Selection
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.task import Task, has_head
@@ -39,7 +39,7 @@ def build_task(
     *,
     head: Selection | None = "head",
     loss: LossLike | None = None,
-    metric: str | Metric | None = None,
+    metric: MetricLike | Sequence[MetricLike] | None = None,
 ) -> Task:
     """Build the task of training `module`.
 
@@ -49,7 +49,7 @@ def build_task(
         engine: the engine settings, which determine the number format.
         head: name of the submodule that is the head, or any parameters, selected as in `ParameterSpace.mask`.
         loss: by default cross-entropy for labels and squared error for numbers.
-        metric: by default the one that belongs to the loss.
+        metric: a metric or several; by default the one that belongs to the loss.
     """
     dtype = engine.dtype
     sample = samples.prepared(dtype, False).sample() if isinstance(samples, Federation) else samples
@@ -78,7 +78,7 @@ def experiment_task(experiment: Experiment, federation: Federation) -> Task:
     """Build the task of an experiment whose data are all on this machine."""
     module = experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs)
     check_head(module, experiment.head, experiment.algorithm)
-    return build_task(module, federation, experiment.engine, head=experiment.head)
+    return build_task(module, federation, experiment.engine, head=experiment.head, metric=experiment.schedule.metrics)
 
 
 def run_in_folder(

@@ -32,8 +32,10 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
             f"{name} uses the inputs of the model's head as features, so the head must be one submodule; here it is "
             f"{_head(task)}; name the submodule that is the head"
         )
-    if task.metric.name == "accuracy" and any(target > 1 for target in schedule.targets or ()):
-        raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; an accuracy is at most 1")
+    most = task.metric.bounds[1]
+    if any(target > most for target in schedule.targets or ()):
+        name = "an accuracy" if task.metric.name == "accuracy" else task.metric.name
+        raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; {name} is at most {most:g}")
 
 
 def check_batches(task: Task, algorithm: Algorithm, samples: Mapping[str, int]) -> None:

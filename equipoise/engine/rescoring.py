@@ -23,8 +23,7 @@ def rescore(run: Simulation, lines: list[dict[str, Any]]) -> None:
     run.scores, run.rescored = run.new_scores(), True
     began = time.perf_counter()
     try:
-        run.scores.training(run.done, run.server, run.store)
-        run.scores.adapt(run.done, run.server, run.store, last=True)
+        run.score()
     finally:
         run.close()
     run.counters.seconds += time.perf_counter() - began

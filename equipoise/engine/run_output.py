@@ -1,6 +1,6 @@
 """The files that a finished simulation writes into its run folder."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ def write_results(
     federation: Federation,
     malicious: Collection[str],
     scores: Mapping[str, np.ndarray],
+    columns: Sequence[str],
     shown: State | None,
     summary: dict[str, Any],
 ) -> None:
@@ -31,12 +32,13 @@ def write_results(
         federation: the clients and their data.
         malicious: names of the malicious clients.
         scores: for each kind of model, one row per client.
+        columns: names of the scores.
         shown: what the algorithm shows of the clients' states, if anything.
         summary: the content of summary.json.
     """
     sizes = {name: getattr(federation, name).lengths for name in ("train", "validation", "test")}
     marks = {"unseen": federation.unseen, "malicious": frozenset(malicious)}
-    folder.write_clients(federation.names, marks, sizes, dict(scores))
+    folder.write_clients(federation.names, marks, sizes, dict(scores), columns)
     atomic_files.write_json(folder.path / FEDERATION, outline(federation))
     if shown is not None:
         tensor_files.write_tensors(folder.shown, shown)

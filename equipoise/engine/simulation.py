@@ -28,7 +28,9 @@ from equipoise.engine.run_output import shown_states, write_results
 from equipoise.engine.signals import stop_on_interrupt
 from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+from equipoise.evaluation.kept_predictions import check_room
 from equipoise.evaluation.run_scores import RunScores
+from equipoise.evaluation.scoreboard import score_columns
 from equipoise.executors.base import SENT, ClientJob, ClientResult, HeldState, with_engine_state
 from equipoise.executors.build import build_executor
 from equipoise.losses import LOSSES
@@ -70,10 +72,12 @@ class Simulation(Run):
         """
         self.federation = federation.prepared(task.dtype, task.channels_last)
         classes = federation.classes or 0
-        if task.loss is LOSSES["cross-entropy"] and task.outputs < classes:
+        by_class = any(metric.targets == "classes" for metric in task.metrics.metrics)
+        if (task.loss is LOSSES["cross-entropy"] or by_class) and task.outputs < classes:
             raise EquipoiseError(
                 f"there is a label {classes - 1}, and the model has only {task.outputs} outputs; it needs {classes}"
             )
+        check_room(federation, task)
         if not federation.x.is_floating_point():
             task.check_symbols(federation.x)
         self.training, _ = federation.by_name
@@ -102,6 +106,8 @@ class Simulation(Run):
         self.interrupted = threading.Event()
         self.executor = build_executor(engine, task, self.federation, algorithm, schedule)
         self.scores = self.new_scores()
+        self.scores_missing = False
+        "whether the last checkpoint has scores by other metrics"
 
     def _check_validation(self) -> None:
         without = [self.federation.names[who] for who in self.training if not len(self.federation.validation[who])]
@@ -144,6 +150,8 @@ class Simulation(Run):
         self.callback.on_run_begin(self.schedule.rounds, self.done)
         try:
             with stop_on_interrupt(self.interrupted):
+                if self.scores_missing and self.done == self.schedule.rounds:
+                    self.score()
                 while self.done < self.schedule.rounds:
                     if not self.advance():
                         break
@@ -153,6 +161,11 @@ class Simulation(Run):
             self.save_checkpoint()
             raise Interrupted
         self.finish()
+
+    def score(self) -> None:
+        """Score the models of the run's last round, including those of unseen clients."""
+        self.scores.training(self.done, self.server, self.store)
+        self.scores.adapt(self.done, self.server, self.store, last=True)
 
     def new_scores(self) -> RunScores:
         """Return evaluators that have not scored anything yet."""
@@ -290,14 +303,14 @@ class Simulation(Run):
         return {"scores": self.scores.facts()}
 
     def restored(self, saved: Checkpoint) -> None:
-        self.scores.restore(saved.facts["scores"], saved.kept)
+        self.scores_missing = not self.scores.restore(saved.facts["scores"], saved.kept)
 
     def finish(self) -> None:
         """Write the results into the run folder, and report the end of the run."""
         if self.folder is not None:
             shown = shown_states(self.algorithm, self.start, map(self.job, sorted(self.training)))
-            tables, summary = self.scores.tables(), self.summary()
-            write_results(self.folder, self.federation, self.pipeline.malicious, tables, shown, summary)
+            tables, columns, summary = self.scores.tables(), score_columns(self.task.metrics), self.summary()
+            write_results(self.folder, self.federation, self.pipeline.malicious, tables, columns, shown, summary)
             self.callback.on_run_end(summary)
 
     def summary(self) -> dict[str, Any]:

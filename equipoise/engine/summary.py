@@ -5,6 +5,7 @@ from typing import Any
 
 from equipoise.engine.counters import solver_figures
 from equipoise.engine.run import Run
+from equipoise.metrics import AnyMetric, Metric
 from equipoise.storage.model_kinds import KINDS
 from equipoise.training.memory_usage import peak_memory_mb
 
@@ -32,6 +33,7 @@ def summarize_run(
         "rounds": run.done,
         "metric": run.task.metric.name,
         "higher_is_better": run.task.metric.higher_is_better,
+        "metrics": {metric.name: _described(metric) for metric in run.task.metrics.metrics},
         **scores,
         "bytes_up": counters.bytes_up,
         "bytes_down": counters.bytes_down,
@@ -48,6 +50,12 @@ def summarize_run(
         "samples_per_second": round(samples / max(counters.seconds, 1e-9), 1),
         "peak_memory_mb": round(peak_memory_mb(), 1),
     }
+
+
+def _described(metric: AnyMetric) -> dict[str, Any]:
+    """Return which values of a metric are better; None if it is not one number."""
+    one_number = isinstance(metric, Metric) or metric.form == "number"
+    return {"higher_is_better": metric.higher_is_better if one_number else None}
 
 
 def _efficiency(run: Run) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Evaluation of the personal, consensus, global and hybrid models of clients."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -11,11 +11,13 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import HasConsensusModel
 from equipoise.data.federation import Federation
-from equipoise.evaluation.scoreboard import Scoreboard, score_row
+from equipoise.evaluation.kept_predictions import KeptPredictions, SimulatedPredictions
+from equipoise.evaluation.scoreboard import Scoreboard, score_columns, score_row
 from equipoise.executors.base import ClientJob, ClientModel, Executor, ModelKind
-from equipoise.metrics import Metric
+from equipoise.executors.sample_scores import SampleScores
+from equipoise.metrics import MOST_OUTPUTS, MetricCollection
 from equipoise.state import ClientStates, State
-from equipoise.storage.model_kinds import COLUMNS, SCORED
+from equipoise.storage.model_kinds import SCORED
 from equipoise.training.buffers import BUFFERS, broadcast
 
 _AT_ONCE = 256  # clients whose personal models are in memory together
@@ -24,17 +26,27 @@ _AT_ONCE = 256  # clients whose personal models are in memory together
 class ScoreTable:
     """One row of scores per client, NaN for an empty split, with the digest of the model that was scored."""
 
-    def __init__(self, clients: int):
-        self.scores = np.full((clients, len(COLUMNS)), np.nan)
+    def __init__(self, clients: int, columns: int, kept: KeptPredictions):
+        """Create an empty table.
+
+        Args:
+            clients: number of clients.
+            columns: number of scores of a client.
+            kept: what is kept of the models' predictions.
+        """
+        self.scores = np.full((clients, columns), np.nan)
         self.digest = np.zeros((clients, 16), dtype=np.uint8)
+        self.kept = kept
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps."""
-        return {"scores": torch.from_numpy(self.scores), "digest": torch.from_numpy(self.digest)}
+        own = {"scores": torch.from_numpy(self.scores), "digest": torch.from_numpy(self.digest)}
+        return own | self.kept.tensors()
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `tensors` returned."""
         self.scores, self.digest = tensors["scores"].numpy().copy(), tensors["digest"].numpy().copy()
+        self.kept.restore(tensors)
 
 
 def _digest(*tensors: Tensor | None) -> np.ndarray:
@@ -74,13 +86,17 @@ class Evaluator:
         self.federation, self.algorithm, self.executor = federation, algorithm, executor
         self.order, self.unseen, self.malicious, self.select = who, unseen, malicious, select
         self.budgets = budgets or {}
-        self.metric: Metric = executor.task.metric
-        self.tables = {kind: ScoreTable(len(federation)) for kind in SCORED}
+        self.metrics: MetricCollection = executor.task.metrics
+        self.tables = {kind: self._blank() for kind in SCORED}
         self.has = dict.fromkeys(SCORED, False)
         self.adaptation_samples = 0
         "number of samples that were trained on to make the personal models of the last evaluation"
         self.scored = 0
         "number of models scored so far; tests use it to check that nothing is scored twice"
+
+    def _blank(self) -> ScoreTable:
+        kept = KeptPredictions(self.federation, self.metrics, self.executor.task.outputs_per_sample)
+        return ScoreTable(len(self.federation), len(score_columns(self.metrics)), kept)
 
     def __call__(self, round: int, server: State, store: ClientStates) -> None:
         """Score the models of all clients after a round."""
@@ -103,8 +119,27 @@ class Evaluator:
     def _own(self, who: int) -> np.ndarray:
         return np.concatenate([self.federation.validation[who], self.federation.test[who]])
 
-    def _write(self, table: ScoreTable, who: int, scores: np.ndarray) -> None:
-        table.scores[who] = score_row(scores, len(self.federation.validation[who]), self.metric)
+    def _write(self, table: ScoreTable, who: int, scores: SampleScores) -> None:
+        cut = len(self.federation.validation[who])
+        table.scores[who] = score_row(scores, cut, self.metrics)
+        if scores.predictions is not None:
+            table.kept.write(who, scores.predictions[cut:])
+
+    def _parts(self, clients: Sequence[int]) -> list[list[int]]:
+        """Split positions in a list of clients so that the outputs of a part fit in memory, if they are kept."""
+        if "outputs" not in self.metrics.needs:
+            return [list(range(len(clients)))] if clients else []
+        each = self.executor.task.outputs_per_sample
+        parts: list[list[int]] = []
+        room = 0
+        for position, who in enumerate(clients):
+            numbers = each * (len(self.federation.validation[who]) + len(self.federation.test[who]))
+            if not parts or numbers > room:
+                parts.append([])
+                room = MOST_OUTPUTS
+            parts[-1].append(position)
+            room -= numbers
+        return parts
 
     def _score(self, table: ScoreTable, models: list[ClientModel]) -> None:
         changed = []
@@ -114,9 +149,11 @@ class Evaluator:
                 table.digest[model.who] = digest
                 changed.append(model)
         self.scored += len(changed)
-        own = [self._own(model.who) for model in changed]
-        for model, scores in zip(changed, self.executor.score(changed, own), strict=True):
-            self._write(table, model.who, scores)
+        for part in self._parts([model.who for model in changed]):
+            some = [changed[position] for position in part]
+            own = [self._own(model.who) for model in some]
+            for model, scores in zip(some, self.executor.score(some, own), strict=True):
+                self._write(table, model.who, scores)
 
     def _job(self, who: int, server: State, store: ClientStates) -> ClientJob:
         down = broadcast(self.algorithm, server, self.federation.numbers[who])
@@ -148,35 +185,53 @@ class Evaluator:
             return
         table.digest[:] = digest
         self.scored += 1
-        own = [self._own(who) for who in self.order]
-        scores = self.executor.score_one(vector, np.concatenate(own), buffers)
-        ends = np.cumsum([len(indices) for indices in own])
-        for who, indices, end in zip(self.order, own, ends, strict=True):
-            self._write(table, who, scores[:, end - len(indices) : end])
+        for part in self._parts(self.order):
+            own = [self._own(self.order[position]) for position in part]
+            scores = self.executor.score_one(vector, np.concatenate(own), buffers)
+            ends = np.cumsum([len(indices) for indices in own])
+            for position, indices, end in zip(part, own, ends, strict=True):
+                self._write(table, self.order[position], scores[end - len(indices) : end])
 
     def board(self) -> Scoreboard:
         """Return the scores of all kinds of models."""
         counted = np.zeros(len(self.federation), dtype=bool)
         counted[[who for who in self.order if self.federation.names[who] not in self.malicious]] = True
+        kept = {kind: table.kept for kind, table in self.tables.items() if self.has[kind]}
         return Scoreboard(
-            self.metric,
+            self.metrics,
             counted & (self.federation.validation.lengths > 0),
             counted & (self.federation.test.lengths > 0),
-            {kind: table.scores for kind, table in self.tables.items() if self.has[kind]},
+            self.federation.test.lengths,
+            {kind: self.tables[kind].scores for kind in kept},
+            SimulatedPredictions(self.federation, self.metrics.outputs, kept) if self.metrics.needs else None,
             self.select,
         )
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
-        return {"has": self.has, "adaptation_samples": self.adaptation_samples}
+        names = [metric.name for metric in self.metrics.metrics]
+        return {"has": self.has, "adaptation_samples": self.adaptation_samples, "metrics": names}
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps as tensors."""
         return {f"{kind}.{k}": t for kind, table in self.tables.items() for k, t in table.tensors().items()}
 
-    def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Restore what `facts` and `tensors` returned."""
+    def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+        """Restore what `facts` and `tensors` returned, and tell whether these are scores by the same metrics.
+
+        If not, all models will be scored again.
+        """
+        names = [metric.name for metric in self.metrics.metrics]
+        if facts.get("metrics", names) != names:
+            return False
+        tables = {kind: self._blank() for kind in SCORED}
+        for kind, table in tables.items():
+            own = {k.removeprefix(f"{kind}."): t for k, t in tensors.items() if k.startswith(f"{kind}.")}
+            if not own:  # checkpoints of older versions lack some kinds
+                continue
+            if own["scores"].shape != table.scores.shape:  # of an older version, which had one metric
+                return False
+            table.restore(own)
+        self.tables = tables
         self.has, self.adaptation_samples = self.has | facts["has"], facts["adaptation_samples"]
-        for kind, table in self.tables.items():
-            if f"{kind}.scores" in tensors:  # checkpoints of older versions lack some kinds
-                table.restore({k: tensors[f"{kind}.{k}"] for k in ("scores", "digest")})
+        return True

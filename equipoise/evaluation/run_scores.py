@@ -60,8 +60,8 @@ class RunScores:
 
     def summary(self) -> dict[str, Any]:
         """Return the figures of each kind of model, and under "unseen" those of the newcomers."""
-        found: dict[str, Any] = self.training.board().summary()
-        if self.newcomers is not None and (figures := self.newcomers.board().summary()):
+        found: dict[str, Any] = self.training.board().full_summary()
+        if self.newcomers is not None and (figures := self.newcomers.board().full_summary()):
             cost = {"clients": len(self.newcomers.order), "adaptation_samples": self.newcomers.adaptation_samples}
             found["unseen"] = {**cost, **figures}
         return found
@@ -89,9 +89,10 @@ class RunScores:
         newcomers = self.newcomers.tensors() if self.newcomers else {}
         return self.training.tensors() | {f"{_UNSEEN}{name}": tensor for name, tensor in newcomers.items()}
 
-    def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        """Restore what `facts` and `tensors` returned."""
-        self.training.restore(facts["training"], tensors)
+    def restore(self, facts: dict[str, Any], tensors: dict[str, Tensor]) -> bool:
+        """Restore what `facts` and `tensors` returned, and tell whether these are scores by the same metrics."""
+        same = self.training.restore(facts["training"], tensors)
         if self.newcomers is not None:
             unseen = {k.removeprefix(_UNSEEN): t for k, t in tensors.items() if k.startswith(_UNSEEN)}
-            self.newcomers.restore(facts["unseen"], unseen)
+            same &= self.newcomers.restore(facts["unseen"], unseen)
+        return same

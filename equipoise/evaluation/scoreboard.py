@@ -6,38 +6,63 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.data.statistics import gini
-from equipoise.metrics import Metric
+from equipoise.evaluation.figures import as_json, class_figures, mean_figures, pooled_figure, summarize
+from equipoise.evaluation.kept_predictions import PooledPredictions
+from equipoise.executors.sample_scores import SampleScores
+from equipoise.metrics import AnyMetric, Metric, MetricCollection, Predictions, SetMetric
 from equipoise.storage.model_kinds import COLUMNS, HYBRIDS, SCORED
 
 
-def score_row(scores: np.ndarray, cut: int, metric: Metric) -> np.ndarray:
-    """Return one client's row of scores, with NaN for an empty split.
+def score_columns(metrics: MetricCollection) -> tuple[str, ...]:
+    """Return the columns of a client's scores."""
+    return (*COLUMNS, *metrics.more_columns)
+
+
+def score_row(scores: SampleScores, cut: int, metrics: MetricCollection) -> np.ndarray:
+    """Return one client's row of scores, with NaN for an empty split and where a metric is not defined.
 
     Args:
-        scores: array (2, n) of the loss and the metric of each sample.
+        scores: the scores of each sample.
         cut: number of validation samples, which come first; the others are test samples.
-        metric: the metric.
+        metrics: the metrics.
     """
-    found = np.full(len(COLUMNS), np.nan)
-    for column, values in ((0, scores[:, :cut]), (2, scores[:, cut:])):
-        if values.shape[1]:
-            loss, mean = values.mean(axis=1)
-            found[column : column + 2] = loss, metric.finish(mean)
-    return found
+    row = np.full(len(COLUMNS) + len(metrics.more_columns), np.nan)
+    for column, samples in ((0, slice(0, cut)), (2, slice(cut, None))):
+        values = scores.values[:, samples]
+        if not values.shape[1]:
+            continue
+        means = values.mean(axis=1)
+        kept = None if scores.predictions is None else scores.predictions[samples]
+        row[column : column + 2] = means[0], _score(metrics.first, metrics, means, kept)
+        if column == 2 and metrics.more_columns:
+            others = [_score(metric, metrics, means, kept) for metric in (*metrics.others, *metrics.per_class)]
+            row[len(COLUMNS) :] = np.concatenate([np.atleast_1d(value) for value in others])
+    return row
+
+
+def _score(metric: AnyMetric, metrics: MetricCollection, means: np.ndarray, kept: Predictions | None) -> Any:
+    """Return a client's score, from the means over samples of loss and metrics, or from what is kept of predictions."""
+    if isinstance(metric, Metric):
+        return metric.finish(means[1 + metrics.means.index(metric)])
+    assert kept is not None
+    return metric.value(kept)
 
 
 @dataclass(frozen=True)
 class Scoreboard:
     """Scores of each kind of model, one row per client."""
 
-    metric: Metric
+    metrics: MetricCollection
     validates: np.ndarray
     "mask of the clients that have validation samples and count in figures"
     tests: np.ndarray
     "mask of the clients that have test samples and count in figures"
+    sizes: np.ndarray
+    "number of test samples of each client"
     scored: Mapping[str, np.ndarray]
     "table of scores of each kind of model, for the kinds in SCORED that exist"
+    predictions: PooledPredictions | None = None
+    "the predictions, if a metric needs those of all clients together"
     select: str = "validation"
     'samples on which the hybrid model is chosen, "validation" or "test"'
 
@@ -56,43 +81,51 @@ class Scoreboard:
     def takes_global(self) -> np.ndarray:
         """Return a mask of the clients whose hybrid model is the global one, because it scores better for them."""
         column = COLUMNS.index(f"{self.select}_metric")
-        return np.asarray(self.metric.better(self.scored["global"][:, column], self.scored["personal"][:, column]))
+        metric = self.metrics.first
+        return np.asarray(metric.better(self.scored["global"][:, column], self.scored["personal"][:, column]))
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of each kind of model."""
-        return {
-            kind: summarize(table[self.tests, 2:], table[self.validates, 1], self.metric)
-            for kind, table in self.tables().items()
-        }
+        """Return the figures of each kind of model that are one number."""
+        return {kind: self._figures(kind, table) for kind, table in self.tables().items()}
 
+    def full_summary(self) -> dict[str, Any]:
+        """Return the figures of each kind of model, including those of every class."""
+        arrays = {kind: self._arrays(kind, table) for kind, table in self.tables().items()}
+        return {kind: figures | arrays[kind] for kind, figures in self.summary().items()}
 
-def summarize(test: np.ndarray, validation: np.ndarray, metric: Metric) -> dict[str, float | None]:
-    """Return figures over clients, in which every client counts once.
+    def _figures(self, kind: str, table: np.ndarray) -> dict[str, Any]:
+        metrics, sizes = self.metrics, self.sizes[self.tests]
+        test, validation = table[self.tests, 2:], table[self.validates, 1]
+        figures = summarize(test[:, :2], validation, metrics.first, sizes)
+        if not len(test):
+            return figures
+        more: dict[str, Any] = {}
+        pooled = self._pooled(kind)
+        for column, metric in enumerate((metrics.first, *metrics.others), start=1):
+            more |= mean_figures(test[:, column], metric, sizes) if metric is not metrics.first else {}
+            if isinstance(metric, SetMetric) and pooled is not None:
+                more |= pooled_figure(metric, pooled)
+        return figures | as_json(more)
 
-    A client whose score is NaN makes the figure None, which is null in JSON.
+    def _arrays(self, kind: str, table: np.ndarray) -> dict[str, Any]:
+        metrics = self.metrics
+        arrays: dict[str, Any] = {}
+        pooled = self._pooled(kind) if metrics.arrays and self.tests.any() else None
+        if pooled is None:
+            return {}
+        first = len(COLUMNS) + len(metrics.others)
+        for metric in metrics.arrays:
+            if metric.form == "class":
+                arrays |= class_figures(table[self.tests, first : first + metrics.outputs], metric)
+                first += metrics.outputs
+            arrays |= pooled_figure(metric, pooled)
+        return as_json(arrays)
 
-    Args:
-        test: array (clients, 2) of the test loss and the test score.
-        validation: the validation scores.
-        metric: the metric of the scores.
-    """
-    if not len(test):
-        return {}
-    loss, score = test[:, 0], test[:, 1]
-    worst_first = np.sort(score) if metric.higher_is_better else -np.sort(-score)
-    tenth = max(1, round(0.1 * len(test)))
-    name, finite = metric.name, np.isfinite(score).all()
-    figures = {
-        name: score.mean(),
-        f"{name}_std": score.std(),
-        **({"mse": (score**2).mean()} if name == "rmse" else {}),
-        f"{name}_variance": score.var(),
-        "loss": loss.mean(),
-        "loss_variance": loss.var(),
-        "worst_decile": worst_first[:tenth].mean() if finite else np.nan,
-        "best_decile": worst_first[-tenth:].mean() if finite else np.nan,
-        "gini": gini(score) if finite else np.nan,
-    }
-    if len(validation):
-        figures[f"validation_{name}"] = validation.mean()
-    return {key: float(value) if np.isfinite(value) else None for key, value in figures.items()}
+    def _pooled(self, kind: str) -> Predictions | None:
+        """Return the predictions of all counted clients together, if they are kept."""
+        if self.predictions is None:
+            return None
+        kinds = np.full(len(self.sizes), kind, dtype=object)
+        if kind in HYBRIDS.values():
+            kinds = np.where(self.takes_global(), "global", "personal")
+        return self.predictions.pooled(kinds, self.tests)

@@ -15,6 +15,7 @@ from equipoise.algorithms.local_data import ClientSamples
 from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import Solves
+from equipoise.executors.sample_scores import SampleScores
 from equipoise.state import State, Upload, stack
 from equipoise.training.buffers import BUFFERS
 from equipoise.training.task import Task
@@ -130,10 +131,6 @@ class ClientModel:
 
 ModelKind = Literal["personal", "consensus", "unseen"]
 """Which model of a client: its personal model, its consensus model, or the model of a client unseen in training."""
-
-
-SampleScores = np.ndarray
-"""Array of shape (2, n): loss and metric of each of n samples."""
 
 
 class Executor(ABC):

@@ -24,10 +24,10 @@ from equipoise.executors.base import (
     ClientResult,
     Executor,
     ModelKind,
-    SampleScores,
     StackRow,
     stack_states,
 )
+from equipoise.executors.sample_scores import SampleScores, ScoreRecorder
 from equipoise.executors.stacked_trainer import StackedTrainer
 from equipoise.executors.traced_gradient import StackedModule
 from equipoise.state import stack
@@ -114,11 +114,12 @@ class StackedExecutor(Executor):
 
     @torch.no_grad()
     def score(self, models: Sequence[ClientModel], indices: Sequence[np.ndarray]) -> Iterator[SampleScores]:
-        scores: list[SampleScores] = [np.empty((2, len(own))) for own in indices]
+        loss, metrics = self.task.loss, self.task.metrics
+        scores = [ScoreRecorder(loss, metrics, len(own)) for own in indices]
         for k, model in enumerate(models):
             if model.looks_up and len(indices[k]):  # it depends on its client's samples, so it is not stacked
                 module = self.predictor(self.task.to_module(model.vector), model.who)
-                scores[k] = self._score_in_pieces(partial(self.task.predict, module), indices[k])
+                self._score_in_pieces(partial(self.task.predict, module), indices[k], scores[k])
         stacks = [k for k, model in enumerate(models) if not model.looks_up]
         order = sorted(stacks, key=lambda k: (-len(indices[k]), self.federation.names[models[k].who]))
         for group in groups(order) if order else []:
@@ -131,30 +132,26 @@ class StackedExecutor(Executor):
                     padded[k, : len(row)] = row
                 x, y = self.federation.gather(torch.from_numpy(padded.reshape(-1)))
                 outputs = vmap(self._forward)(views, x.unflatten(0, padded.shape)).flatten(0, 1)
-                both = self._each(outputs, y).reshape(2, len(group), width)
+                batch = ScoreRecorder(loss, metrics, len(y))
+                batch.add(0, outputs, y)
                 for k, row in enumerate(rows):
-                    scores[group[k]][:, first : first + len(row)] = both[:, k, : len(row)]
-        yield from scores
+                    scores[group[k]].copy(first, batch, slice(k * width, k * width + len(row)))
+        yield from (each.scores() for each in scores)
 
     @torch.no_grad()
     def score_one(self, vector: Tensor, indices: np.ndarray, buffers: Tensor | None = None) -> SampleScores:
-        if not len(indices):
-            return np.empty((2, 0))
-        views = self.task.space.views(vector)
-        return self._score_in_pieces(partial(self._forward, views), indices)
+        scores = ScoreRecorder(self.task.loss, self.task.metrics, len(indices))
+        if len(indices):
+            views = self.task.space.views(vector)
+            self._score_in_pieces(partial(self._forward, views), indices, scores)
+        return scores.scores()
 
     def _forward(self, parameters: dict[str, Tensor], x: Tensor) -> Tensor:
         return self.task.predict(partial(functional_call, self.module.scoring, parameters), x)
 
-    def _score_in_pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray) -> SampleScores:
-        scored = []
+    def _score_in_pieces(self, predict: Callable[[Tensor], Tensor], indices: np.ndarray, scores: ScoreRecorder) -> None:
+        first = 0
         for piece in np.array_split(indices, max(1, -(-len(indices) // 4096))):
             x, y = self.federation.gather(torch.from_numpy(piece))
-            scored.append(self._each(predict(x), y))
-        return np.concatenate(scored, axis=1)
-
-    def _each(self, output: Tensor, y: Tensor) -> SampleScores:
-        assert self.task.loss.each is not None
-        return np.stack(
-            [self.task.loss.each(output, y).double().numpy(), self.task.metric.each(output, y).double().numpy()]
-        )
+            scores.add(first, predict(x), y)
+            first += len(piece)

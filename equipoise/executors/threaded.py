@@ -20,9 +20,9 @@ from equipoise.executors.base import (
     ClientResult,
     Executor,
     ModelKind,
-    SampleScores,
     algorithm_state,
 )
+from equipoise.executors.sample_scores import SampleScores, ScoreRecorder
 from equipoise.executors.thread_trainer import ThreadTrainer
 from equipoise.state import State
 from equipoise.training.buffers import BUFFERS, without_buffers
@@ -125,9 +125,9 @@ class ThreadedExecutor(Executor):
 
     def score_one(self, vector: Tensor, indices: np.ndarray, buffers: Tensor | None = None) -> SampleScores:
         if not len(indices):
-            return np.empty((2, 0))
+            return ScoreRecorder(self.task.loss, self.task.metrics, 0).scores()
         pieces = np.array_split(indices, max(1, -(-len(indices) // (8 * _SCORE_BATCH))))
-        return np.concatenate(list(self.score([ClientModel(0, vector, buffers)] * len(pieces), pieces)), axis=1)
+        return SampleScores.concatenate(list(self.score([ClientModel(0, vector, buffers)] * len(pieces), pieces)))
 
     @torch.no_grad()
     def _score(self, model: ClientModel, indices: np.ndarray) -> SampleScores:
@@ -139,11 +139,9 @@ class ThreadedExecutor(Executor):
         module = replica.module.eval()
         if model.looks_up:
             module = self.predictor(module, model.who)
-        scores = np.empty((2, len(indices)))
+        scores = ScoreRecorder(self.task.loss, self.task.metrics, len(indices))
         for first in range(0, len(indices), _SCORE_BATCH):
             rows = slice(first, first + _SCORE_BATCH)
             x, y = self.federation.gather(torch.from_numpy(indices[rows]), replica.batch_buffer)
-            output = self.task.predict(module, x)
-            losses, metric = self.task.loss.of_each(output, y), self.task.metric.each(output, y)
-            scores[0, rows], scores[1, rows] = losses.numpy(), metric.numpy()
-        return scores
+            scores.add(first, self.task.predict(module, x), y)
+        return scores.scores()

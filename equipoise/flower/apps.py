@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from equipoise.flower.client import work
 from equipoise.flower.client_data import DataFunction
 from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.server import Deployment
-from equipoise.metrics import Metric
+from equipoise.metrics import MetricLike
 from equipoise.parameter_space import Selection
 
 
@@ -70,7 +70,7 @@ class App:
         data: DataFunction | None = None,
         head: Selection | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
-        metric: str | Metric | None = None,
+        metric: MetricLike | Sequence[MetricLike] | None = None,
     ):
         """Create both halves of the app.
 
@@ -81,7 +81,8 @@ class App:
                 and test.
             head: the model's head, as in `equipoise.train`.
             loss: name of a loss, or a function of outputs and targets.
-            metric: name of a metric, or a metric.
+            metric: a metric or several, each a name, a `Metric` or a function of outputs and targets; they replace
+                those of the experiment.
         """
         self.folder = Path(file).resolve().parent
         self.own = {"model": model, "head": head, "loss": loss, "metric": metric}

@@ -21,6 +21,7 @@ from equipoise.engine.compatibility import check_batches
 from equipoise.engine.model_files import write_model
 from equipoise.engine.shared_buffers import message_schema
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.kept_predictions import check_room
 from equipoise.evaluation.scoreboard import score_row
 from equipoise.executors.base import (
     RELEASED,
@@ -249,15 +250,16 @@ class Client:
             self._write_models(state_file, order, models)
         if not (self.plan.experiment.deploy.evaluate and self.settings.evaluate):
             return {}, {}
-        return {"evaluated": order.evaluate, "adapted": samples}, named(scores, "scores")
+        return {"evaluated": order.evaluate, "adapted": samples}, scores
 
     def _evaluate(
         self, executor: ThreadedExecutor, job: ClientJob, round: int, global_model: Tensor | None
     ) -> tuple[dict[str, Tensor], int, dict[str, ClientModel]]:
         """Return the scores of the client's models, the samples that making them took, and the models."""
-        federation = executor.federation
+        federation, metrics = executor.federation, self.task.metrics
+        check_room(federation, self.task)
         splits = (federation.train[0], federation.validation[0], federation.test[0])
-        scores = {"sizes": torch.tensor([len(split) for split in splits])}
+        scores = {"scores.sizes": torch.tensor([len(split) for split in splits])}
         indices, cut = np.concatenate(splits[1:]), len(splits[1])
 
         unseen, samples = self.settings.unseen, 0
@@ -276,7 +278,9 @@ class Client:
             buffers = own if shared is None else layout.merged(shared, self.task.buffers)
             models["global"] = ClientModel(0, global_model, buffers)
         for kind, scored in zip(models, executor.score(list(models.values()), [indices] * len(models)), strict=True):
-            scores[kind] = torch.from_numpy(score_row(scored, cut, self.task.metric))
+            scores[f"scores.{kind}"] = torch.from_numpy(score_row(scored, cut, metrics))
+            if metrics.arrays and scored.predictions is not None and len(splits[2]):
+                scores[f"confusion.{kind}"] = torch.from_numpy(scored.predictions[cut:].confusion)
         return scores, samples, models
 
     def _write_models(self, state_file: ClientStateFile, order: Order, models: Mapping[str, ClientModel]) -> None:

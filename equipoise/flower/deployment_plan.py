@@ -13,7 +13,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.data.federation import SPLIT
 from equipoise.engine.assembly import build_task, check_head, experiment_module, initial_module
 from equipoise.errors import EquipoiseError
-from equipoise.metrics import Metric
+from equipoise.metrics import MetricLike
 from equipoise.parameter_space import Selection
 from equipoise.storage.run_folder import read_toml
 from equipoise.training.task import Task
@@ -31,7 +31,8 @@ class DeploymentPlan:
     head: Selection | None = "head"
     "the head of that model; of a model that the experiment names, its setting `head` if this is not given"
     loss: str | Callable[[Tensor, Tensor], Tensor] | None = None
-    metric: str | Metric | None = None
+    metric: MetricLike | Sequence[MetricLike] | None = None
+    "in place of the metrics that the experiment names"
 
     def __post_init__(self) -> None:
         # What cannot work is an error now, before anybody waits for clients.
@@ -105,4 +106,5 @@ class DeploymentPlan:
         module, settings = self.module(), self.experiment.engine
         head = self.experiment.head if self.model is None and self.head == "head" else self.head
         check_head(module, head, self.experiment.algorithm)
-        return build_task(module, sample, settings, head=head, loss=self.loss, metric=self.metric)
+        metric = self.experiment.schedule.metrics if self.metric is None else self.metric
+        return build_task(module, sample, settings, head=head, loss=self.loss, metric=metric)

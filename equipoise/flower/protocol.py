@@ -12,10 +12,12 @@ from equipoise.algorithms.local_data import Start
 from equipoise.algorithms.schema import MessageSchema, Shapes
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.scoreboard import score_columns
 from equipoise.flower.codec import RejectedMessage, named, pack, unpack
+from equipoise.metrics import MetricCollection
 from equipoise.settings import Settings, read
 from equipoise.state import State
-from equipoise.storage.model_kinds import COLUMNS, SCORED
+from equipoise.storage.model_kinds import SCORED
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """Text without line breaks and control characters, because names appear in logs."""
@@ -135,10 +137,21 @@ def order_shapes(schema: MessageSchema, start: Start, buffers: int) -> Shapes:
     }
 
 
-def answer_shapes(schema: MessageSchema, kinds: Sequence[str] = SCORED) -> Shapes:
-    """Return the tensors that an answer may contain: the algorithm's upload, and scores of these kinds of models."""
-    scores = {kind: ((len(COLUMNS),), torch.float64) for kind in kinds}
-    return {**named(schema.up, "up"), **named({"sizes": ((3,), torch.int64), **scores}, "scores")}
+def answer_shapes(schema: MessageSchema, metrics: MetricCollection, kinds: Sequence[str] = SCORED) -> Shapes:
+    """Return the tensors that an answer may contain: the algorithm's upload, and scores of models.
+
+    Args:
+        schema: the shapes of the algorithm's messages.
+        metrics: the metrics of the scores; for those of every class, a client sends its confusion matrices.
+        kinds: the kinds of models.
+    """
+    scores = {kind: ((len(score_columns(metrics)),), torch.float64) for kind in kinds}
+    matrix = ((metrics.outputs, metrics.outputs), torch.int64)
+    return {
+        **named(schema.up, "up"),
+        **named({"sizes": ((3,), torch.int64), **scores}, "scores"),
+        **named(dict.fromkeys(kinds, matrix) if metrics.arrays else {}, "confusion"),
+    }
 
 
 S = TypeVar("S", bound=Settings)

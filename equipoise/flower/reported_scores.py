@@ -5,25 +5,57 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from equipoise.evaluation.scoreboard import Scoreboard
-from equipoise.flower.codec import RejectedMessage
-from equipoise.metrics import Metric
-from equipoise.storage.model_kinds import COLUMNS, SCORED
+from equipoise.evaluation.scoreboard import Scoreboard, score_columns
+from equipoise.flower.codec import group, named
+from equipoise.flower.score_checks import check_confusion, check_scores
+from equipoise.metrics import MetricCollection, Predictions
+from equipoise.storage.model_kinds import SCORED
 
-_MOST = 10**12  # largest plausible number of samples, and largest plausible score
 _SIZES = ("train", "validation", "test")
+_CONFUSION = "confusion"
+Matrices = dict[str, np.ndarray]
+"""Confusion matrix of each kind of model."""
+
+
+class ReportedPredictions:
+    """What the server knows of clients' predictions: their confusion matrices, if they were asked for."""
+
+    def __init__(self, matrices: list[Matrices], outputs: int):
+        """Combine the clients.
+
+        Args:
+            matrices: the confusion matrices of each client.
+            outputs: number of the model's outputs.
+        """
+        self.matrices, self.outputs = matrices, outputs
+
+    def pooled(self, kinds: np.ndarray, counted: np.ndarray) -> Predictions:
+        chosen = [self.matrices[i].get(str(kinds[i])) for i in np.flatnonzero(counted)]
+        found = [matrix for matrix in chosen if matrix is not None]
+        if not found or len(found) < len(chosen):
+            return Predictions({}, self.outputs)
+        return Predictions({}, self.outputs, np.sum(found, axis=0))
 
 
 class ReportedScores:
     """The scores of the last evaluation, by the clients' names."""
 
-    def __init__(self, metric: Metric, select: str = "validation"):
-        self.metric, self.select = metric, select
+    def __init__(self, metrics: MetricCollection, select: str = "validation", labels: int = 1):
+        """Create an empty table.
+
+        Args:
+            metrics: the metrics of the scores.
+            select: the samples on which the hybrid model is chosen, "validation" or "test".
+            labels: number of labels of a sample, which has several if it is a text.
+        """
+        self.metrics, self.select, self.labels = metrics, select, labels
         self.malicious: frozenset[str] = frozenset()
         "names of the malicious clients, whose scores count in no figure"
         self.rows: dict[str, dict[str, list[float]]] = {}
+        self.confusion: dict[str, Matrices] = {}
         self.adapted: dict[str, int] = {}
         "number of samples through a backward pass to make the models that were scored, by client"
         self.unseen: set[str] = set()
@@ -31,39 +63,33 @@ class ReportedScores:
 
     def clear(self) -> None:
         """Remove all scores."""
-        self.rows, self.adapted, self.unseen = {}, {}, set()
+        self.rows, self.confusion, self.adapted, self.unseen = {}, {}, {}, set()
 
-    def add(self, name: str, scores: Mapping[str, Tensor], adapted: int, unseen: bool) -> None:
+    def add(
+        self,
+        name: str,
+        scores: Mapping[str, Tensor],
+        confusion: Mapping[str, Tensor],
+        adapted: int,
+        unseen: bool,
+    ) -> None:
         """Add a client's scores; raise RejectedMessage if they are impossible.
 
         Args:
             name: the client's name.
             scores: sizes of its splits, and one row of scores per kind of model.
+            confusion: the confusion matrix of each kind of model, if they are asked for.
             adapted: number of samples through a backward pass to make the models.
             unseen: whether the client does not train.
         """
-        self._check(scores)
+        check_scores(scores, self.metrics)
+        kinds = scores.keys() - {"sizes"} if self.metrics.arrays and scores["sizes"][2] else set()
+        check_confusion(confusion, kinds, int(scores["sizes"][2]) * self.labels)
         self.rows[name] = {kind: values.tolist() for kind, values in scores.items()}
+        self.confusion[name] = {kind: matrix.numpy() for kind, matrix in confusion.items()}
         self.adapted[name] = adapted
         if unseen:
             self.unseen.add(name)
-
-    def _check(self, scores: Mapping[str, Tensor]) -> None:
-        if "sizes" not in scores or not bool(((scores["sizes"] >= 0) & (scores["sizes"] < _MOST)).all()):
-            raise RejectedMessage("scores", "impossible sizes of splits")
-        _, validation, test = scores["sizes"].tolist()
-        for kind in scores.keys() - {"sizes"}:
-            row = scores[kind].numpy()
-            if np.isfinite(row).tolist() != [validation > 0] * 2 + [test > 0] * 2 or np.isinf(row).any():
-                raise RejectedMessage(
-                    "scores", f"{kind}: NaN or infinity where there are samples, or scores where there are none"
-                )
-            finite = row[np.isfinite(row)]
-            negative = (finite < 0).any() and self.metric.name in ("accuracy", "rmse", "mse")
-            if (np.abs(finite) > _MOST).any() or negative:
-                raise RejectedMessage("scores", f"{kind}: impossible scores")
-            if self.metric.name == "accuracy" and (finite[1::2] > 1).any():
-                raise RejectedMessage("scores", f"{kind}: an accuracy above 1")
 
     def names(self, unseen: bool) -> list[str]:
         """Return the names of the clients with scores: those that train, or the unseen ones."""
@@ -77,43 +103,50 @@ class ReportedScores:
         scored = {kind: table for kind, table in found.items() if table is not None}
         benign = np.array([name not in self.malicious for name in names], dtype=bool)
         validates, tests = benign & (sizes[:, 1] > 0), benign & (sizes[:, 2] > 0)
-        return Scoreboard(self.metric, validates, tests, scored, self.select)
+        kept = None
+        if self.metrics.needs:
+            kept = ReportedPredictions([self.confusion.get(name, {}) for name in names], self.metrics.outputs)
+        return Scoreboard(self.metrics, validates, tests, sizes[:, 2], scored, kept, self.select)
 
     def _table(self, kind: str, names: list[str]) -> np.ndarray | None:
         if not any(kind in self.rows[name] for name in names):
             return None
-        missing = [np.nan] * len(COLUMNS)
+        missing = [np.nan] * len(score_columns(self.metrics))
         return np.array([self.rows[name].get(kind, missing) for name in names])
 
     def summary(self) -> dict[str, Any]:
         """Return the figures for summary.json."""
-        found: dict[str, Any] = self.board().summary()
+        found: dict[str, Any] = self.board().full_summary()
         if newcomers := self.names(unseen=True):
             cost = {"clients": len(newcomers), "adaptation_samples": self.samples(unseen=True)}
-            found["unseen"] = {**cost, **self.board(unseen=True).summary()}
+            found["unseen"] = {**cost, **self.board(unseen=True).full_summary()}
         return found
 
     def samples(self, unseen: bool = False) -> int:
         """Return the number of samples through a backward pass to make the models of these clients."""
         return sum(self.adapted[name] for name in self.names(unseen))
 
-    def tables(self) -> tuple[tuple[str, ...], dict[str, frozenset[str]], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def tables(
+        self,
+    ) -> tuple[
+        tuple[str, ...], dict[str, frozenset[str]], dict[str, np.ndarray], dict[str, np.ndarray], tuple[str, ...]
+    ]:
         """Return what clients.csv contains.
 
         Returns:
             The clients' names in order, the names of the unseen and of the malicious clients, the sizes of the
-            clients' splits, and one table of scores per kind of model.
+            clients' splits, one table of scores per kind of model, and the names of the scores.
         """
-        names = tuple(sorted(self.rows))
+        names, columns = tuple(sorted(self.rows)), score_columns(self.metrics)
         position = {name: i for i, name in enumerate(names)}
         tables: dict[str, np.ndarray] = {}
         for unseen in (False, True):
             rows = [position[name] for name in self.names(unseen)]
             for kind, table in self.board(unseen).tables().items():
-                tables.setdefault(kind, np.full((len(names), len(COLUMNS)), np.nan))[rows] = table
+                tables.setdefault(kind, np.full((len(names), len(columns)), np.nan))[rows] = table
         sizes = np.array([self.rows[name]["sizes"] for name in names], dtype=np.int64).reshape(-1, len(_SIZES))
         marks = {"unseen": frozenset(self.unseen), "malicious": self.malicious}
-        return names, marks, {k: sizes[:, i] for i, k in enumerate(_SIZES)}, tables
+        return names, marks, {k: sizes[:, i] for i, k in enumerate(_SIZES)}, tables, columns
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps, as JSON."""
@@ -121,10 +154,24 @@ class ReportedScores:
         rows = json.loads(json.dumps(self.rows), parse_constant=lambda word: None if word == "NaN" else word)
         return {"rows": rows, "adapted": self.adapted, "unseen": sorted(self.unseen)}
 
-    def restore(self, facts: dict[str, Any]) -> None:
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what a checkpoint keeps as tensors."""
+        found: dict[str, Tensor] = {}
+        for name, matrices in self.confusion.items():
+            found |= named({f"{kind}.{name}": torch.from_numpy(m) for kind, m in matrices.items()}, _CONFUSION)
+        return found
+
+    def restore(self, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Take back what was saved."""
         self.adapted, self.unseen = facts["adapted"], set(facts["unseen"])
         self.rows = {
             name: {kind: [np.nan if v is None else float(v) for v in values] for kind, values in row.items()}
             for name, row in facts["rows"].items()
         }
+        self.confusion = {}
+        for key, matrix in group(tensors, _CONFUSION).items():
+            kind, _, name = key.partition(".")
+            self.confusion.setdefault(name, {})[kind] = matrix.numpy()
+        columns = len(score_columns(self.metrics))
+        if any(len(values) != columns for row in self.rows.values() for k, values in row.items() if k != "sizes"):
+            self.clear()  # scores by other metrics

@@ -64,18 +64,19 @@ class Deployment(Run):
         initial = State() if self.pipeline.last is None else self.pipeline.last.initial
         self.store = ClientStore(0, initial, folder.checkpoint, experiment.engine.memory_mb << 20)
         kinds = [kind for kind in SCORED if kind != "consensus" or isinstance(self.algorithm, HasConsensusModel)]
-        self.transport = Transport(grid, answer_shapes(self.schema, kinds), self.report)
+        self.transport = Transport(grid, answer_shapes(self.schema, task.metrics, kinds), self.report)
         self.roster = Roster(self.settings.names)
         self.enrolment = Enrolment(self.transport, self.roster, self.fingerprint, self.report)
         self.attendance = Attendance(self.transport, self.enrolment, self.settings, self.schedule, self.report)
         self.id = self.attendance.run = uuid.uuid4().hex
-        self.scores = ReportedScores(task.metric, experiment.schedule.select)
+        labels = task.sample[1][0].numel()
+        self.scores = ReportedScores(task.metrics, experiment.schedule.select, labels)
         self.progress = RoundProgress()
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the lines of a round whose models are still to be scored"
         self.starts, self.orders = 0, 0
         "number of starts of the server in this run, and of exchanges since then: together they number an order"
-        scores = ["scores"] if self.settings.evaluate else []
+        scores = ["scores", *(["confusion matrices"] if task.metrics.arrays else [])] if self.settings.evaluate else []
         not_covered = [*scores, "numbers of samples", "failures to train"]
         self.plan_privacy(ReleaseCount(self.schedule.rounds, exchanges_of(self.algorithm)), not_covered)
 
@@ -316,7 +317,8 @@ class Deployment(Run):
                 continue
             try:
                 unseen = self.roster.members[name].unseen
-                self.scores.add(name, group(reply.tensors, "scores"), reply.answer.adapted, unseen)
+                scores, confusion = group(reply.tensors, "scores"), group(reply.tensors, "confusion")
+                self.scores.add(name, scores, confusion, reply.answer.adapted, unseen)
             except RejectedMessage as error:
                 self.transport.refuse(error.reason, name, str(error))
 
@@ -348,7 +350,7 @@ class Deployment(Run):
         facts = saved.facts
         self.id, self.starts = facts["id"], facts["starts"]
         self.attendance.run = self.id
-        self.scores.restore(facts["tally"])
+        self.scores.restore(facts["tally"], saved.kept)
         self.roster.restore(facts["roster"])
         self.transport.refused.update(facts["refused"])
         self.transport.bytes_sent, self.transport.bytes_received = facts["bytes"]
@@ -362,7 +364,7 @@ class Deployment(Run):
     def _save(self) -> None:
         """Write a checkpoint after every exchange: clients learn only then which updates were accepted."""
         start = {"w0": self.start.w0, "buffers": self.buffers}
-        self.save(start | self.progress.tensors(begun=self.step > 0))
+        self.save(start | self.progress.tensors(begun=self.step > 0) | self.scores.tensors())
 
     def summary(self) -> dict[str, Any]:
         """Return what summary.json contains."""

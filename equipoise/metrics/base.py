@@ -1,64 +1,133 @@
-"""Metrics: scores of a model on samples, by name or of the user's own."""
+"""Metrics: scores of a model, as a mean over samples or computed from all samples together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from math import inf
+from typing import Any, Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
-from equipoise.losses import Each, check_squared, compared_outputs, squared_error
+from equipoise.metrics.predictions import Need, Predictions, keep
+
+MetricFunction = Callable[[Tensor, Tensor], Any]
+Targets = Literal["classes", "numbers", "any"]
+"""The targets that a metric is for."""
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A score: the mean of `each` over samples, then `finish` (the square root of RMSE)."""
+    """A score of a model's outputs.
+
+    The function returns one value per sample, of which the mean is taken, or one number for all samples together.
+    """
 
     name: str
-    each: Each
+    function: MetricFunction
+    "takes outputs and targets"
     higher_is_better: bool = True
-    finish: Callable[[Any], Any] = lambda mean: mean
+    finish: Callable[[Any], Any] = _same
+    "is applied to the mean over samples, such as the square root of RMSE"
+    undo: Callable[[Any], Any] | None = None
+    "the inverse of `finish`; without it, a finished mean cannot be pooled over clients"
+    bounds: tuple[float, float] = (-inf, inf)
+    "the smallest and the largest possible score"
+    targets: Targets = "any"
+    "the targets that it is for"
 
     def better(self, a: Any, b: Any) -> Any:
         """Tell whether a is strictly better than b."""
         return a > b if self.higher_is_better else a < b
 
+    def each(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return one value per sample."""
+        return torch.as_tensor(self.function(output, target))
 
-def _accuracy(output: Tensor, target: Tensor) -> Tensor:
-    right = (compared_outputs(output, target).argmax(-1) == target).to(output.dtype)
-    return right if right.ndim == 1 else right.mean(-1)
+    def score(self, output: Tensor, target: Tensor) -> float:
+        """Return the score of these outputs."""
+        return float(self.finish(self.each(output, target).double().mean()))
+
+    def pooled(self, scores: np.ndarray, sizes: np.ndarray) -> float:
+        """Return the score on the samples of all clients together.
+
+        Args:
+            scores: the score of each client.
+            sizes: the number of samples of each client.
+        """
+        undo = _same if self.finish is _same else self.undo
+        return np.nan if undo is None else float(self.finish((undo(scores) * sizes).sum() / sizes.sum()))
 
 
-METRICS = {
-    "accuracy": Metric("accuracy", _accuracy),
-    "mse": Metric("mse", squared_error, higher_is_better=False),
-    "rmse": Metric("rmse", squared_error, higher_is_better=False, finish=lambda mean: mean**0.5),
-}
+@dataclass(frozen=True)
+class SetMetric:
+    """A score that needs all samples together, because it is not a mean over samples."""
+
+    name: str
+    compute: Callable[[Predictions], Any]
+    "returns a number, NaN if the samples do not define it; or an array, if it is not one number"
+    need: Need
+    "what is kept of predictions for it"
+    higher_is_better: bool = True
+    bounds: tuple[float, float] = (-inf, inf)
+    targets: Targets = "any"
+    form: Literal["number", "class", "matrix"] = "number"
+    "one number, one number per class, or one per pair of classes"
+    most_classes: int | None = None
+    "largest number of classes for which it is computed"
+
+    def better(self, a: Any, b: Any) -> Any:
+        """Tell whether a is strictly better than b."""
+        return a > b if self.higher_is_better else a < b
+
+    def score(self, output: Tensor, target: Tensor) -> float:
+        """Return the score of these outputs."""
+        return float(self.value(Predictions(keep({self.need}, output, target), output.shape[-1])))
+
+    def value(self, predictions: Predictions) -> np.ndarray:
+        """Return the score of these predictions.
+
+        It is NaN where the samples do not define it, and infinite on the bad side if outputs are NaN or infinite: a
+        client whose model diverged must not look like a client whose samples are too few.
+        """
+        if self.need != "classes" and not predictions.finite:
+            return np.array(-inf if self.higher_is_better else inf)
+        with _one_thread():
+            value = np.asarray(self.compute(predictions), dtype=np.float64)
+        return value.clip(*self.bounds)  # rounding may go beyond them
 
 
-def fitting_metric(metric: str | Metric | None, loss: Any, output: Tensor, target: Tensor) -> Metric:
-    """Return a metric, or raise an error if it does not fit the model and the data.
+AnyMetric = Metric | SetMetric
 
-    Args:
-        metric: the metric or its name; by default accuracy, or RMSE for numbers.
-        loss: the loss or its name.
-        output: outputs of the model for some samples.
-        target: targets of these samples.
-    """
-    if metric is None:
-        metric = "rmse" if loss == "squared" or target.is_floating_point() else "accuracy"
-    if isinstance(metric, Metric):
-        value = metric.each(output, target)
-        if value.shape != (len(target),):
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Add up large tensors in one order, whatever the number of threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def whole_set(metric: Metric) -> SetMetric:
+    """Return the metric of a function that returns one number for all samples together."""
+
+    def compute(predictions: Predictions) -> float:
+        try:
+            return float(metric.finish(metric.function(*predictions.raw)))
+        except Exception as error:  # whatever the user's function raises
+            shapes = " and targets ".join(str(tuple(t.shape)) for t in predictions.raw)
             raise EquipoiseError(
-                f"the metric {metric.name!r} returns shape {tuple(value.shape)}; it must be one value per sample"
-            )
-        return metric
-    if not isinstance(metric, str) or metric not in METRICS:
-        raise EquipoiseError(
-            f"unknown metric {metric!r}; available: {', '.join(METRICS)}, "
-            "or equipoise.Metric(name, function, higher_is_better)"
-        )
-    if metric in ("rmse", "mse"):
-        check_squared(output, target)
-    return METRICS[metric]
+                f"the metric {metric.name!r} fails on outputs {shapes}: {type(error).__name__}: {error}; "
+                "where it is not defined, it must return NaN"
+            ) from error
+
+    return SetMetric(metric.name, compute, "outputs", metric.higher_is_better, metric.bounds, metric.targets)

@@ -17,6 +17,9 @@ FAIRNESS = {
 }
 """Columns of the comparison that measure fairness between clients, and the figures of summary.json in them."""
 
+POOLED = {"pooled": "{metric}_pooled", "clients": "{metric}_clients"}
+"""Columns of the score on the test samples of all clients together, and of the number of clients in the mean."""
+
 PRIVACY = {"epsilon_release": "ε msg", "epsilon_run": "ε run", "delta": "δ"}
 """Figures of a run's privacy guarantee, and the titles of their columns."""
 
@@ -25,6 +28,7 @@ def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
     """Return one row for all runs that differ only in the seed, each figure with its mean and spread."""
     groups = grouped(runs)
     shown = _differences([group[0] for group in groups])
+    others = other_metrics(runs)
     rows = []
     for group in groups:
         first = group[0]
@@ -38,8 +42,12 @@ def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
         metric = first.summary["metric"]
         row["metric"] = metric
         for kind in KINDS:
-            fields = {kind: metric} | {f"{kind}_{short}": field for short, field in FAIRNESS.items()}
-            for short, field in ((short, field.format(metric=metric)) for short, field in fields.items()):
+            fields = {kind: metric} | {f"{kind}_{short}": field for short, field in (POOLED | FAIRNESS).items()}
+            fields = {short: field.format(metric=metric) for short, field in fields.items()}
+            for name in others:
+                fields |= {f"{kind}_{name}{end}": f"{name}{end}" for end in ("", "_pooled")}
+                fields |= {f"{kind}_{name}_spread": f"{name}_std", f"{kind}_{name}_clients": f"{name}_clients"}
+            for short, field in fields.items():
                 found = [run.summary.get(kind, {}).get(field) for run in group]
                 values = [value for value in found if value is not None]
                 row[short] = mean(values) if values else None
@@ -55,6 +63,16 @@ def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
         rows.append(row)
     _distinguish_equal_rows(rows, [group[0] for group in groups])
     return rows
+
+
+def other_metrics(runs: list[FinishedRun]) -> list[str]:
+    """Return the metrics that are one number and were computed beside the first one, in any of the runs."""
+    found: dict[str, None] = {}
+    for run in runs:
+        described: dict[str, dict[str, Any]] = run.summary.get("metrics", {})
+        one_number = [name for name, facts in described.items() if facts["higher_is_better"] is not None]
+        found |= dict.fromkeys(one_number[1:])
+    return list(found)
 
 
 def _distinguish_equal_rows(rows: list[dict[str, Any]], firsts: list[FinishedRun]) -> None:

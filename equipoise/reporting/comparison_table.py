@@ -3,7 +3,8 @@
 import csv
 import io
 import json
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.markup import escape
@@ -29,9 +30,11 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     rare = (HYBRIDS["test"], "consensus")  # few runs have these kinds
     there = [kind for kind in KINDS if any(row[kind] is not None for row in rows)]
     kinds = [kind for kind in KINDS if kind in there or not (private or kind in rare)]
-    shown = {"spread": "spread", "worst": "worst tenth"}
+    shown = {"pooled": "pooled", "spread": "spread", "worst": "worst tenth"}
     if private:
         del shown["spread"]
+    if not _has_pooled(rows):
+        del shown["pooled"]
     head = ["algorithm", *(f"{kind}{unit}" for kind in kinds), *shown.values()]
     head += [*([f"unseen{unit}"] if unseen else []), *(PRIVACY.values() if private else []), "sent MB"]
     optional = {
@@ -51,6 +54,11 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     return [head[0], *(k for k, wanted in optional.items() if wanted), *head[1:]], body
 
 
+def _has_pooled(rows: list[dict[str, Any]]) -> bool:
+    """Tell whether any row has pooled scores; runs of older versions have none."""
+    return any(row[f"{kind}_pooled"] is not None for row in rows for kind in KINDS)
+
+
 def _private_cells(row: dict[str, Any]) -> list[str]:
     if not row["private"]:
         return ["∞", "∞", "–"]
@@ -59,6 +67,7 @@ def _private_cells(row: dict[str, Any]) -> list[str]:
 
 _SPREAD = "spread: standard deviation over clients; "
 NOTE = "worst tenth: mean of the worst 10% of clients (personal model, else global)"
+_POOLED_NOTE = "pooled: on the test samples of all clients together; "
 
 
 _ORACLE_NOTE = "; oracle: the better of personal and global by the test samples, which nobody can know in advance"
@@ -75,7 +84,8 @@ def _note(rows: list[dict[str, Any]]) -> str:
     notes += [_CONSENSUS_NOTE] if any(row["consensus"] is not None for row in rows) else []
     notes += [_PRIVACY_NOTE] if any(row["private"] for row in rows) else []
     spread = "" if any(row["private"] for row in rows) else _SPREAD
-    return data + percent + spread + NOTE + "".join(notes)
+    pooled = _POOLED_NOTE if _has_pooled(rows) else ""
+    return data + percent + pooled + spread + NOTE + "".join(notes)
 
 
 _PRIVACY_NOTE = "; ε, δ: privacy guarantee of a client, for one message and for the whole run (∞: none)"
@@ -112,22 +122,73 @@ def _fair_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
     return [*head, "variance", "Gini", "loss variance"], body
 
 
+def _metric_cells(rows: list[dict[str, Any]], others: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Return head and body of the table of all metrics: one row per run, kind of model and metric.
+
+    What is the same as in the row above is left blank.
+    """
+    settings = any(row["settings"] for row in rows)
+    head = ["algorithm", *(["settings"] if settings else []), "model", "metric", "mean", "pooled", "spread", "clients"]
+    body = []
+    for row in rows:
+        first = [row["algorithm"], *([row["settings"]] if settings else [])]
+        for kind in (kind for kind in KINDS if row[kind] is not None):
+            names = {row["metric"]: kind, **{name: f"{kind}_{name}" for name in others if name != row["metric"]}}
+            for metric, key in names.items():
+                if row[key] is None and row.get(f"{key}_clients") is None:
+                    continue
+                cells = [_figure(row[key], row[f"{key}_std"], metric)]
+                cells += [_figure(row[f"{key}_{k}"], None, metric) for k in ("pooled", "spread")]
+                count = row.get(f"{key}_clients")
+                model = kind if metric == row["metric"] else ""
+                body.append([*first, model, metric, *cells, "all" if count is None else f"{count:g}"])
+                first = [""] * len(first)
+    return head, body
+
+
+_METRICS_NOTE = (
+    "mean: over clients, each counting once; pooled: on the test samples of all clients together; spread: standard "
+    "deviation over clients; clients: those whose test samples define the metric; accuracies in %"
+)
+
+
+def metrics_table(rows: list[dict[str, Any]], others: list[str]) -> Table:
+    """Return a table of all metrics for the terminal.
+
+    Args:
+        rows: the rows of a comparison.
+        others: names of the metrics beside the first one.
+    """
+    return _table(*_metric_cells(rows, others), _METRICS_NOTE)
+
+
 def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> Table:
     """Return the rows of a comparison as a table for the terminal."""
     head, body = (_fair_cells if fairness else _cells)(rows)
-    note = _fair_note(rows) if fairness else _note(rows)
+    return _table(head, body, _fair_note(rows) if fairness else _note(rows))
+
+
+def _table(head: list[str], body: list[list[str]], note: str) -> Table:
     table = Table(caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    words = ("algorithm", "data", "settings", "model")
+    words = ("algorithm", "data", "settings", "model", "metric")
     for column in head:
         # Long settings are wrapped, never cut off, because they distinguish the runs.
-        table.add_column(column, justify="left" if column in words else "right", overflow="fold")
+        justify: Literal["left", "right"] = "left" if column in words else "right"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column == "metric")
     for cells in body:
         table.add_row(*cells)
     return table
 
 
-def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False) -> str:
-    """Return the rows of a comparison as text: json, csv or md (Markdown)."""
+def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False, others: Sequence[str] = ()) -> str:
+    """Return the rows of a comparison as text.
+
+    Args:
+        rows: the rows.
+        format: json, csv or md (Markdown).
+        fairness: whether the table is about fairness between clients.
+        others: names of the metrics beside the first one, which in Markdown have a table of their own.
+    """
     if format == "json":
         return json.dumps(rows, indent=2)
     if format == "csv":
@@ -136,7 +197,12 @@ def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False) -> 
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue().rstrip()
-    head, body = (_fair_cells if fairness else _cells)(rows)
+    tables = [_markdown(*(_fair_cells if fairness else _cells)(rows), _fair_note(rows) if fairness else _note(rows))]
+    tables += [_markdown(*_metric_cells(rows, list(others)), _METRICS_NOTE)] if others else []
+    return "\n\n".join(tables)
+
+
+def _markdown(head: list[str], body: list[list[str]], note: str) -> str:
     lines = [head, ["---"] * len(head), *body]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"{table}\n\n{_fair_note(rows) if fairness else _note(rows)}"
+    return f"{table}\n\n{note}"

@@ -10,6 +10,7 @@ from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.data.federation import Federation
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.scoreboard import score_columns
 from equipoise.executors.base import ClientModel, ModelKind
 from equipoise.executors.build import build_executor
 from equipoise.storage.model_kinds import HYBRIDS
@@ -53,8 +54,13 @@ class Result:
         return isinstance(self._run.algorithm, PredictsFromSamples)
 
     def scores(self) -> dict[str, np.ndarray]:
-        """Return, for each kind of model, one row per client: validation loss and metric, test loss and metric."""
+        """Return, for each kind of model, one row of scores per client, with the columns `score_columns`."""
         return {kind: table.copy() for kind, table in self._run.scores.tables().items()}
+
+    @property
+    def score_columns(self) -> tuple[str, ...]:
+        """Return the columns of `scores`: loss and first metric on validation and test samples, then other metrics."""
+        return score_columns(self._run.task.metrics)
 
     def _client_number(self, client: int | str) -> int:
         names = self._run.federation.names

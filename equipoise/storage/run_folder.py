@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -18,7 +18,6 @@ import tomli_w
 
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.storage import atomic_files
-from equipoise.storage.model_kinds import COLUMNS
 
 WRITTEN = "written"
 """The section that a run adds to its configuration for information; it is not a setting."""
@@ -217,6 +216,7 @@ class RunFolder:
         marks: Mapping[str, frozenset[str]],
         sizes: dict[str, np.ndarray],
         tables: dict[str, np.ndarray],
+        columns: Sequence[str],
     ) -> None:
         """Write clients.csv, with one row per client.
 
@@ -225,13 +225,14 @@ class RunFolder:
             marks: groups of clients, such as "unseen" or "malicious"; each that is not empty is a column.
             sizes: number of samples of each client, for each split.
             tables: scores of each client, for each kind of model.
+            columns: names of the scores.
         """
         marks = {mark: marked for mark, marked in marks.items() if marked}
         with atomic_files.atomic_write(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
             writer = csv.writer(file)
-            writer.writerow(["client", *marks, *sizes, *(f"{kind}_{c}" for kind in tables for c in COLUMNS)])
+            writer.writerow(["client", *marks, *sizes, *(f"{kind}_{c}" for kind in tables for c in columns)])
             for i, name in enumerate(names):
-                scores = [table[i, k] for table in tables.values() for k in range(len(COLUMNS))]
+                scores = [table[i, k] for table in tables.values() for k in range(len(columns))]
                 flag = [str(name in marked).lower() for marked in marks.values()]
                 numbers = (int(s[i]) for s in sizes.values())
                 writer.writerow([name, *flag, *numbers, *("" if np.isnan(v) else v for v in scores)])

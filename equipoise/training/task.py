@@ -1,7 +1,7 @@
 """The learning task: a module with its loss and metric, and what is known about the module."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 import torch
@@ -12,7 +12,7 @@ from equipoise.algorithms.local_data import Start
 from equipoise.equilibrium import Solves, WarmStart, layers, projected
 from equipoise.errors import EquipoiseError
 from equipoise.losses import fitting_loss
-from equipoise.metrics import Metric, fitting_metric
+from equipoise.metrics import AnyMetric, MetricLike, fitting_metrics
 from equipoise.parameter_space import ParameterSpace, Selection, selectors
 from equipoise.representations.points import RepresentationPoint
 from equipoise.training.buffers import BufferLayout, load_buffers, read_buffers
@@ -42,7 +42,7 @@ class Task:
         *,
         head: Selection | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
-        metric: str | Metric | None = None,
+        metric: MetricLike | Sequence[MetricLike] | None = None,
         dtype: torch.dtype = torch.float32,
         mixed: bool = False,
     ):
@@ -54,7 +54,8 @@ class Task:
             head: name of the submodule that is the head, or any parameters, selected as in `ParameterSpace.mask`.
             loss: "cross-entropy", "squared", or a function (output, target) that returns the mean over the batch or
                 one value per sample.
-            metric: "accuracy", "rmse", "mse" or a `Metric`; by default the one that belongs to the loss.
+            metric: a metric or several, each a name, a `Metric` or a function (outputs, targets); by default the one
+                that belongs to the loss.
             dtype: number format of parameters and inputs.
             mixed: whether the module runs under autocast, with bfloat16 where torch chooses it.
         """
@@ -86,7 +87,13 @@ class Task:
         self.smallest_batch = probe.smallest_batch
         self.outputs = probe.output.shape[-1]
         self.loss = fitting_loss(loss, probe.output, sample[1])
-        self.metric = fitting_metric(metric, loss, probe.output, sample[1])
+        self.metrics = fitting_metrics(metric, loss, probe.output.detach(), sample[1])
+        self.outputs_per_sample = probe.output[0].numel()
+
+    @property
+    def metric(self) -> AnyMetric:
+        """Return the first metric, which decides what is better."""
+        return self.metrics.first
 
     def replica(self) -> Replica:
         """Return a copy of the module for one thread."""

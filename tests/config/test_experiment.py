@@ -13,6 +13,7 @@ from equipoise.config.experiment import Experiment, override
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
+from equipoise.runs.sweep import expand_sweep
 from equipoise.storage.run_folder import RunFolder, read_toml
 
 
@@ -47,6 +48,10 @@ WRONG = [
     ({"algorithm__epochs": 1.5}, "algorithm.epochs = 1.5 is not allowed; it must be a whole number >= 1"),
     ({"algorithm__batch": True}, "algorithm.batch = True is not allowed; it must be a whole number >= 1"),
     ({"algorithm__optimizer": "sdg"}, "algorithm.optimizer = 'sdg' is not allowed; it must be 'sgd', 'adam'"),
+    ({"metrics": "accuracy"}, "metrics = 'accuracy' is not allowed; it must be a list, each a string"),
+    ({"metrics": ["macro-f"]}, "unknown metric 'macro-f' .*did you mean 'macro-f1'"),
+    ({"metrics": ["confusion-matrix"]}, "'confusion-matrix' is not one number, so it cannot be the first metric"),
+    ({"metrics": ["nowhere.py:f"]}, "metrics names the file .*nowhere.py, which does not exist"),
     ({"rounds": 0}, "rounds = 0 is not allowed; it must be a whole number >= 1"),
     (
         {"participation": 1.5},
@@ -174,3 +179,13 @@ def test_unreadable_files_are_said(tmp_path: Path) -> None:
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(EquipoiseError, match="cannot be read"):
         read_toml(tmp_path / "bytes.toml")
+
+
+def test_metrics_are_written_only_if_there_are_any() -> None:
+    """Run folders of older versions, which do not name metrics, must be resumed and found."""
+    assert "metrics" not in Experiment.parse(tables()).tables()
+    assert "metrics" not in Experiment.parse(tables(metrics=[])).tables()
+    several = ["accuracy", "auroc", "confusion-matrix"]
+    assert Experiment.parse(tables(metrics=several)).tables()["metrics"] == several
+    runs, _ = expand_sweep({**tables(metrics=several), "seed": [0, 1]})
+    assert [run.experiment.schedule.metrics for run in runs] == [tuple(several)] * 2

@@ -80,7 +80,10 @@ def test_an_older_order_that_runs_last_changes_nothing(tmp_path: Path) -> None:
                 context = Context(1, 101, grid.nodes[101].settings, RecordDict(), {})
                 with speaking_as(101):
                     reply = app.client(overtaken[-1], context)
-                assert open_message(reply, Answer, answer_shapes(announced(app)))[0].status == "stale"
+                assert (
+                    open_message(reply, Answer, answer_shapes(announced(app), app.plan.task().metrics))[0].status
+                    == "stale"
+                )
             overtaken.append(over_the_wire(message))
 
     grid.on_push = on_push

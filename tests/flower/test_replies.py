@@ -63,7 +63,7 @@ def test_a_wrong_answer_is_refused_counted_and_logged_and_the_round_goes_on(lie:
         return bend(reply) if order.metadata.group_id == "2" else [reply]
 
     grid.nodes[102].tamper = tamper
-    SHAPES["now"] = answer_shapes(announced(app))
+    SHAPES["now"] = answer_shapes(announced(app), app.plan.task().metrics)
     deployment = run(app, grid, tmp_path / "out")
     assert deployment.transport.refused == {reason: 1}
     assert [line["left_out"] for line in deployment.lines] == [0, 1, 0]
@@ -131,7 +131,7 @@ NONSENSE: dict[str, Callable[[State], dict[str, Tensor]]] = {
 @pytest.mark.parametrize("nonsense", slow_except(NONSENSE, "NaN"))
 def test_scores_that_cannot_be_do_not_spoil_those_of_others(nonsense: str, tmp_path: Path) -> None:
     app, grid = problem(tmp_path / "app")
-    SHAPES["now"] = answer_shapes(announced(app))
+    SHAPES["now"] = answer_shapes(announced(app), app.plan.task().metrics)
 
     def tamper(order: Message, reply: Message) -> list[Message]:
         ORDERS[id(reply)] = order

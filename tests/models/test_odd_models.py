@@ -28,7 +28,7 @@ def test_a_metric_of_ones_own_says_which_way_is_better(higher: bool) -> None:
     np.testing.assert_array_equal(scores["hybrid"][:, 1], best)
     assert "mae" in result.summary["hybrid"]
     with pytest.raises(eq.EquipoiseError, match="higher_is_better"):
-        eq.train(module(1), NUMBERS, algorithm, head=None, loss="squared", metric=mae.each, rounds=1)
+        eq.train(module(1), NUMBERS, algorithm, head=None, loss="squared", metric=mae.function, rounds=1)
 
 
 @pytest.mark.parametrize("mode", ["threads", "stacked"])

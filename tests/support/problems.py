@@ -101,6 +101,7 @@ def simulation(
     workers: int = 1,
     head: Any = "head",
     loss: Any = "cross-entropy",
+    metric: Any = None,
     dtype: str = "float64",
     new: bool = True,
     uploads: UploadSettings | None = None,
@@ -111,7 +112,8 @@ def simulation(
     federation = federation or classification()
     number = {"float32": torch.float32, "float64": torch.float64}[dtype]
     sample = federation.prepared(number, False).sample()
-    task = Task(module or small_mlp(), sample, head=head, loss=loss, dtype=number)
+    metric = schedule.get("metrics") if metric is None else metric
+    task = Task(module or small_mlp(), sample, head=head, loss=loss, metric=metric, dtype=number)
     run_folder = None
     if folder is not None:
         run_folder = RunFolder(folder)

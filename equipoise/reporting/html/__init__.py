@@ -12,7 +12,7 @@ import jinja2
 import tomli_w
 
 from equipoise.reporting import comparison
-from equipoise.reporting.html import curves, maps
+from equipoise.reporting.html import curves, maps, per_class
 from equipoise.reporting.html.chart import DASHES, Chart, Method
 from equipoise.reporting.html.clients import Clients, by_client, distribution, fairness
 from equipoise.storage import atomic_files, run_index
@@ -22,7 +22,7 @@ from equipoise.storage.run_index import PAPER, FinishedRun
 
 _SCENE = ("data.", "attack.", "privacy.")
 """Prefixes of settings that define the problem; methods are compared on the same problem."""
-_SCORING = ("evaluate_every", "targets")
+_SCORING = ("evaluate_every", "metrics", "targets")
 _USUAL = " reducer=weighted-mean"
 """The default reducer, which is not shown; other reducers are."""
 
@@ -92,6 +92,8 @@ def drawn(scene: Problem, clients: Clients) -> list[Chart]:
         methods = [method for method in scene.methods if method.metric == metric]
         every = [
             curves.scores(methods),
+            curves.pooled(methods),
+            *curves.others(methods),
             curves.losses(methods),
             curves.traffic(methods),
             by_client(methods, clients),
@@ -104,6 +106,8 @@ def drawn(scene: Problem, clients: Clients) -> list[Chart]:
         charts += made
     federation = maps.federation(run for method in scene.methods for run in method.runs)
     charts += [] if federation is None else [federation]
+    by_class = [per_class.recalls(scene.methods), *per_class.confusion(scene.methods)]
+    charts += [chart for chart in by_class if chart is not None]
     return [*charts, *maps.learned(scene.methods), *maps.similarity(scene.methods)]
 
 
@@ -111,32 +115,37 @@ def table(found: Sequence[Problem]) -> tuple[list[str], list[dict[str, Any]]]:
     """Return the names of the columns, and one row per method with its figures as numbers and as text."""
     rows: list[dict[str, Any]] = []
     kinds = [k for k in KINDS if any(k in method.kinds for scene in found for method in scene.methods)]
+    others = comparison.other_metrics([run for scene in found for method in scene.methods for run in method.runs])
     for scene in found:
         for method in scene.methods:
             row = comparison.compare(method.runs)[0]
             cells: dict[str, Any] = {"seeds": row["seeds"]}
             for kind in kinds:
-                cells[kind] = row[kind]
+                cells |= {kind: row[kind], f"{kind} pooled": row[f"{kind}_pooled"]}
             best = "personal" if row["personal"] is not None else "global"
             cells |= {"worst tenth": row[f"{best}_worst"], "spread": row[f"{best}_spread"]}
             cells |= {"MB sent": (row["bytes_up"] + row["bytes_down"]) / 1e6, "seconds": row["seconds"]}
             cells |= {"unseen": row["unseen"]}
             cells |= {f"ε {k.removeprefix('epsilon_')}": row[k] for k in ("epsilon_release", "epsilon_run")}
-            shown = {name: _shown(name, value, row) for name, value in cells.items()}
+            for kind, name in ((kind, name) for name in others for kind in kinds):
+                cells[f"{kind} {name}"] = row.get(f"{kind}_{name}")
+                cells[f"{kind} {name} pooled"] = row.get(f"{kind}_{name}_pooled")
+            shown = {name: _shown(name, value, row, others) for name, value in cells.items()}
             rows.append({"scene": scene.name, "method": method, "cells": cells, "shown": shown})
     names = [name for name in rows[0]["cells"] if any(row["cells"][name] is not None for row in rows)]
     return names, rows
 
 
-def _shown(name: str, value: float | None, row: dict[str, Any]) -> str:
+def _shown(name: str, value: float | None, row: dict[str, Any], others: Sequence[str]) -> str:
     if value is None:
         return "–"
     if name in ("MB sent", "seconds"):
         return f"{value:,.1f}"
     if name == "seeds" or name.startswith("ε"):
         return f"{value:.3g}"
-    scale, digits = (100, 2) if row["metric"] == "accuracy" else (1, 4)
-    deviation = row.get(f"{name}_std")
+    percent = row["metric"] == "accuracy" and not any(name.endswith((f" {o}", f" {o} pooled")) for o in others)
+    scale, digits = (100, 2) if percent else (1, 4)
+    deviation = row.get(f"{name.replace(' ', '_')}_std")
     return f"{scale * value:.{digits}f}" + ("" if deviation is None else f" ± {scale * deviation:.{digits}f}")
 
 

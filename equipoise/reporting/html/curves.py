@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from equipoise.reporting.comparison import other_metrics
 from equipoise.reporting.html.chart import DASHES, SYMBOLS, Chart, Method, Trace, chart, plain, trace, unit
 
 Point = tuple[float, float, float]
@@ -25,12 +26,13 @@ def _curve(method: Method, kind: str, field: str, at: Callable[[dict[str, Any]],
     return points
 
 
-def _lines(methods: Sequence[Method], field: str | None, at: Callable[[dict[str, Any]], float]) -> list[Trace]:
+def _lines(methods: Sequence[Method], field: str, at: Callable[[dict[str, Any]], float]) -> list[Trace]:
+    """Return the traces of a figure; `{metric}` in its name is the first metric."""
     traces = []
     for method in methods:
         for kind in method.kinds:
-            scale = method.scale if field is None else 1.0
-            points = _curve(method, kind, field or method.metric, at, scale)
+            scale = method.scale if field.startswith("{metric}") else 1.0
+            points = _curve(method, kind, field.format(metric=method.metric), at, scale)
             if not points:
                 continue
             x, y, deviation = (list(column) for column in zip(*points, strict=True))
@@ -70,11 +72,31 @@ def _band(method: Method, kind: str, x: list[float], y: list[float], deviation: 
     )
 
 
+_BAND = "the band is one standard deviation over seeds, if there are several."
+
+
 def scores(methods: Sequence[Method]) -> Chart:
     """Return the chart of scores against rounds."""
-    data = _lines(methods, None, lambda line: line["round"])
-    note = "Mean over clients; the band is one standard deviation over seeds, if there are several."
-    return chart("scores", "Score against rounds", note, data, "round", unit(methods))
+    data = _lines(methods, "{metric}", lambda line: line["round"])
+    return chart("scores", "Score against rounds", f"Mean over clients; {_BAND}", data, "round", unit(methods))
+
+
+def pooled(methods: Sequence[Method]) -> Chart:
+    """Return the chart of pooled scores against rounds."""
+    data = _lines(methods, "{metric}_pooled", lambda line: line["round"])
+    note = f"On the test samples of all clients together, so that each sample counts once; {_BAND}"
+    return chart("pooled", "Pooled score against rounds", note, data, "round", unit(methods))
+
+
+def others(methods: Sequence[Method]) -> list[Chart]:
+    """Return one chart for each further metric, against rounds."""
+    charts = []
+    for name in other_metrics([run for method in methods for run in method.runs]):
+        some = [method for method in methods if method.metric != name]
+        data = _lines(some, name, lambda line: line["round"])
+        note = f"Mean over the clients whose test samples define it; {_BAND}"
+        charts.append(chart(f"metric-{name}", f"{name} against rounds", note, data, "round", f"test {plain(name)}"))
+    return charts
 
 
 def losses(methods: Sequence[Method]) -> Chart:
@@ -85,7 +107,7 @@ def losses(methods: Sequence[Method]) -> Chart:
 
 def traffic(methods: Sequence[Method]) -> Chart | None:
     """Return the chart of scores against bytes, or None if nothing was sent."""
-    data = _lines(methods, None, lambda line: (line["bytes_up"] + line["bytes_down"]) / 1e6)
+    data = _lines(methods, "{metric}", lambda line: (line["bytes_up"] + line["bytes_down"]) / 1e6)
     if not any(max(trace["x"]) > 0 for trace in data):
         return None
     note = "All bytes between server and clients so far, in both directions."
