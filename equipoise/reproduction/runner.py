@@ -10,7 +10,7 @@ from equipoise.reporting import plots
 from equipoise.reproduction.comparison import compare_with_paper, fits
 from equipoise.reproduction.exhibits import LONG, Exhibit, ExhibitPart, cost
 from equipoise.runs import process_pool
-from equipoise.runs.sweep import Sweep, SweepRun, expand_sweep, group, tuned
+from equipoise.runs.sweep import Sweep, SweepRun, expand_sweep, group, record_tuning, tuned
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder, flatten, read_toml
 from equipoise.storage.run_index import PAPER, FinishedRun, find_runs
@@ -188,6 +188,7 @@ def execute(pieces: Sequence[Piece], data: Path | None, at_a_time: int, report: 
     for piece in pieces:
         if piece.sweep.tune:
             process_pool.execute(piece.trials(), piece.folder, data, at_a_time, report)
+            record_tuning(piece.every, piece.sweep, piece.folder)
         process_pool.execute(piece.wanted(), piece.folder, data, at_a_time, report)
 
 

@@ -23,6 +23,12 @@ from equipoise.storage.model_kinds import COLUMNS
 WRITTEN = "written"
 """The section that a run adds to its configuration for information; it is not a setting."""
 
+PROBLEM = "problem"
+"""Key in that section: a digest of the data of a run from Python that is the same for all seeds."""
+
+FAILED = "failed.json"
+"""File in the folder of a failed run of a sweep, with the reason; the run is not repeated while this file exists."""
+
 SHOWN = "shown.safetensors"
 """File of what an algorithm shows of its clients' states."""
 

@@ -155,7 +155,9 @@ def published(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return found
 
 
-def write(runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path] = (), left: int = 0) -> None:
+def write(
+    runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path] = (), skipped: Sequence[str] = ()
+) -> None:
     """Write the report.
 
     Args:
@@ -163,7 +165,7 @@ def write(runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path
         out: the HTML file.
         title: title of the page.
         folders: where to look for comparisons with papers.
-        left: number of unfinished runs, which the page mentions.
+        skipped: sentences about runs that were skipped.
     """
     from plotly.offline import get_plotlyjs
 
@@ -187,7 +189,7 @@ def write(runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path
         named=all("data.name" in method.config for method in methods),
         runs=len(runs),
         distinct=len({method.number for method in methods}),
-        left=left,
+        skipped=skipped,
         version=version("equipoise"),
         figures=embedded(figures),
         plotly=get_plotlyjs(),
