@@ -10,14 +10,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.cli.console import Data, out_console, progress_bar
-from equipoise.errors import EquipoiseError
 
 
 def cka(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE.png", help="Picture to write; default: cka.png in the first run."),
+        typer.Option("--out", metavar="FILE", help="Picture (.png, .pdf, .svg); default: cka.png in the first run."),
     ] = None,
     data: Data = None,
     samples: Annotated[
@@ -38,12 +37,12 @@ def cka(
     test samples of all clients. The figures of each run are written to cka.json in its folder.
     """
     from equipoise.reporting import plots
+    from equipoise.reporting.figure_files import check_picture
     from equipoise.runs.launch import reopen
     from equipoise.runs.similarity import measure
 
     picture = out or folders[0] / "cka.png"
-    if picture.suffix.lower() != ".png":
-        raise EquipoiseError(f"--out {picture} is not allowed; the picture is a PNG file, so name it FILE.png")
+    check_picture(picture)
     found = []
     progress = progress_bar("pairs")
     with progress:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from equipoise.cli.console import out_console
-from equipoise.cli.report import finished
+from equipoise.cli.report import All, finished
 
 
 class Format(StrEnum):
@@ -17,25 +17,34 @@ class Format(StrEnum):
     md = "md"
     csv = "csv"
     json = "json"
+    latex = "latex"
 
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
     format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.table,
     fairness: Annotated[bool, typer.Option("--fairness", help="Show how evenly scores spread over clients.")] = False,
+    all_: All = False,
 ) -> None:
     """Compare runs in a table.
 
     \b
         equipoise compare runs/ditto runs/fedavg
         equipoise compare runs --format csv > runs.csv
+        equipoise compare runs --format latex > table.tex
 
-    Runs that differ only in the seed are one row, with mean ± standard deviation.
+    Runs that differ only in the seed are one row, with mean ± standard deviation. Unfinished and failed runs, and runs
+    that the tuning of their sweep rejected, are skipped with a message; --all includes the rejected ones.
+
+    latex is a table for the package booktabs. Among the rows with the same data, the best figure of a column is bold.
     """
-    from equipoise.reporting import comparison, comparison_table
+    from equipoise.reporting import comparison, comparison_table, latex
 
-    rows = comparison.compare(finished(folders)[0])
+    runs = finished(folders, all_)[0]
+    rows = comparison.compare(runs)
     if format is Format.table:
         out_console.print(comparison_table.as_table(rows, fairness))
+    elif format is Format.latex:
+        print(latex.as_latex(runs, fairness))
     else:
         print(comparison_table.as_text(rows, format.value, fairness))

@@ -4,11 +4,10 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from equipoise.cli.console import err_console, out_console
+from equipoise.reporting.fitted_table import FittedTable
 
 if TYPE_CHECKING:
     from equipoise.reproduction.comparison import PaperComparison
@@ -62,15 +61,16 @@ def print_exhibits(place: Path, data: Path | None, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     for paper, about in exhibits.papers(place).items():
-        table = Table(title=escape(about), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-        for column in ("name", "what", "here", "data", "small", "paper"):
-            table.add_column(column, overflow="fold", justify="right" if column in ("small", "paper") else "left")
+        body = []
         for exhibit in (e for e in every if e.paper == paper):
             what = exhibit.title + (f" ({exhibit.differs})" if exhibit.differs else "")
             needs = [name + _DATA_NOTES.get(states[name], "") for name in exhibit.data()]
             spent = [_duration(times[exhibit.id][s]) if exhibit.parts else "" for s in ("small", "paper")]
-            table.add_row(exhibit.id, escape(what), here[exhibit.id], ", ".join(needs), *spent)
-        out_console.print(table)
+            body.append([exhibit.id, what, here[exhibit.id], ", ".join(needs), *spent])
+        words = ["name", "what", "here", "data"]
+        out_console.print(
+            FittedTable([*words, "small", "paper"], body, words=words, secondary=["data"], title=about), "", sep=""
+        )
     say(
         "small, paper: time at that scale with --jobs 2, on the two cores where experiments/times.json was measured. "
         "Next: `equipoise reproduce NAME --plan`; `equipoise data get NAME` downloads missing data.",
@@ -106,17 +106,16 @@ def print_plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int,
         ]
         print(json.dumps(rows, indent=2))
         return
-    table = Table(title=escape(f"{exhibit.id}: {exhibit.title}"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("part", "file", "runs", "done", "rounds", f"time, {jobs} at a time"):
-        table.add_column(column, overflow="fold", justify="left" if column in ("part", "file") else "right")
+    body = []
     for piece in pieces:
         planned = piece.planned()
         done = sum(cell.done(piece.folder) for cell in planned)
         rounds = sorted({cell.experiment.schedule.rounds for cell in planned})
         left = None if piece.seconds is None else (len(planned) - done) * piece.seconds / jobs
         shown = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        table.add_row(piece.part.name, f"{piece.file}.toml", str(len(planned)), str(done), shown, _duration(left))
-    out_console.print(table)
+        body.append([piece.part.name, f"{piece.file}.toml", str(len(planned)), str(done), shown, _duration(left)])
+    head = ["part", "file", "runs", "done", "rounds", f"time, {jobs} at a time"]
+    out_console.print(FittedTable(head, body, words=["part", "file"], title=f"{exhibit.id}: {exhibit.title}"))
     print_differences(exhibit, pieces, scale)
     say(f"Runs go to {pieces[0].folder.parent}.", False)
 
@@ -126,19 +125,12 @@ def print_tables(exhibit: "Exhibit", tables: "list[PaperComparison]", runs: "lis
 
     for paper_table in tables:
         unit = {"%": ", accuracy in %", "×": ""}.get(paper_table.unit, f", {paper_table.unit}")
-        table = Table(
-            title=escape(f"{exhibit.id}: {paper_table.title}{unit}"),
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
-        table.add_column("", overflow="fold")
-        for column in paper_table.columns:
-            table.add_column(escape(column), justify="right", overflow="fold")
-        for label, entries in zip(paper_table.rows, paper_table.entries, strict=True):
-            table.add_row(escape(label), *(paper_table.text(entry) for entry in entries))
-        out_console.print(table)
+        body = [
+            [label, *map(paper_table.text, entries)]
+            for label, entries in zip(paper_table.rows, paper_table.entries, strict=True)
+        ]
+        title = f"{exhibit.id}: {paper_table.title}{unit}"
+        out_console.print(FittedTable(["", *paper_table.columns], body, words=[""], title=title, split=True))
         if not paper_table.rows:
             say("No part of this table has been run at this scale.", False)
     if tables:
@@ -166,17 +158,14 @@ def print_differences(exhibit: "Exhibit", pieces: "list[Piece]", scale: str) -> 
         say(f"Different from the paper: {exhibit.differs}.", False)
 
 
-def _figures(exhibit: "Exhibit", runs: "list[FinishedRun]") -> Table:
+def _figures(exhibit: "Exhibit", runs: "list[FinishedRun]") -> FittedTable:
     """Return a table of other figures of the summaries, for exhibits that are about them."""
     from equipoise.reporting import comparison
     from equipoise.storage import run_index
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("algorithm")
-    table.add_column("settings", overflow="fold")
-    for column in exhibit.shown:
-        table.add_column(column, justify="right")
+    body = []
     for row, group in zip(comparison.compare(runs), run_index.grouped(runs), strict=True):
         values = [group[0].summary.get(field) for field in exhibit.shown.values()]
-        table.add_row(row["algorithm"], escape(row["settings"]), *("–" if v is None else f"{v:,}" for v in values))
-    return table
+        body.append([row["algorithm"], row["settings"], *("–" if v is None else f"{v:,}" for v in values)])
+    words = ["algorithm", "settings"]
+    return FittedTable([*words, *exhibit.shown], body, words=words, split=True)

@@ -5,11 +5,8 @@ import io
 import json
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table
-
 from equipoise.reporting.comparison import PRIVACY
+from equipoise.reporting.fitted_table import FittedTable
 from equipoise.storage.model_kinds import HYBRIDS, KINDS
 
 
@@ -112,18 +109,26 @@ def _fair_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
     return [*head, "variance", "Gini", "loss variance"], body
 
 
-def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> Table:
+def cells(rows: list[dict[str, Any]], fairness: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Return the titles of the columns, and one line of texts per row (with `fairness`, per kind of model)."""
+    return (_fair_cells if fairness else _cells)(rows)
+
+
+def note(rows: list[dict[str, Any]], fairness: bool = False) -> str:
+    """Return the meaning of the columns, in words."""
+    return _fair_note(rows) if fairness else _note(rows)
+
+
+WORDS = ("algorithm", "data", "settings", "model")
+"""Columns with words; all others have figures."""
+
+
+def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> FittedTable:
     """Return the rows of a comparison as a table for the terminal."""
-    head, body = (_fair_cells if fairness else _cells)(rows)
-    note = _fair_note(rows) if fairness else _note(rows)
-    table = Table(caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    words = ("algorithm", "data", "settings", "model")
-    for column in head:
-        # Long settings are wrapped, never cut off, because they distinguish the runs.
-        table.add_column(column, justify="left" if column in words else "right", overflow="fold")
-    for cells in body:
-        table.add_row(*cells)
-    return table
+    head, body = cells(rows, fairness)
+    secondary = ("variance", "Gini", "best") if fairness else ("spread", "worst tenth", "δ", "ε msg", "sent MB")
+    # Long settings are wrapped, never cut off, because they distinguish the runs.
+    return FittedTable(head, body, words=WORDS, secondary=secondary, note=note(rows, fairness))
 
 
 def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False) -> str:
@@ -136,7 +141,7 @@ def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False) -> 
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue().rstrip()
-    head, body = (_fair_cells if fairness else _cells)(rows)
+    head, body = cells(rows, fairness)
     lines = [head, ["---"] * len(head), *body]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-    return f"{table}\n\n{_fair_note(rows) if fairness else _note(rows)}"
+    return f"{table}\n\n{note(rows, fairness)}"

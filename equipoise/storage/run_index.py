@@ -44,7 +44,7 @@ class SkippedRuns:
             for what, runs, advice in (
                 ("unfinished", self.unfinished, "--resume continues a run"),
                 ("failed", self.failed, f"{FAILED} in each has the reason"),
-                ("rejected", self.rejected, "tuning chose other values for their sweep; --all shows them"),
+                ("rejected", self.rejected, "the tuning of their sweep chose other values; --all shows them"),
             )
             if runs
         ]
