@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from equipoise.cli.console import Data, out_console, progress_bar
 
@@ -38,6 +36,7 @@ def cka(
     """
     from equipoise.reporting import plots
     from equipoise.reporting.figure_files import check_picture
+    from equipoise.reporting.fitted_table import FittedTable
     from equipoise.runs.launch import reopen
     from equipoise.runs.similarity import measure
 
@@ -58,13 +57,13 @@ def cka(
         return
     for similarity in found:
         text = f"{similarity.run}, after round {similarity.rounds}: CKA of {similarity.between}"
-        table = Table(title=escape(text), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        for column in ("layer", "mean", "spread", "least", "most"):
-            table.add_column(column, justify="left" if column == "layer" else "right", overflow="fold")
-        for row in similarity.rows():
-            figures = [f"{row[k]:.3f}" if k in row else "–" for k in ("mean", "std", "least", "most")]
-            table.add_row(escape(row["layer"]), *figures)
-        out_console.print(table)
+        body = [
+            [row["layer"], *(f"{row[k]:.3f}" if k in row else "–" for k in ("mean", "std", "least", "most"))]
+            for row in similarity.rows()
+        ]
+        out_console.print(
+            FittedTable(["layer", "mean", "spread", "least", "most"], body, words=["layer"], title=text), "", sep=""
+        )
     out_console.print(
         f"{found[0].samples} test samples of all clients. Picture: {escape(str(picture))}", highlight=False
     )

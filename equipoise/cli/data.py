@@ -17,9 +17,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from equipoise.cli.command_group import CommandGroup
 from equipoise.cli.console import Data, ProgressCallback, err_console, interrupted, out_console, progress_bar
 
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and download data sets.")
+data_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, help="List and download data sets."
+)
 
 
 @data_app.command("list")

@@ -14,10 +14,12 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from equipoise.cli.command_group import CommandGroup
 from equipoise.cli.console import Data, Out, ProgressCallback, Sets, interrupted, out_console, progress_bar
 from equipoise.errors import EquipoiseError
 
 deploy_app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Run a federation over real machines, with Flower. Start with `equipoise deploy local FILE.toml`.",

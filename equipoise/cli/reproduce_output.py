@@ -12,7 +12,7 @@ from equipoise.reporting.fitted_table import FittedTable
 if TYPE_CHECKING:
     from equipoise.reproduction.comparison import PaperComparison
     from equipoise.reproduction.exhibits import Exhibit
-    from equipoise.reproduction.runner import Piece
+    from equipoise.reproduction.pieces import Piece
     from equipoise.storage.run_index import FinishedRun
 
 
@@ -134,25 +134,35 @@ def print_tables(exhibit: "Exhibit", tables: "list[PaperComparison]", runs: "lis
         if not paper_table.rows:
             say("No part of this table has been run at this scale.", False)
     if tables:
-        marked, filled = sum(t.marked() for t in tables), sum(t.filled() for t in tables)
-        several = any(e.seeds > 1 for t in tables for row in t.entries for e in row)
-        spread = "" if several else " With one seed our own spread is unknown; --seeds 5 shows it."
-        say(
-            f"In parentheses: the paper's. ▲ ▼: ours is above or below it by more than both standard deviations "
-            f"together, {marked} of {filled} figures.{spread}",
-            False,
-        )
+        say(_about_marks(tables), False)
     elif runs:
         out_console.print(comparison_table.as_table(comparison.compare(runs)))
         if exhibit.shown:
             out_console.print(_figures(exhibit, runs))
 
 
+def _about_marks(tables: "list[PaperComparison]") -> str:
+    """Return what the marks mean, and why figures have none."""
+    marked, filled, cut = (
+        sum(count) for count in zip(*((t.marked(), t.filled(), t.cut()) for t in tables), strict=True)
+    )
+    own = "their runs have other sizes or settings than the paper's, so a difference says nothing; try --scale paper"
+    if cut and cut == filled:
+        return f"In parentheses: the paper's. No figure is marked ▲ or ▼: {own}."
+    several = any(e.seeds > 1 for t in tables for row in t.entries for e in row)
+    spread = "" if several else " With one seed our own spread is unknown; --seeds 5 shows it."
+    without = f" {cut} figures cannot be marked: {own}." if cut else ""
+    return (
+        f"In parentheses: the paper's. ▲ ▼: ours is above or below it by more than both standard deviations "
+        f"together, {marked} of {filled - cut} figures.{without}{spread}"
+    )
+
+
 def print_differences(exhibit: "Exhibit", pieces: "list[Piece]", scale: str) -> None:
     """Say how the runs differ from the paper's, so that nobody mistakes one for the other."""
-    from equipoise.reproduction import runner as work
+    from equipoise.reproduction.scale_differences import reduced
 
-    if sizes := work.reduced(exhibit, pieces):
+    if sizes := reduced(exhibit, pieces):
         say(f"Scale {scale} (in parentheses: paper): {sizes}.", False)
     if exhibit.differs:
         say(f"Different from the paper: {exhibit.differs}.", False)

@@ -12,6 +12,7 @@ from equipoise.attacks import ATTACKS, Attack
 from equipoise.config.deployment import Deploy
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
+from equipoise.config.suggestions import suggest_setting
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.config import DataSection
 from equipoise.data.federation import Federation
@@ -22,7 +23,7 @@ from equipoise.models.base import ModelSettings
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.registry import choose
-from equipoise.settings import nearest, read
+from equipoise.settings import read
 from equipoise.storage.run_folder import WRITTEN, read_toml
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
@@ -60,9 +61,8 @@ class Experiment:
                 raise EquipoiseError(f"the file describes many runs ([{key}]); start them with `equipoise sweep`")
             known = [*_SECTIONS, *Schedule.model_fields]
             if key not in known:
-                raise EquipoiseError(
-                    f"unknown {'section' if isinstance(value, dict) else 'setting'} {key}{nearest(key, known)}"
-                )
+                what = "section" if isinstance(value, dict) else "setting"
+                raise EquipoiseError(f"unknown {what} {key}{suggest_setting(key, tables, known)}")
             if key in _SECTIONS and not isinstance(value, dict):
                 raise EquipoiseError(f"{key} = {value!r} is not allowed; it must be a section, [{key}]")
         for section in needs:

@@ -70,8 +70,13 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EquipoiseError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise EquipoiseError(f"{path} cannot be read: {error}") from None
+    except IsADirectoryError:
+        inside = f", such as {path / 'run.toml'}" if (path / "run.toml").is_file() else ""
+        raise EquipoiseError(f"{path} is a folder; name a TOML file{inside}") from None
+    except OSError as error:
+        raise EquipoiseError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise EquipoiseError(f"{path} is not a text file: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise EquipoiseError(f"{path} is not valid TOML: {error}") from None
 

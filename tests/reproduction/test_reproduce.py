@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from equipoise.reproduction import comparison, runner
 from equipoise.reproduction.comparison import ComparisonCell, PaperComparison, fits
 from equipoise.reproduction.exhibits import SCALES, exhibits, find, own
-from equipoise.reproduction.runner import Overall, Piece, pieces
+from equipoise.reproduction.pieces import Piece
+from equipoise.reproduction.runner import Overall, pieces
+from equipoise.reproduction.scale_differences import cut_runs, reduced
 from equipoise.storage.run_folder import RunFolder, flatten
 from tests.support.commands import equipoise_command, small
 from tests.support.waiting import start, until
@@ -178,8 +180,8 @@ def test_seeds_and_settings_from_the_command_line_come_on_top(papers: Path) -> N
     [piece] = planned
     assert {(c.seed, c.experiment.schedule.rounds) for c in piece.every} == {(k, 7) for k in range(4)}
     assert {c.experiment.schedule.checkpoint_every for c in piece.every} == {1}
-    assert runner.reduced(find("toy-table1", papers), planned) == "rounds 7 (150), seeds 4 (2)"
-    assert runner.reduced(find("toy-table1", papers), pieces(find("toy-table1", papers), papers, "paper")) == ""
+    assert reduced(find("toy-table1", papers), planned) == "rounds 7 (150), seeds 4 (2)"
+    assert reduced(find("toy-table1", papers), pieces(find("toy-table1", papers), papers, "paper")) == ""
 
 
 def entries(out: str) -> list[Any]:
