@@ -151,7 +151,7 @@ def _about_marks(tables: "list[PaperComparison]") -> str:
         return f"In parentheses: the paper's. No figure is marked ▲ or ▼: {own}."
     several = any(e.seeds > 1 for t in tables for row in t.entries for e in row)
     spread = "" if several else " With one seed our own spread is unknown; --seeds 5 shows it."
-    without = f" {cut} figures cannot be marked: {own}." if cut else ""
+    without = f" Not marked: {cut} of {filled} figures, because {own}." if cut else ""
     return (
         f"In parentheses: the paper's. ▲ ▼: ours is above or below it by more than both standard deviations "
         f"together, {marked} of {filled - cut} figures.{without}{spread}"

@@ -36,9 +36,9 @@ def show(
     from equipoise.reporting.figure_files import check_picture
     from equipoise.runs.launch import folder_of_data
 
-    experiment = Experiment.load(file, sets or [])
     target = out or Path(f"{file.stem}-federation.png")
     check_picture(target)
+    experiment = Experiment.load(file, sets or [])
     with progress_bar("") as progress:
         bar = ProgressCallback(progress, experiment.data.name if experiment.data else "")
         federation = experiment.federation(

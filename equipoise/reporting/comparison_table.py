@@ -127,8 +127,8 @@ def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> FittedTable:
     """Return the rows of a comparison as a table for the terminal."""
     head, body = cells(rows, fairness)
     secondary = ("variance", "Gini", "best") if fairness else ("spread", "worst tenth", "δ", "ε msg", "sent MB")
-    # Long settings are wrapped, never cut off, because they distinguish the runs.
-    return FittedTable(head, body, words=WORDS, secondary=secondary, note=note(rows, fairness))
+    # Long settings are wrapped or below a row, never cut off, because they distinguish the runs.
+    return FittedTable(head, body, WORDS, secondary, below="settings", note=note(rows, fairness))
 
 
 def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False) -> str:

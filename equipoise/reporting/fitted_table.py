@@ -21,9 +21,9 @@ _GAP = 2
 class FittedTable:
     """A table of texts that adapts to the width in which it is printed.
 
-    Words are wrapped, figures never are. If that is not enough, secondary columns are left out, with a note; or, with
-    `split`, the columns are shown in several tables below each other. As the last resort each row becomes a block with
-    one line per column.
+    Words are wrapped, figures never are. If that is not enough, secondary columns are left out, with a note; then the
+    column `below` goes below each row. With `split`, the columns are shown in several tables below each other instead.
+    As the last resort each row becomes a block with one line per column.
     """
 
     head: Sequence[str]
@@ -32,6 +32,8 @@ class FittedTable:
     "titles of the columns with words, which are wrapped; all others have figures"
     secondary: Sequence[str] = ()
     "titles of the columns that may be left out, the least important first"
+    below: str = ""
+    "title of the column of words that may be printed on lines of its own"
     title: str = ""
     note: str = ""
     split: bool = False
@@ -42,24 +44,49 @@ class FittedTable:
         if self.title:
             yield Text(self.title, style="bold")
         width, note = options.max_width, self.note
-        for part in self._chunks(width) if self.split else [self._reduced(width)]:
-            gap = part._gap(width)
-            yield part._blocks() if gap is None else part._table(width, gap)
-            if left_out := [title for title in self.head if title not in part.head and not self.split]:
-                note += f"{'; ' if note else ''}not shown in this width: {', '.join(left_out)}"
+        shown = self
+        if self.split:
+            for part in self._chunks(width):
+                yield part._rendered(width)
+        elif (reduced := self._reduced(width)) is not None:
+            shown = reduced
+            yield shown._rendered(width)
+        elif self.below in self.head and (reduced := self._without([self.below])._reduced(width)) is not None:
+            shown = reduced
+            at = self.head.index(self.below)
+            yield from shown._with_lines([line[at] for line in self.body], width)
+        else:
+            yield self._blocks()
+        if left_out := [title for title in self.head if title not in (*shown.head, self.below)]:
+            note += f"{'; ' if note else ''}not shown in this width: {', '.join(left_out)}"
         if note:
             yield Text(note, style="dim italic")
 
-    def _reduced(self, width: int) -> "FittedTable":
-        """Return the table without the columns that must be left out to fit; the whole one if that does not help."""
-        left_out: list[str] = []
-        fewer = self
-        for title in ("", *self.secondary):
-            left_out.append(title)
-            fewer = self._with([i for i, other in enumerate(self.head) if other not in left_out])
+    def _rendered(self, width: int) -> Table:
+        gap = self._gap(width)
+        return self._blocks() if gap is None else self._table(width, gap)
+
+    def _with_lines(self, texts: Sequence[str], width: int) -> Iterator[Table | Padding]:
+        """Yield the rows, each followed by a line of text."""
+        table = self._rendered(width)
+        widths = [column.width for column in table.columns]
+        for number, (line, text) in enumerate(zip(self.body, texts, strict=True)):
+            row = replace(self, body=[line])._rendered(width)
+            row.show_header = number == 0
+            for column, wide in zip(row.columns, widths, strict=True):
+                column.width = wide  # the same in all rows
+            yield row
+            if text:
+                yield Padding(Text(text, style="dim"), (0, 0, 0, 2))
+
+    def _reduced(self, width: int) -> "FittedTable | None":
+        """Return the table without the columns that must be left out to fit, or None if that does not help."""
+        for k in range(len(self.secondary) + 1):
+            fewer = self._without(self.secondary[:k])
             if fewer._fits(width, _GAP):
                 return fewer
-        return fewer if fewer._fits(width, 1) else self
+        fewer = self._without(self.secondary)
+        return fewer if fewer._fits(width, 1) else None
 
     def _chunks(self, width: int) -> Iterator["FittedTable"]:
         """Yield tables of as many columns as fit, each with the first column."""
@@ -69,6 +96,9 @@ class FittedTable:
             most = next(fitting, len(columns))  # if not even one fits, the rest becomes blocks
             yield self._with([0, *columns[:most]])
             columns = columns[most:]
+
+    def _without(self, titles: Sequence[str]) -> "FittedTable":
+        return self._with([i for i, title in enumerate(self.head) if title not in titles])
 
     def _with(self, columns: Sequence[int]) -> "FittedTable":
         body = [[line[i] for i in columns] for line in self.body]

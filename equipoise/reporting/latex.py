@@ -20,13 +20,13 @@ _SPECIAL = {
     **{"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''"},
     **{"[": "{[}", "]": "{]}"},  # after \\ a bracket would be an argument
     **{"±": r"$\pm$", "∞": r"$\infty$", "ε": r"$\varepsilon$", "δ": r"$\delta$", "×": r"$\times$", "–": "--"},
-    **{"…": r"\ldots{}", "\n": " ", "\r": " ", "\t": " "},
+    "…": r"\ldots{}",
 }
 
 
 def escape_latex(text: str) -> str:
     """Return text in which no character has a meaning for LaTeX."""
-    return "".join(_SPECIAL.get(c, c) for c in text)
+    return "".join(_SPECIAL.get(c, c if c.isprintable() else " ") for c in text)
 
 
 def as_latex(runs: list[FinishedRun], fairness: bool = False) -> str:

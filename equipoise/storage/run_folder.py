@@ -76,7 +76,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise EquipoiseError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise EquipoiseError(f"{path} is not a text file: {error}") from None
+        raise EquipoiseError(f"{path} cannot be read: it is not a text file in UTF-8 ({error})") from None
     except tomllib.TOMLDecodeError as error:
         raise EquipoiseError(f"{path} is not valid TOML: {error}") from None
 

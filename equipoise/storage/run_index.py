@@ -82,7 +82,7 @@ def search_runs(paths: list[Path], rejected: bool = False) -> tuple[list[Finishe
         first, *others = [*unfinished, *failed]
         if first in failed:
             raise EquipoiseError(f"{first} has no summary.json: the run failed; its {FAILED} has the reason")
-        also = f"; neither are the {len(others)} other runs" if others else ""
+        also = f"; also unfinished or failed: {_named(tuple(others))}" if others else ""
         raise EquipoiseError(f"{first} has no summary.json: the run is not finished; continue it with --resume{also}")
     refused = [] if rejected else _rejected(finished)
     if len(refused) == len(finished):
