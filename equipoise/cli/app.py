@@ -8,7 +8,7 @@ import typer
 import typer.core
 
 from equipoise.cli.cka import cka
-from equipoise.cli.command_group import CommandGroup
+from equipoise.cli.command_group import CommandGroup, SettingsCommand
 from equipoise.cli.compare import compare
 from equipoise.cli.data import data_app
 from equipoise.cli.demo import demo
@@ -36,7 +36,7 @@ app = typer.Typer(
     "Start with `equipoise demo`. Then write a TOML file (see `equipoise run --help`) and run it.",
 )
 for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, cka, export):
-    app.command()(command)
+    app.command(cls=SettingsCommand if command in (run, show, sweep, reproduce) else None)(command)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")

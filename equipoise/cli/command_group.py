@@ -1,4 +1,6 @@
-"""A group of commands that answers a wrong command with the most similar one."""
+"""Commands that answer a wrong command or option with what was probably meant."""
+
+import difflib
 
 import click
 import typer.core
@@ -16,3 +18,20 @@ class CommandGroup(typer.core.TyperGroup):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"There is no command {args[0]!r}{nearest(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
+
+
+class SettingsCommand(typer.core.TyperCommand):
+    """A command with `--set`, which explains that settings such as `rounds` are not options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            options = [option for parameter in self.params for option in parameter.opts]
+            if difflib.get_close_matches(error.option_name, options, cutoff=0.75):
+                raise
+            setting = error.option_name.lstrip("-").replace("-", "_")
+            ctx.fail(
+                f"No such option: {error.option_name}; settings are changed with --set, as in --set {setting}=VALUE"
+            )

@@ -28,6 +28,7 @@ from equipoise.storage.run_folder import WRITTEN, read_toml
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
 _NEEDED = ("data", "model", "algorithm")
+_NAMED = (*_NEEDED, "attack", "reducer")
 _REDUCER = "weighted-mean"
 
 
@@ -64,7 +65,8 @@ class Experiment:
                 what = "section" if isinstance(value, dict) else "setting"
                 raise EquipoiseError(f"unknown {what} {key}{suggest_setting(key, tables, known)}")
             if key in _SECTIONS and not isinstance(value, dict):
-                raise EquipoiseError(f"{key} = {value!r} is not allowed; it must be a section, [{key}]")
+                meant = f"; did you mean {key}.name = {value!r}?" if isinstance(value, str) and key in _NAMED else ""
+                raise EquipoiseError(f"{key} = {value!r} is not allowed; it must be a section, [{key}]{meant}")
         for section in needs:
             if section not in tables:
                 raise EquipoiseError(f"the section [{section}] is missing")

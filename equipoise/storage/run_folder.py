@@ -1,6 +1,7 @@
 """The folder of a run: its configuration, its results, and the checkpoint that it can resume from."""
 
 import csv
+import difflib
 import fcntl
 import json
 import os
@@ -69,7 +70,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise EquipoiseError(f"there is no file {path}") from None
+        close = difflib.get_close_matches(path.name, sorted(other.name for other in path.parent.glob("*.toml")), n=1)
+        meant = f"; did you mean {path.with_name(close[0])}?" if close else ""
+        raise EquipoiseError(f"there is no file {path}{meant}") from None
     except IsADirectoryError:
         inside = f", such as {path / 'run.toml'}" if (path / "run.toml").is_file() else ""
         raise EquipoiseError(f"{path} is a folder; name a TOML file{inside}") from None
