@@ -27,7 +27,7 @@ from equipoise.reducers import REDUCERS, Reducer
 from equipoise.registry import choose, name_of
 from equipoise.runs.result import Result
 from equipoise.settings import read
-from equipoise.storage.run_folder import RunFolder
+from equipoise.storage.run_folder import PROBLEM, RunFolder
 
 
 def train(
@@ -152,10 +152,10 @@ def train(
         "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
         "engine": engine.table(),
     }
-    mode = execution_mode(engine, task)
+    written = {"mode": execution_mode(engine, task), PROBLEM: federation.problem()}
     callback = callback or RunCallback()
     return Result(
         run_in_folder(
-            build, execute, Path(out), settings, resume=resume, track=schedule.track, callback=callback, mode=mode
+            build, execute, Path(out), settings, resume=resume, track=schedule.track, callback=callback, **written
         )
     )

@@ -156,7 +156,7 @@ def test_the_page_on_papers_names_every_key_and_its_commands_and_its_example_run
 def test_the_commands_of_the_page_on_reports_run(tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     commands = [line for block in blocks("docs/report.md", "sh") for line in block.splitlines() if "pip" not in line]
-    assert len(commands) == 5
+    assert len(commands) == 7
     for command in commands:  # the last one follows a run that is over by then
         arguments = shlex.split(command.removesuffix("&"))[1:]
         short = ["--set", "rounds=2"] if arguments[0] == "run" else []

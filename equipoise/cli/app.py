@@ -8,6 +8,7 @@ import typer
 import typer.core
 
 from equipoise.cli.cka import cka
+from equipoise.cli.command_group import CommandGroup, SettingsCommand
 from equipoise.cli.compare import compare
 from equipoise.cli.data import data_app
 from equipoise.cli.demo import demo
@@ -25,6 +26,7 @@ from equipoise.errors import EquipoiseError, RunFailed
 
 typer.core.HAS_RICH = False  # help is plain text; with rich, Typer would print "\\[default: 1]"
 app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -34,7 +36,7 @@ app = typer.Typer(
     "Start with `equipoise demo`. Then write a TOML file (see `equipoise run --help`) and run it.",
 )
 for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, cka, export):
-    app.command()(command)
+    app.command(cls=SettingsCommand if command in (run, show, sweep, reproduce) else None)(command)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")

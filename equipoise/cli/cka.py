@@ -5,19 +5,16 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from equipoise.cli.console import Data, out_console, progress_bar
-from equipoise.errors import EquipoiseError
 
 
 def cka(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE.png", help="Picture to write; default: cka.png in the first run."),
+        typer.Option("--out", metavar="FILE", help="Picture (.png, .pdf, .svg); default: cka.png in the first run."),
     ] = None,
     data: Data = None,
     samples: Annotated[
@@ -38,12 +35,13 @@ def cka(
     test samples of all clients. The figures of each run are written to cka.json in its folder.
     """
     from equipoise.reporting import plots
+    from equipoise.reporting.figure_files import check_picture
+    from equipoise.reporting.fitted_table import FittedTable
     from equipoise.runs.launch import reopen
     from equipoise.runs.similarity import measure
 
     picture = out or folders[0] / "cka.png"
-    if picture.suffix.lower() != ".png":
-        raise EquipoiseError(f"--out {picture} is not allowed; the picture is a PNG file, so name it FILE.png")
+    check_picture(picture)
     found = []
     progress = progress_bar("pairs")
     with progress:
@@ -59,13 +57,13 @@ def cka(
         return
     for similarity in found:
         text = f"{similarity.run}, after round {similarity.rounds}: CKA of {similarity.between}"
-        table = Table(title=escape(text), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-        for column in ("layer", "mean", "spread", "least", "most"):
-            table.add_column(column, justify="left" if column == "layer" else "right", overflow="fold")
-        for row in similarity.rows():
-            figures = [f"{row[k]:.3f}" if k in row else "–" for k in ("mean", "std", "least", "most")]
-            table.add_row(escape(row["layer"]), *figures)
-        out_console.print(table)
+        body = [
+            [row["layer"], *(f"{row[k]:.3f}" if k in row else "–" for k in ("mean", "std", "least", "most"))]
+            for row in similarity.rows()
+        ]
+        out_console.print(
+            FittedTable(["layer", "mean", "spread", "least", "most"], body, words=["layer"], title=text), "", sep=""
+        )
     out_console.print(
         f"{found[0].samples} test samples of all clients. Picture: {escape(str(picture))}", highlight=False
     )

@@ -16,11 +16,13 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
+from equipoise.cli.command_group import CommandGroup
 from equipoise.cli.console import Data, ProgressCallback, err_console, interrupted, out_console, progress_bar
 
-data_app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List and download data sets.")
+data_app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, help="List and download data sets."
+)
 
 
 @data_app.command("list")
@@ -37,18 +39,16 @@ def data_list(data: Data = None, as_json: Annotated[bool, typer.Option("--json",
 
     from equipoise.data.catalogue import entries
     from equipoise.data.sources import data_folder
+    from equipoise.reporting.fitted_table import FittedTable
 
     folder = data_folder(data)
     found = entries(folder)
     if as_json:
         print(json.dumps([asdict(entry) for entry in found], indent=2))
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("data set", "state", "what", "where"):
-        table.add_column(column, overflow="fold")
-    for entry in found:
-        table.add_row(entry.name, entry.state, escape(entry.detail), escape(entry.where))
-    out_console.print(table)
+    body = [[e.name, e.state, "\n".join(filter(None, (e.detail, e.where)))] for e in found]
+    head = ["data set", "state", "what and where"]
+    out_console.print(FittedTable(head, body, words=head))
     out_console.print(
         f"Data folder: {escape(str(folder))}; choose another with --data or $EQUIPOISE_DATA.", highlight=False
     )

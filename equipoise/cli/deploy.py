@@ -14,10 +14,12 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from equipoise.cli.command_group import CommandGroup, SettingsCommand
 from equipoise.cli.console import Data, Out, ProgressCallback, Sets, interrupted, out_console, progress_bar
 from equipoise.errors import EquipoiseError
 
 deploy_app = typer.Typer(
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Run a federation over real machines, with Flower. Start with `equipoise deploy local FILE.toml`.",
@@ -40,7 +42,7 @@ def _print(text: str) -> None:
     out_console.print(escape(text), highlight=False, soft_wrap=True)
 
 
-@deploy_app.command("init")
+@deploy_app.command("init", cls=SettingsCommand)
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write the app into.")],
     file: Annotated[
@@ -87,7 +89,7 @@ def init(
     _print(f"  flwr run {shlex.quote(str(folder))} SUPERLINK --stream")
 
 
-@deploy_app.command("local")
+@deploy_app.command("local", cls=SettingsCommand)
 def local(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Experiment.")],
     clients: Annotated[

@@ -8,8 +8,7 @@ import typer
 from rich.markup import escape
 
 from equipoise.cli.console import out_console
-from equipoise.cli.report import finished
-from equipoise.errors import EquipoiseError
+from equipoise.cli.report import All, finished
 
 
 class Plot(StrEnum):
@@ -24,14 +23,15 @@ class Plot(StrEnum):
 
 def plot(
     folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE.png", help="Picture to write.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Picture to write (.png, .pdf or .svg).")],
     kind: Annotated[Plot, typer.Option("--kind", help="What to draw.")] = Plot.scores,
+    all_: All = False,
 ) -> None:
     """Draw a picture of runs.
 
     \b
         equipoise plot runs/ditto runs/fedavg --out scores.png
-        equipoise plot runs/flame --kind fairness --out fairness.png
+        equipoise plot runs/flame --kind fairness --out fairness.pdf
 
     \b
     The kinds of picture:
@@ -41,11 +41,13 @@ def plot(
         fairness  variance of test losses over clients against the mean score
         learned   how strongly learn2pfed ties clients' parameters to each other
 
-    A line or a point is the mean of runs that differ only in the seed.
+    A line or a point is the mean of runs that differ only in the seed, and a band or a bar is their standard deviation.
+    For a paper write FILE.pdf or FILE.svg: text in them is text, and the same runs give the same bytes. Unfinished and
+    failed runs, and runs that tuning rejected, are skipped with a message.
     """
     from equipoise.reporting import plots
+    from equipoise.reporting.figure_files import check_picture
 
-    if out.suffix.lower() != ".png":
-        raise EquipoiseError(f"--out {out} is not allowed; the picture is a PNG file, so name it FILE.png")
-    plots.draw(kind.value, finished(folders)[0], out)
+    check_picture(out)
+    plots.draw(kind.value, finished(folders, all_)[0], out)
     out_console.print(f"Picture: {escape(str(out))}", highlight=False)

@@ -12,21 +12,25 @@ from equipoise.errors import EquipoiseError
 if TYPE_CHECKING:
     from equipoise.storage.run_index import FinishedRun
 
+All = Annotated[bool, typer.Option("--all", help="Include runs that the tuning of their sweep rejected.")]
 
-def finished(folders: list[Path]) -> "tuple[list[FinishedRun], int]":
-    """Return the finished runs in these folders, and the number of unfinished ones, which are reported."""
-    from equipoise.storage.run_index import find_runs, unfinished
 
-    found = find_runs(folders)
-    if left := len(unfinished(folders)):
-        err_console.print(f"equipoise: unfinished runs skipped: {left}", highlight=False)
-    return found, left
+def finished(folders: list[Path], rejected: bool = False) -> "tuple[list[FinishedRun], list[str]]":
+    """Return the runs to compare in these folders, and sentences about those that are skipped, which are printed."""
+    from equipoise.storage.run_index import search_runs
+
+    found, skipped = search_runs(folders, rejected)
+    sentences = skipped.sentences()
+    for sentence in sentences:
+        err_console.print(f"equipoise: {escape(sentence)}", highlight=False, soft_wrap=True)
+    return found, sentences
 
 
 def report(
     folders: Annotated[list[Path], typer.Argument(metavar="RUN…", help="Run folders, or folders of run folders.")],
     out: Annotated[Path, typer.Option("--out", metavar="FILE.html", help="Page to write.")] = Path("report.html"),
     title: Annotated[str, typer.Option("--title", help="Title of the page.")] = "",
+    all_: All = False,
 ) -> None:
     """Write an HTML report of runs.
 
@@ -39,15 +43,17 @@ def report(
     the runs. Charts show, as far as the runs have them: scores and losses against rounds, scores against bytes sent,
     personal against global models for each client, how evenly scores spread over clients, scores under attack, the
     labels of each client, what Learn2pFed shares, and the similarity of layers (run `equipoise cka` first).
+
+    Unfinished and failed runs, and runs that tuning rejected, are skipped with a message.
     """
     from equipoise.reporting import html
 
     if out.suffix.lower() not in (".html", ".htm"):
         raise EquipoiseError(f"--out {out} is not allowed; the page is an HTML file, so name it FILE.html")
-    found, left = finished(folders)
+    found, skipped = finished(folders, all_)
     with err_console.status("drawing"):
         names = ", ".join(folder.resolve().name for folder in folders)
-        html.write(found, out, title or f"Runs: {names}", folders, left)
+        html.write(found, out, title or f"Runs: {names}", folders, skipped)
     size = out.stat().st_size / 1e6
     out_console.print(
         f"Page: {escape(str(out))} ({size:.1f} MB); open it in a browser", highlight=False, soft_wrap=True

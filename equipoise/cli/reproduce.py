@@ -16,7 +16,7 @@ from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
     from equipoise.reproduction.exhibits import Exhibit, ExhibitPart
-    from equipoise.reproduction.runner import Piece
+    from equipoise.reproduction.pieces import Piece
     from equipoise.runs.sweep import SweepRun
 
 _UPDATE_EVERY = 1.0  # seconds
@@ -65,10 +65,12 @@ def reproduce(
     them. After an interruption the same command resumes at the last complete round.
 
     ▲ and ▼ mark where our mean is above or below the paper's figure by more than both standard deviations together.
+    Figures of runs with fewer rounds, clients or samples than the paper's, or with other settings, are not marked.
     """
     from equipoise.reproduction import exhibits
     from equipoise.reproduction import runner as work
     from equipoise.reproduction.comparison import compare_with_paper
+    from equipoise.reproduction.scale_differences import cut_runs
     from equipoise.storage.run_folder import ASIDE
 
     place = papers or exhibits.own()
@@ -97,7 +99,7 @@ def reproduce(
         again += [*(["--papers", str(papers)] if papers else []), *(x for s in sets or [] for x in ("--set", s))]
         interrupted("stopped; all complete rounds are saved", shlex.join(again))
     runs = work.finished(pieces)
-    tables = compare_with_paper(exhibit, runs, scale.value)
+    tables = compare_with_paper(exhibit, runs, scale.value, cut_runs(exhibit, pieces))
     pictures = work.draw(exhibit, runs, scale.value, out, data) if exhibit.plot else []
     if as_json:
         print_json(tables, runs, pictures)

@@ -4,16 +4,15 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.markup import escape
-from rich.table import Table
 
 from equipoise.cli.console import err_console, out_console
+from equipoise.reporting.fitted_table import FittedTable
 
 if TYPE_CHECKING:
     from equipoise.reproduction.comparison import PaperComparison
     from equipoise.reproduction.exhibits import Exhibit
-    from equipoise.reproduction.runner import Piece
+    from equipoise.reproduction.pieces import Piece
     from equipoise.storage.run_index import FinishedRun
 
 
@@ -62,15 +61,16 @@ def print_exhibits(place: Path, data: Path | None, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     for paper, about in exhibits.papers(place).items():
-        table = Table(title=escape(about), title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-        for column in ("name", "what", "here", "data", "small", "paper"):
-            table.add_column(column, overflow="fold", justify="right" if column in ("small", "paper") else "left")
+        body = []
         for exhibit in (e for e in every if e.paper == paper):
             what = exhibit.title + (f" ({exhibit.differs})" if exhibit.differs else "")
             needs = [name + _DATA_NOTES.get(states[name], "") for name in exhibit.data()]
             spent = [_duration(times[exhibit.id][s]) if exhibit.parts else "" for s in ("small", "paper")]
-            table.add_row(exhibit.id, escape(what), here[exhibit.id], ", ".join(needs), *spent)
-        out_console.print(table)
+            body.append([exhibit.id, what, here[exhibit.id], ", ".join(needs), *spent])
+        words = ["name", "what", "here", "data"]
+        out_console.print(
+            FittedTable([*words, "small", "paper"], body, words=words, secondary=["data"], title=about), "", sep=""
+        )
     say(
         "small, paper: time at that scale with --jobs 2, on the two cores where experiments/times.json was measured. "
         "Next: `equipoise reproduce NAME --plan`; `equipoise data get NAME` downloads missing data.",
@@ -106,17 +106,16 @@ def print_plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int,
         ]
         print(json.dumps(rows, indent=2))
         return
-    table = Table(title=escape(f"{exhibit.id}: {exhibit.title}"), title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("part", "file", "runs", "done", "rounds", f"time, {jobs} at a time"):
-        table.add_column(column, overflow="fold", justify="left" if column in ("part", "file") else "right")
+    body = []
     for piece in pieces:
         planned = piece.planned()
         done = sum(cell.done(piece.folder) for cell in planned)
         rounds = sorted({cell.experiment.schedule.rounds for cell in planned})
         left = None if piece.seconds is None else (len(planned) - done) * piece.seconds / jobs
         shown = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-        table.add_row(piece.part.name, f"{piece.file}.toml", str(len(planned)), str(done), shown, _duration(left))
-    out_console.print(table)
+        body.append([piece.part.name, f"{piece.file}.toml", str(len(planned)), str(done), shown, _duration(left)])
+    head = ["part", "file", "runs", "done", "rounds", f"time, {jobs} at a time"]
+    out_console.print(FittedTable(head, body, words=["part", "file"], title=f"{exhibit.id}: {exhibit.title}"))
     print_differences(exhibit, pieces, scale)
     say(f"Runs go to {pieces[0].folder.parent}.", False)
 
@@ -126,57 +125,57 @@ def print_tables(exhibit: "Exhibit", tables: "list[PaperComparison]", runs: "lis
 
     for paper_table in tables:
         unit = {"%": ", accuracy in %", "×": ""}.get(paper_table.unit, f", {paper_table.unit}")
-        table = Table(
-            title=escape(f"{exhibit.id}: {paper_table.title}{unit}"),
-            title_justify="left",
-            box=SIMPLE_HEAD,
-            pad_edge=False,
-            padding=(0, 1, 0, 0),
-        )
-        table.add_column("", overflow="fold")
-        for column in paper_table.columns:
-            table.add_column(escape(column), justify="right", overflow="fold")
-        for label, entries in zip(paper_table.rows, paper_table.entries, strict=True):
-            table.add_row(escape(label), *(paper_table.text(entry) for entry in entries))
-        out_console.print(table)
+        body = [
+            [label, *map(paper_table.text, entries)]
+            for label, entries in zip(paper_table.rows, paper_table.entries, strict=True)
+        ]
+        title = f"{exhibit.id}: {paper_table.title}{unit}"
+        out_console.print(FittedTable(["", *paper_table.columns], body, words=[""], title=title, split=True))
         if not paper_table.rows:
             say("No part of this table has been run at this scale.", False)
     if tables:
-        marked, filled = sum(t.marked() for t in tables), sum(t.filled() for t in tables)
-        several = any(e.seeds > 1 for t in tables for row in t.entries for e in row)
-        spread = "" if several else " With one seed our own spread is unknown; --seeds 5 shows it."
-        say(
-            f"In parentheses: the paper's. ▲ ▼: ours is above or below it by more than both standard deviations "
-            f"together, {marked} of {filled} figures.{spread}",
-            False,
-        )
+        say(_about_marks(tables), False)
     elif runs:
         out_console.print(comparison_table.as_table(comparison.compare(runs)))
         if exhibit.shown:
             out_console.print(_figures(exhibit, runs))
 
 
+def _about_marks(tables: "list[PaperComparison]") -> str:
+    """Return what the marks mean, and why figures have none."""
+    marked, filled, cut = (
+        sum(count) for count in zip(*((t.marked(), t.filled(), t.cut()) for t in tables), strict=True)
+    )
+    own = "their runs have other sizes or settings than the paper's, so a difference says nothing; try --scale paper"
+    if cut and cut == filled:
+        return f"In parentheses: the paper's. No figure is marked ▲ or ▼: {own}."
+    several = any(e.seeds > 1 for t in tables for row in t.entries for e in row)
+    spread = "" if several else " With one seed our own spread is unknown; --seeds 5 shows it."
+    without = f" Not marked: {cut} of {filled} figures, because {own}." if cut else ""
+    return (
+        f"In parentheses: the paper's. ▲ ▼: ours is above or below it by more than both standard deviations "
+        f"together, {marked} of {filled - cut} figures.{without}{spread}"
+    )
+
+
 def print_differences(exhibit: "Exhibit", pieces: "list[Piece]", scale: str) -> None:
     """Say how the runs differ from the paper's, so that nobody mistakes one for the other."""
-    from equipoise.reproduction import runner as work
+    from equipoise.reproduction.scale_differences import reduced
 
-    if sizes := work.reduced(exhibit, pieces):
+    if sizes := reduced(exhibit, pieces):
         say(f"Scale {scale} (in parentheses: paper): {sizes}.", False)
     if exhibit.differs:
         say(f"Different from the paper: {exhibit.differs}.", False)
 
 
-def _figures(exhibit: "Exhibit", runs: "list[FinishedRun]") -> Table:
+def _figures(exhibit: "Exhibit", runs: "list[FinishedRun]") -> FittedTable:
     """Return a table of other figures of the summaries, for exhibits that are about them."""
     from equipoise.reporting import comparison
     from equipoise.storage import run_index
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("algorithm")
-    table.add_column("settings", overflow="fold")
-    for column in exhibit.shown:
-        table.add_column(column, justify="right")
+    body = []
     for row, group in zip(comparison.compare(runs), run_index.grouped(runs), strict=True):
         values = [group[0].summary.get(field) for field in exhibit.shown.values()]
-        table.add_row(row["algorithm"], escape(row["settings"]), *("–" if v is None else f"{v:,}" for v in values))
-    return table
+        body.append([row["algorithm"], row["settings"], *("–" if v is None else f"{v:,}" for v in values)])
+    words = ["algorithm", "settings"]
+    return FittedTable([*words, *exhibit.shown], body, words=words, split=True)

@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 
 from equipoise.cli.console import Data, Out, ProgressCallback, Sets, interrupted, out_console, progress_bar
-from equipoise.errors import Interrupted
+from equipoise.errors import EquipoiseError, Interrupted
 
 
 def run(
@@ -45,6 +45,12 @@ def run(
     from equipoise.runs import launch
     from equipoise.storage import run_index
 
+    if (file / "run.toml").is_file():
+        toml = shlex.quote(str(file / "run.toml"))
+        raise EquipoiseError(
+            f"{file} is the folder of a run; resume it with `equipoise run {toml} --out {shlex.quote(str(file))} "
+            f"--resume`, or run its settings again with `equipoise run {toml} --out DIR`"
+        )
     experiment = Experiment.load(file, sets or [])
     folder = out or launch.default_folder(file, experiment)
     progress = None if quiet else progress_bar()

@@ -9,14 +9,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from equipoise.cli.console import Data, ProgressCallback, Sets, err_console, out_console, progress_bar
-from equipoise.errors import EquipoiseError
 
 
 def show(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Experiment, or the run.toml of a run.")],
     sets: Sets = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE.png", help="Picture to write; default: FILE-federation.png.")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Picture (.png, .pdf, .svg); default: FILE-federation.png."),
     ] = None,
     data: Data = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the numbers as JSON.")] = False,
@@ -33,12 +33,12 @@ def show(
     from equipoise.data.sources import data_folder
     from equipoise.data.statistics import federation_statistics
     from equipoise.reporting import federation_plot
+    from equipoise.reporting.figure_files import check_picture
     from equipoise.runs.launch import folder_of_data
 
-    experiment = Experiment.load(file, sets or [])
     target = out or Path(f"{file.stem}-federation.png")
-    if target.suffix.lower() != ".png":
-        raise EquipoiseError(f"--out {target} is not allowed; the picture is a PNG file, so name it FILE.png")
+    check_picture(target)
+    experiment = Experiment.load(file, sets or [])
     with progress_bar("") as progress:
         bar = ProgressCallback(progress, experiment.data.name if experiment.data else "")
         federation = experiment.federation(

@@ -57,13 +57,14 @@ def sweep(
         rounds = 2
 
     With `sweep.tune`, the best value is chosen on validation samples with the first seed, and the other seeds use only
-    that value: 14 runs in place of 30. The same command resumes a stopped sweep; finished runs are not repeated.
+    that value: 14 runs in place of 30. `equipoise compare` then shows the chosen runs. The same command resumes a
+    stopped sweep; finished runs are not repeated.
     """
     from equipoise.reporting import comparison, comparison_table
     from equipoise.runs import process_pool as processes
     from equipoise.runs import sweep as sweeps
     from equipoise.storage import run_index
-    from equipoise.storage.run_folder import read_toml
+    from equipoise.storage.run_folder import FAILED, read_toml
 
     every, settings = sweeps.expand_sweep(read_toml(file), scale, sets or [])
     folder = out or Path("runs") / file.stem
@@ -84,6 +85,7 @@ def sweep(
         with progress:
             bar = progress.add_task(file.stem, total=None, score="")
             execute(sweeps.tuned(every, settings, folder)[0], "(tuning)")
+            sweeps.record_tuning(every, settings, folder)
             chosen = sweeps.tuned(every, settings, folder)[1]
             execute(chosen)
     except (Interrupted, KeyboardInterrupt):
@@ -98,5 +100,5 @@ def sweep(
     if failed := [cell.folder(folder) for cell in chosen if cell.failed(folder)]:
         raise RunFailed(
             f"{len(failed)} of {len(chosen)} runs failed, the first in {failed[0]}; "
-            f"its {sweeps.FAILED} has the reason; delete that file to run it again"
+            f"its {FAILED} has the reason; delete that file to run it again"
         )

@@ -12,6 +12,7 @@ from equipoise.attacks import ATTACKS, Attack
 from equipoise.config.deployment import Deploy
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
+from equipoise.config.suggestions import suggest_setting
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.config import DataSection
 from equipoise.data.federation import Federation
@@ -23,11 +24,12 @@ from equipoise.models.base import ModelSettings
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.registry import choose
-from equipoise.settings import nearest, read
+from equipoise.settings import read
 from equipoise.storage.run_folder import WRITTEN, read_toml
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
 _NEEDED = ("data", "model", "algorithm")
+_NAMED = (*_NEEDED, "attack", "reducer")
 _REDUCER = "weighted-mean"
 
 
@@ -61,11 +63,11 @@ class Experiment:
                 raise EquipoiseError(f"the file describes many runs ([{key}]); start them with `equipoise sweep`")
             known = [*_SECTIONS, *Schedule.model_fields]
             if key not in known:
-                raise EquipoiseError(
-                    f"unknown {'section' if isinstance(value, dict) else 'setting'} {key}{nearest(key, known)}"
-                )
+                what = "section" if isinstance(value, dict) else "setting"
+                raise EquipoiseError(f"unknown {what} {key}{suggest_setting(key, tables, known)}")
             if key in _SECTIONS and not isinstance(value, dict):
-                raise EquipoiseError(f"{key} = {value!r} is not allowed; it must be a section, [{key}]")
+                meant = f"; did you mean {key}.name = {value!r}?" if isinstance(value, str) and key in _NAMED else ""
+                raise EquipoiseError(f"{key} = {value!r} is not allowed; it must be a section, [{key}]{meant}")
         for section in needs:
             if section not in tables:
                 raise EquipoiseError(f"the section [{section}] is missing")

@@ -1,6 +1,7 @@
 """The section [data] of an experiment: the data set, how it is divided over clients, and the resulting federation."""
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,7 +101,8 @@ class DataSection:
         portion = "; ".join(text for text in portions if text)
         title = f"{self.name} ({portion})" if portion else self.name
         federation = federation.keeping(self.dealing.only).training_on(self.dealing.most, seed)
-        return federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
+        federation = federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
+        return replace(federation, origin=json.dumps([title, self.table()], sort_keys=True))
 
 
 def _source(given: dict[str, Any]) -> tuple[str, Source]:

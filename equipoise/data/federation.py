@@ -68,6 +68,8 @@ class Federation:
     """name of the data in tables"""
     notes: tuple[str, ...] = ()
     """remarks about the data for the user"""
+    origin: str = ""
+    """settings that the data were made with, apart from the seed, as text; empty for a user's own data"""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
@@ -123,7 +125,7 @@ class Federation:
             RaggedIndices([s[i] for i in kept]) for s in (self.train, self.validation, self.test)
         )
         names = tuple(self.names[i] for i in kept)
-        return replace(self, names=names, train=train, validation=validation, test=test)
+        return replace(self, names=names, train=train, validation=validation, test=test, origin="")
 
     def training_on(self, most: int | None, seed: int) -> "Federation":
         """Return the federation with at most this number of training samples per client, drawn from the seed."""
@@ -134,7 +136,7 @@ class Federation:
             own = self.train[i]
             drawn = randomness.generator(seed, "most", name).permutation(len(own))[:most]
             kept.append(own[np.sort(drawn)])
-        return replace(self, train=RaggedIndices(kept))
+        return replace(self, train=RaggedIndices(kept), origin="")
 
     def called(self, title: str, notes: tuple[str, ...] = ()) -> "Federation":
         """Return the federation with this title and these notes."""
@@ -154,6 +156,23 @@ class Federation:
             hasher.update(np.ascontiguousarray(array).data)
         return hasher.hexdigest()
 
+    def problem(self) -> str:
+        """Return a hash that is the same for runs that differ only in the seed.
+
+        Data that were loaded by name are known by their settings: the seed may have chosen the clients, or drawn the
+        samples. A user's own data are known by each client's samples, in any order and however they are split, and by
+        the sizes of the split. Which clients are unseen is drawn from the seed.
+        """
+        hasher = blake2b(f"{self.origin}\n{len(self)}\n".encode(), digest_size=8)
+        if not self.origin:
+            x, y = (np.ascontiguousarray(t.numpy()) for t in (self.x, self.y))
+            for i in sorted(range(len(self)), key=lambda i: self.names[i]):
+                parts = [getattr(self, split)[i] for split in SPLITS]
+                rows = np.concatenate(parts)
+                total = sum(_row_digest(x[row], y[row]) for row in rows) % 2**64
+                hasher.update(f"{self.names[i]}\n{[len(part) for part in parts]} {total}\n".encode())
+        return hasher.hexdigest()
+
     def sample(self) -> tuple[Tensor, Tensor]:
         """Return two samples, to probe a model with."""
         return self.gather(torch.from_numpy(np.resize(self.train[0], 2)))
@@ -164,6 +183,10 @@ class Federation:
         channels_last = channels_last and x.ndim == 4 and not self.channels_last
         x = x.permute(0, 2, 3, 1).contiguous() if channels_last else x.contiguous()
         return replace(self, x=x, y=y, channels_last=channels_last or self.channels_last)
+
+
+def _row_digest(x: np.ndarray, y: np.ndarray) -> int:
+    return int.from_bytes(blake2b(x.tobytes() + y.tobytes(), digest_size=8).digest(), "little")
 
 
 def check_split(split: Sequence[float]) -> None:

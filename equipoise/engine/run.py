@@ -22,6 +22,7 @@ from equipoise.engine.compatibility import check_compatibility
 from equipoise.engine.counters import Counters, solver_figures
 from equipoise.engine.last_uploads import UploadStore
 from equipoise.engine.shared_buffers import initial_server, message_schema
+from equipoise.engine.traps import find_traps
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.privacy.accounting import ReleaseCount
@@ -133,6 +134,11 @@ class Run(ABC):
             raise RunFailed(self.failure(round, "the server's new state has NaN or infinite numbers"))
         self.server = server
         return kept
+
+    def warn_about_traps(self) -> None:
+        """Warn about settings that are allowed and probably not meant."""
+        for text in find_traps(self.task.space, self.algorithm, self.schedule, self.schema, self.start.clients):
+            self.warn(text)
 
     def plan_privacy(self, planned: ReleaseCount, not_covered: list[str]) -> None:
         """Find the noise of privacy before the first round, and warn about what it does not cover."""

@@ -97,6 +97,7 @@ class Simulation(Run):
             self.federation = poison_labels(self.federation, attack, self.pipeline.malicious, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
+        self.warn_about_traps()
         self.plan_privacy(self._planned_releases(), ["scores", "failures to train"])
         initial = with_engine_state(algorithm.init_client(start), task, int(federation.train.lengths.max()))
         if self.pipeline.last is not None:

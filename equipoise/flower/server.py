@@ -76,6 +76,7 @@ class Deployment(Run):
         "the lines of a round whose models are still to be scored"
         self.starts, self.orders = 0, 0
         "number of starts of the server in this run, and of exchanges since then: together they number an order"
+        self.warn_about_traps()
         scores = ["scores", *(["confusion matrices"] if task.metrics.arrays else [])] if self.settings.evaluate else []
         not_covered = [*scores, "numbers of samples", "failures to train"]
         self.plan_privacy(ReleaseCount(self.schedule.rounds, exchanges_of(self.algorithm)), not_covered)

@@ -88,6 +88,16 @@ def _distinguish_equal_rows(rows: list[dict[str, Any]], firsts: list[FinishedRun
                 rows[i]["settings"] = f"{rows[i]['settings']} {more}".strip()
 
 
+SCENE = ("data.", "attack.", "privacy.")
+"""Prefixes of settings that define the problem; methods are compared on the same problem."""
+
+
+def problem(run: FinishedRun) -> str:
+    """Return what a run's figures can be compared with: they have the same problem and metric."""
+    setting = {k: v for k, v in run.config.items() if k.startswith(SCENE)}
+    return json.dumps([setting, run.summary["dataset"], run.summary["metric"]], sort_keys=True)
+
+
 def told_apart(runs: list[FinishedRun], prefixes: tuple[str, ...]) -> list[str]:
     """Return, for each run, the settings under these prefixes that differ between the runs."""
     shown = [k for k in _differences(runs) if k.startswith(prefixes)]

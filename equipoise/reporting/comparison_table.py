@@ -4,13 +4,10 @@ import csv
 import io
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
-
-from rich.box import SIMPLE_HEAD
-from rich.markup import escape
-from rich.table import Table
+from typing import Any
 
 from equipoise.reporting.comparison import PRIVACY
+from equipoise.reporting.fitted_table import FittedTable
 from equipoise.storage.model_kinds import HYBRIDS, KINDS
 
 
@@ -152,32 +149,37 @@ _METRICS_NOTE = (
 )
 
 
-def metrics_table(rows: list[dict[str, Any]], others: list[str]) -> Table:
+def metrics_table(rows: list[dict[str, Any]], others: list[str]) -> FittedTable:
     """Return a table of all metrics for the terminal.
 
     Args:
         rows: the rows of a comparison.
         others: names of the metrics beside the first one.
     """
-    return _table(*_metric_cells(rows, others), _METRICS_NOTE)
+    head, body = _metric_cells(rows, others)
+    return FittedTable(head, body, WORDS, ("clients", "spread"), below="settings", note=_METRICS_NOTE)
 
 
-def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> Table:
+def cells(rows: list[dict[str, Any]], fairness: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Return the titles of the columns, and one line of texts per row (with `fairness`, per kind of model)."""
+    return (_fair_cells if fairness else _cells)(rows)
+
+
+def note(rows: list[dict[str, Any]], fairness: bool = False) -> str:
+    """Return the meaning of the columns, in words."""
+    return _fair_note(rows) if fairness else _note(rows)
+
+
+WORDS = ("algorithm", "data", "settings", "model", "metric")
+"""Columns with words; all others have figures."""
+
+
+def as_table(rows: list[dict[str, Any]], fairness: bool = False) -> FittedTable:
     """Return the rows of a comparison as a table for the terminal."""
-    head, body = (_fair_cells if fairness else _cells)(rows)
-    return _table(head, body, _fair_note(rows) if fairness else _note(rows))
-
-
-def _table(head: list[str], body: list[list[str]], note: str) -> Table:
-    table = Table(caption=escape(note), caption_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    words = ("algorithm", "data", "settings", "model", "metric")
-    for column in head:
-        # Long settings are wrapped, never cut off, because they distinguish the runs.
-        justify: Literal["left", "right"] = "left" if column in words else "right"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=column == "metric")
-    for cells in body:
-        table.add_row(*cells)
-    return table
+    head, body = cells(rows, fairness)
+    secondary = ("variance", "Gini", "best") if fairness else ("spread", "worst tenth", "δ", "ε msg", "sent MB")
+    # Long settings are wrapped or below a row, never cut off, because they distinguish the runs.
+    return FittedTable(head, body, WORDS, secondary, below="settings", note=note(rows, fairness))
 
 
 def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False, others: Sequence[str] = ()) -> str:
@@ -197,7 +199,7 @@ def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False, oth
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue().rstrip()
-    tables = [_markdown(*(_fair_cells if fairness else _cells)(rows), _fair_note(rows) if fairness else _note(rows))]
+    tables = [_markdown(*cells(rows, fairness), note(rows, fairness))]
     tables += [_markdown(*_metric_cells(rows, list(others)), _METRICS_NOTE)] if others else []
     return "\n\n".join(tables)
 

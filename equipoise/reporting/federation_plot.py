@@ -8,7 +8,7 @@ import numpy as np
 from equipoise.data import text_encoding
 from equipoise.data.federation import SPLITS, Federation
 from equipoise.data.statistics import label_counts, owned
-from equipoise.storage import atomic_files
+from equipoise.reporting.figure_files import figure_file
 
 _SHOWN = 5  # clients whose samples are drawn
 _SAMPLES = 8
@@ -18,17 +18,8 @@ _LETTERS = " .AIOUaeiorty"  # characters that are named on an axis of all charac
 
 def draw(federation: Federation, path: Path) -> None:
     """Draw labels against clients, the clients' sizes, and samples of a few clients, and write the picture."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with matplotlib.rc_context({"text.parse_math": False}):  # a dollar sign in a name or text is not mathematics
-        figure = plt.figure(figsize=(14, 6), layout="constrained")
+    with figure_file(path, size=(14, 6), dpi=110) as figure:
         _fill(federation, figure)
-        with atomic_files.atomic_write(path) as temporary:
-            figure.savefig(temporary, dpi=110, format="png")
-    plt.close(figure)
 
 
 def _fill(federation: Federation, figure: Any) -> None:

@@ -1,16 +1,16 @@
 """Pictures that compare runs."""
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from equipoise.errors import EquipoiseError
 from equipoise.reporting.comparison import compare
-from equipoise.storage import atomic_files
+from equipoise.reporting.figure_files import figure_file
 from equipoise.storage.model_kinds import HYBRIDS, SCORED
 from equipoise.storage.run_folder import SHOWN
 from equipoise.storage.run_index import FinishedRun, grouped
@@ -27,14 +27,21 @@ STYLES: dict[str, Any] = {
 }
 MARKERS = {"personal": "o", "consensus": "^", "global": "s", HYBRIDS["validation"]: "*", HYBRIDS["test"]: "x"}
 
+Point = tuple[float, float, float | None]
+"""Position, mean, and standard deviation over seeds if there are several."""
+_BAND = "_band"
+"""Label of bands; matplotlib leaves labels that begin with an underscore out of legends."""
+_FAINT = 0.15
+
 
 def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
-    """Draw a picture of runs and write it as PNG; `kind` is scores, losses, attacks, fairness or learned."""
-    import matplotlib
+    """Draw a picture of runs and write it to a file.
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    Args:
+        kind: scores, losses, attacks, fairness or learned.
+        runs: the runs.
+        path: the file; its ending (.png, .pdf or .svg) decides the format.
+    """
     kinds: dict[str, Callable[[list[FinishedRun], Any], None]] = {
         "scores": _rounds,
         "losses": lambda runs, figure: _rounds(runs, figure, losses=True),
@@ -44,30 +51,19 @@ def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
     }
     if len({run.summary["metric"] for run in runs}) > 1:
         raise EquipoiseError("these runs have different metrics; draw one picture per metric")
-    figure = plt.figure(figsize=(8, 5), layout="constrained")
-    try:
+    with figure_file(path) as figure:
         kinds[kind](runs, figure)
-        with atomic_files.atomic_write(path) as temporary:
-            figure.savefig(temporary, dpi=130, format="png")
-    finally:
-        plt.close(figure)
 
 
 def draw_similarity(found: "list[Similarity]", path: Path) -> None:
     """Draw CKA against the layer, as mean, minimum and maximum over clients, and write the picture."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure = plt.figure(figsize=(8, 5), layout="constrained")
-    try:
+    with figure_file(path) as figure:
         axis = figure.subplots()
         for similarity in found:
             mean = np.nanmean(similarity.values, axis=1)
             (line,) = axis.plot(mean, marker="o", label=f"{similarity.run[:50]}, after round {similarity.rounds}")
             low, high = np.nanmin(similarity.values, axis=1), np.nanmax(similarity.values, axis=1)
-            axis.fill_between(range(len(mean)), low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+            axis.fill_between(range(len(mean)), low, high, color=line.get_color(), alpha=_FAINT, linewidth=0)
         if len({similarity.layers for similarity in found}) == 1:
             axis.set_xticks(range(len(found[0].layers)), found[0].layers, rotation=45, ha="right", fontsize=8)
         else:
@@ -76,10 +72,6 @@ def draw_similarity(found: "list[Similarity]", path: Path) -> None:
         axis.set_title("; ".join(sorted({similarity.between for similarity in found})), fontsize=9)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
-        with atomic_files.atomic_write(path) as temporary:
-            figure.savefig(temporary, dpi=130, format="png")
-    finally:
-        plt.close(figure)
 
 
 def _learned(runs: list[FinishedRun], figure: Any) -> None:
@@ -106,7 +98,7 @@ def _learned(runs: list[FinishedRun], figure: Any) -> None:
         axis.set_xlabel("parameter")
         axis.set_facecolor("white")  # zero
     axes[0].set_ylabel("client")
-    figure.colorbar(image, ax=axes, label="Λ (white: 0)")
+    figure.colorbar(image, ax=axes, label="Λ (white: 0)", format=lambda value, _: f"{value:g}")
 
 
 def _name(row: dict[str, Any]) -> str:
@@ -125,8 +117,8 @@ def _rounds(runs: list[FinishedRun], figure: Any, losses: bool = False) -> None:
     axes = figure.subplots()
     scale, label = (1, "test loss, mean over clients") if losses else _scaled(runs)
     field = "loss" if losses else runs[0].summary["metric"]
-    curves: dict[tuple[tuple[float, float], ...], list[str]] = {}
-    styles: dict[tuple[tuple[float, float], ...], tuple[Any, str]] = {}
+    curves: dict[tuple[Point, ...], list[str]] = {}
+    styles: dict[tuple[Point, ...], tuple[Any, str]] = {}
     for number, (group, row) in enumerate(zip(grouped(runs), compare(runs), strict=True)):
         for kind in SCORED:
             points = _curve(group, kind, field, scale)
@@ -136,22 +128,51 @@ def _rounds(runs: list[FinishedRun], figure: Any, losses: bool = False) -> None:
     for points, labels in curves.items():
         style, colour = styles[points]
         marker = "." if len(points) == 1 else ""
-        axes.plot(*zip(*points, strict=True), linestyle=style, color=colour, label=", ".join(labels), marker=marker)
+        _line(axes, points, linestyle=style, color=colour, label=", ".join(labels), marker=marker)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(xlabel="round", ylabel=label)
     axes.set_title(f"{runs[0].summary['dataset']}, {runs[0].summary['clients']} clients")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
+    axes.legend(*_legend(axes), fontsize="small")
 
 
-def _curve(group: list[FinishedRun], kind: str, field: str, scale: float) -> tuple[tuple[float, float], ...]:
-    """Return the mean over seeds at each round that was scored with all seeds."""
+def _point(at: float, values: list[float]) -> Point:
+    return at, mean(values), stdev(values) if len(values) > 1 else None
+
+
+def _curve(group: list[FinishedRun], kind: str, field: str, scale: float) -> tuple[Point, ...]:
+    """Return mean and deviation over seeds at each round that was scored with all seeds."""
     found: dict[int, list[float]] = {}
     for run in group:
         for line in run.metrics:
             if (value := line.get(kind, {}).get(field)) is not None:
                 found.setdefault(line["round"], []).append(scale * value)
-    return tuple((round, mean(values)) for round, values in sorted(found.items()) if len(values) == len(group))
+    return tuple(_point(at, values) for at, values in sorted(found.items()) if len(values) == len(group))
+
+
+def _line(axes: Any, points: Sequence[Point], **style: Any) -> None:
+    """Draw means as a line, and the deviations as a band where there are several seeds."""
+    at, means, deviations = zip(*points, strict=True)
+    axes.plot(at, means, **style)
+    if any(deviation is not None for deviation in deviations):
+        centre = np.array(means)
+        spread = np.array([np.nan if deviation is None else deviation for deviation in deviations])
+        band = {"color": style["color"], "alpha": _FAINT, "linewidth": 0}
+        if len(points) > 1:
+            axes.fill_between(at, centre - spread, centre + spread, **band, label=_BAND)
+        else:  # a band needs two points
+            axes.errorbar(at, centre, spread, color=style["color"], capsize=3, label=_BAND)
+
+
+def _legend(axes: Any) -> tuple[list[Any], list[str]]:
+    """Return the entries of a legend, with one that says what the bands are, if there are any."""
+    from matplotlib.patches import Patch
+
+    handles, labels = axes.get_legend_handles_labels()
+    if any(artist.get_label() == _BAND for artist in (*axes.collections, *axes.containers)):
+        handles.append(Patch(color="grey", alpha=_FAINT, linewidth=0))
+        labels.append("band: ± standard deviation over seeds")
+    return handles, labels
 
 
 def _attacks(runs: list[FinishedRun], figure: Any) -> None:
@@ -179,19 +200,13 @@ def _attacks(runs: list[FinishedRun], figure: Any) -> None:
                     if (value := run.summary.get(kind, {}).get(run.summary["metric"])) is not None:
                         values.setdefault(_fraction(run), []).append(scale * value)
                 if values:
-                    points = [(fraction, mean(found)) for fraction, found in sorted(values.items())]
-                    label_of = f"{name} ({kind})"
-                    axes.plot(
-                        *zip(*points, strict=True),
-                        linestyle=STYLES[kind],
-                        color=f"C{number}",
-                        marker=MARKERS[kind],
-                        label=label_of,
-                    )
+                    points = [_point(fraction, found) for fraction, found in sorted(values.items())]
+                    style = {"linestyle": STYLES[kind], "color": f"C{number % 10}", "marker": MARKERS[kind]}
+                    _line(axes, points, **style, label=f"{name} ({kind})")
         axes.set(title=attack, xlabel="fraction of malicious clients")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(label)
-    figure.legend(*panels[0].get_legend_handles_labels(), fontsize="x-small", loc="outside right upper")
+    figure.legend(*_legend(panels[0]), fontsize="x-small", loc="outside right upper")
 
 
 def _method(run: FinishedRun) -> str:
@@ -209,17 +224,21 @@ def _fairness(runs: list[FinishedRun], figure: Any) -> None:
     """Draw the variance of losses against the score; lower right is better."""
     axes = figure.subplots()
     scale, label = _scaled(runs)
+    several = False
     for number, row in enumerate(compare(runs)):
         for kind, marker in MARKERS.items():
-            if row[kind] is not None and row[f"{kind}_loss_variance"] is not None:
-                axes.scatter(
-                    scale * row[kind],
-                    row[f"{kind}_loss_variance"],
-                    marker=marker,
-                    color=f"C{number % 10}",
-                    label=f"{_name(row)} ({kind})",
-                )
+            x, y = row[kind], row[f"{kind}_loss_variance"]
+            if x is None or y is None:
+                continue
+            colour = f"C{number % 10}"
+            axes.scatter(scale * x, y, marker=marker, color=colour, label=f"{_name(row)} ({kind})")
+            if row[f"{kind}_std"] is not None:
+                spread = scale * row[f"{kind}_std"], row[f"{kind}_loss_variance_std"]
+                axes.errorbar(scale * x, y, spread[1], spread[0], color=colour, linewidth=0.8)
+                several = True
     axes.set(xlabel=label, ylabel="variance of test losses over clients")
+    if several:
+        axes.set_title("bars: ± standard deviation over seeds", fontsize="small")
     axes.grid(alpha=0.3)
     figure.legend(fontsize="x-small", loc="outside right upper")
     figure.set_size_inches(9, 5)

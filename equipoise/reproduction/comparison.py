@@ -1,7 +1,8 @@
 """Comparison of our figures with those of a paper: the runs of each table cell, and the differences."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
@@ -25,14 +26,16 @@ class ComparisonCell:
     seeds: int
     paper: float | None = None
     paper_spread: float | None = None
+    cut: bool = False
+    "whether a run was smaller than the paper's, or otherwise different, so that a difference says nothing"
 
     @property
     def mark(self) -> str:
         """Return ▲ or ▼ if our figure is above or below the paper's by more than both deviations together.
 
-        If neither deviation is known, there is no mark.
+        If neither deviation is known, or the runs are not the paper's, there is no mark.
         """
-        if self.ours is None or self.paper is None or (self.spread is None and self.paper_spread is None):
+        if self.cut or self.ours is None or self.paper is None or (self.spread is None and self.paper_spread is None):
             return ""
         if abs(self.ours - self.paper) <= (self.spread or 0) + (self.paper_spread or 0):
             return ""
@@ -71,6 +74,12 @@ class PaperComparison:
     def filled(self) -> int:
         """Return the number of cells with both figures."""
         return sum(entry.ours is not None and entry.paper is not None for row in self.entries for entry in row)
+
+    def cut(self) -> int:
+        """Return the number of cells with both figures whose runs are not the paper's."""
+        return sum(
+            entry.cut and entry.ours is not None and entry.paper is not None for row in self.entries for entry in row
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the table as plain data."""
@@ -119,13 +128,16 @@ def seconds_to(run: FinishedRun, target: float) -> float | None:
     return None
 
 
-def compare_with_paper(exhibit: Exhibit, runs: Mapping[str, list[FinishedRun]], scale: str) -> list[PaperComparison]:
+def compare_with_paper(
+    exhibit: Exhibit, runs: Mapping[str, list[FinishedRun]], scale: str, cut: Collection[Path] = ()
+) -> list[PaperComparison]:
     """Return our figures and the paper's: one table, or one per part.
 
     Args:
         exhibit: the table or figure of the paper.
         runs: our finished runs, by the name of the part.
         scale: the scale of the runs, which decides the target score of exhibits that measure time.
+        cut: folders of the runs that differ from the paper's, whose figures are not marked.
     """
     if not exhibit.rows:
         return []
@@ -133,11 +145,11 @@ def compare_with_paper(exhibit: Exhibit, runs: Mapping[str, list[FinishedRun]], 
         columns = [column for column in exhibit.columns if column.part in runs]
         every = [run for part in runs.values() for run in part]
         owner = {id(run): part for part, some in runs.items() for run in some}
-        return [_table(exhibit, exhibit.title, columns, every, owner, exhibit.published(), scale)]
+        return [_table(exhibit, exhibit.title, columns, every, owner, exhibit.published(), scale, cut)]
     tables = []
     for part, some in runs.items():
         title = f"{exhibit.title}: {part}" if len(exhibit.parts) > 1 else exhibit.title
-        tables.append(_table(exhibit, title, exhibit.columns, some, {}, exhibit.published(part), scale))
+        tables.append(_table(exhibit, title, exhibit.columns, some, {}, exhibit.published(part), scale, cut))
     return tables
 
 
@@ -149,6 +161,7 @@ def _table(
     owner: Mapping[int, str],
     published: Mapping[str, list[Figure]],
     scale: str,
+    cut: Collection[Path],
 ) -> PaperComparison:
     body, labels = [], []
     for row in exhibit.rows:
@@ -160,7 +173,8 @@ def _table(
                 if fits(run.config, {**row.where, **column.where}) and owner.get(id(run), "") == column.part
             ]
             at = exhibit.columns.index(column)
-            entries.append(_entry(exhibit, row, column, mine, published.get(row.key), at, scale))
+            entry = _entry(exhibit, row, column, mine, published.get(row.key), at, scale)
+            entries.append(replace(entry, cut=any(run.path in cut for run in mine)))
         if any(entry.ours is not None for entry in entries):
             body.append(tuple(entries))
             labels.append(row)
@@ -205,7 +219,13 @@ def _divided(body: list[tuple[ComparisonCell, ...]], by: int) -> list[tuple[Comp
 
     return [
         tuple(
-            replace(e, ours=over(e.ours, r.ours), spread=over(e.spread, r.ours), paper=over(e.paper, r.paper))
+            replace(
+                e,
+                ours=over(e.ours, r.ours),
+                spread=over(e.spread, r.ours),
+                paper=over(e.paper, r.paper),
+                cut=e.cut or r.cut,
+            )
             for e, r in zip(row, body[by], strict=True)
         )
         for row in body

@@ -1,54 +1,22 @@
 """Run an exhibit of a paper, and compare the results with the published figures."""
 
 import fcntl
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from equipoise.reporting import plots
 from equipoise.reproduction.comparison import compare_with_paper, fits
-from equipoise.reproduction.exhibits import LONG, Exhibit, ExhibitPart, cost
+from equipoise.reproduction.exhibits import LONG, Exhibit, cost
+from equipoise.reproduction.pieces import Piece
+from equipoise.reproduction.scale_differences import cut_runs, reduced
 from equipoise.runs import process_pool
-from equipoise.runs.sweep import Sweep, SweepRun, expand_sweep, group, tuned
+from equipoise.runs.sweep import expand_sweep, record_tuning
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder, flatten, read_toml
 from equipoise.storage.run_index import PAPER, FinishedRun, find_runs
 
 _CKA_SAMPLES = 500
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The runs of one file that belong to a part of an exhibit, and their folder."""
-
-    part: ExhibitPart
-    file: str
-    every: tuple[SweepRun, ...]
-    sweep: Sweep
-    folder: Path
-    seconds: float | None
-    "seconds that one of its runs takes, if known"
-
-    def trials(self) -> list[SweepRun]:
-        """Return the runs by which settings are chosen, if any are tuned."""
-        return tuned(self.every, self.sweep, self.folder)[0]
-
-    def wanted(self) -> list[SweepRun]:
-        """Return the runs with the chosen settings; none until all trials are done."""
-        return tuned(self.every, self.sweep, self.folder)[1]
-
-    def planned(self) -> list[SweepRun]:
-        """Return all runs that there will be; until settings are chosen, arbitrary ones take their place."""
-        trials, wanted = tuned(self.every, self.sweep, self.folder)
-        if trials and not wanted:
-            groups = {group(cell, self.sweep.tune): cell.identity for cell in trials}
-            wanted = [cell for cell in self.every if cell.identity in groups.values()]
-        return list({(cell.identity, cell.seed): cell for cell in (*trials, *wanted)}.values())
-
-    def weight(self, cell: SweepRun) -> float:
-        """Return the weight of a run in the overall progress."""
-        return cell.experiment.schedule.rounds if self.seconds is None else self.seconds
 
 
 def pieces(
@@ -84,39 +52,6 @@ def pieces(
             if chosen:
                 found.append(Piece(part, file, chosen, sweep, place, known.seconds if known else None))
     return found
-
-
-def reduced(exhibit: Exhibit, pieces: Sequence[Piece]) -> str:
-    """Return the sizes in which the runs differ from those at the scale paper, in words; empty if in none."""
-    found: dict[str, tuple[set[int], set[int]]] = {}
-    for piece in pieces:
-        whole, _ = expand_sweep(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set, others=False)
-        theirs = [c for c in whole if fits(flatten(c.experiment.tables()), exhibit.where)]
-        for what, (mine, paper) in _sizes(piece.every, theirs).items():
-            ours, others = found.setdefault(what, (set(), set()))
-            ours |= mine
-            others |= paper
-    words = [f"{what} {_span(a)} ({_span(b)})" for what, (a, b) in found.items() if a != b]
-    return ", ".join(words)
-
-
-def _sizes(mine: Sequence[SweepRun], paper: Sequence[SweepRun]) -> dict[str, tuple[set[int], set[int]]]:
-    measures: dict[str, Callable[[Sequence[SweepRun]], set[int]]] = {
-        "rounds": lambda every: {c.experiment.schedule.rounds for c in every},
-        "seeds": lambda every: {len({c.seed for c in every})},
-        "clients": lambda every: {int(flatten(c.experiment.tables()).get("data.clients") or 0) for c in every},
-        "samples per client at most": lambda every: {
-            int(flatten(c.experiment.tables()).get("data.most") or 0) for c in every
-        },
-    }
-    return {what: (measure(mine), measure(paper)) for what, measure in measures.items()}
-
-
-def _span(numbers: set[int]) -> str:
-    shown = sorted(numbers - {0})
-    if not shown:
-        return "all"
-    return str(shown[0]) if len(shown) == 1 else f"{shown[0]} to {shown[-1]}"
 
 
 def estimate(exhibit: Exhibit, scale: str, jobs: int = 2) -> float | None:
@@ -188,6 +123,7 @@ def execute(pieces: Sequence[Piece], data: Path | None, at_a_time: int, report: 
     for piece in pieces:
         if piece.sweep.tune:
             process_pool.execute(piece.trials(), piece.folder, data, at_a_time, report)
+            record_tuning(piece.every, piece.sweep, piece.folder)
         process_pool.execute(piece.wanted(), piece.folder, data, at_a_time, report)
 
 
@@ -244,7 +180,10 @@ def keep(exhibit: Exhibit, out: Path, scale: str, seeds: int | None) -> None:
     path = out / exhibit.paper / PAPER
     sizes = reduced(exhibit, [piece for piece in planned if piece.part.name in runs])
     notes = [f"scale {scale} (in parentheses: paper): {sizes}"] if sizes else []
-    tables = [table.as_json() for table in compare_with_paper(exhibit, runs, scale)]
+    compared = compare_with_paper(exhibit, runs, scale, cut_runs(exhibit, planned))
+    tables = [table.as_json() for table in compared]
+    if sum(table.cut() for table in compared):
+        notes.append("figures of runs that are smaller than the paper's have no ▲ ▼")
     entry = {"notes": "; ".join([*notes, *([exhibit.differs] if exhibit.differs else [])]), "tables": tables}
     atomic_files.make_folder(path.parent)
     with (path.parent / "lock").open("w") as lock:

@@ -1,13 +1,14 @@
 """Start, resume and reopen runs of an experiment."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
-from equipoise.data.sources import data_folder
+from equipoise.data.sources import SOURCES, data_folder
 from equipoise.engine.assembly import experiment_task, run_in_folder, start_or_resume
 from equipoise.engine.rescoring import rescore
 from equipoise.engine.simulation import Simulation
@@ -36,14 +37,24 @@ def folder_of_data(file: Path, given: Path | None, warn: Callable[[str], None] =
     """
     if given is not None or not file.exists():
         return given
-    written = read_toml(file).get(WRITTEN)
+    tables = read_toml(file)
+    written = tables.get(WRITTEN)
     folder = written.get("data") if isinstance(written, dict) else None
     if not isinstance(folder, str):
         return None
     if not Path(folder).is_dir():
+        if not _needs_files(tables):
+            return None
         warn(f"the data of {file} were in {folder}, which does not exist; looking in {data_folder(None)}")
         return None
     return Path(folder)
+
+
+def _needs_files(tables: Mapping[str, Any]) -> bool:
+    """Tell whether the data set of a configuration is read from the data folder, and neither bundled nor drawn."""
+    data = tables.get("data")
+    source = SOURCES.get(str(data.get("name"))) if isinstance(data, Mapping) else None
+    return source is not None and not (source.draws or source.bundled)
 
 
 def run(

@@ -16,8 +16,9 @@ from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.errors import Interrupted, RunFailed
 from equipoise.runs.launch import clear_if_half_scored, has_models, run
-from equipoise.runs.sweep import FAILED, SweepRun, chains
+from equipoise.runs.sweep import SweepRun, chains
 from equipoise.storage import atomic_files
+from equipoise.storage.run_folder import FAILED
 
 Notes = list[str]
 """Messages about a run, for the user."""

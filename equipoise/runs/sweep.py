@@ -30,14 +30,13 @@ from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
 from equipoise.settings import Settings, read
-from equipoise.storage.run_folder import ASIDE, RunFolder, flatten
+from equipoise.storage.run_folder import ASIDE, FAILED, RunFolder, flatten
 from equipoise.storage.run_index import higher_is_better
+from equipoise.storage.sweep_choices import record_choices
 
 SECTION, VARIANT, SCALE = "sweep", "variant", "scale"
 USUAL = "small"
 """The default scale, in files that have it."""
-FAILED = "failed.json"
-"""File in the folder of a failed run, with the reason; the run is not repeated while this file exists."""
 _NOT_THE_RUN = ("seed", *ASIDE)
 
 
@@ -268,6 +267,15 @@ def tuned(every: Sequence[SweepRun], sweep: Sweep, out: Path) -> tuple[list[Swee
             best[key] = value, cell.identity
     chosen = {identity for _, identity in best.values()}
     return trials, [cell for cell in every if cell.identity in chosen]
+
+
+def record_tuning(every: Sequence[SweepRun], sweep: Sweep, out: Path) -> None:
+    """Write which runs were chosen and which rejected into the folder of all runs, once all trials are done."""
+    _, chosen = tuned(every, sweep, out)
+    if chosen:
+        identities = {cell.identity for cell in chosen}
+        folders = {cell.folder(out).name: cell.identity in identities for cell in every}
+        record_choices(out, sweep.tune, sweep.by, folders)
 
 
 def _worth(cell: SweepRun, by: str, out: Path) -> float:

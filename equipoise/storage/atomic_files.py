@@ -16,6 +16,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path that is renamed to `path` if the block succeeds, and removed if it fails."""
     if path.is_dir():
         raise EquipoiseError(f"cannot write {path}: it is a folder, not a file")
+    if not path.parent.exists():
+        raise EquipoiseError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     temporary = path.with_name(path.name + ".part")
     try:
         yield temporary

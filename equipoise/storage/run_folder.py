@@ -1,6 +1,7 @@
 """The folder of a run: its configuration, its results, and the checkpoint that it can resume from."""
 
 import csv
+import difflib
 import fcntl
 import json
 import os
@@ -21,6 +22,12 @@ from equipoise.storage import atomic_files
 
 WRITTEN = "written"
 """The section that a run adds to its configuration for information; it is not a setting."""
+
+PROBLEM = "problem"
+"""Key in that section: a digest of the data of a run from Python that is the same for all seeds."""
+
+FAILED = "failed.json"
+"""File in the folder of a failed run of a sweep, with the reason; the run is not repeated while this file exists."""
 
 SHOWN = "shown.safetensors"
 """File of what an algorithm shows of its clients' states."""
@@ -68,9 +75,16 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise EquipoiseError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise EquipoiseError(f"{path} cannot be read: {error}") from None
+        close = difflib.get_close_matches(path.name, sorted(other.name for other in path.parent.glob("*.toml")), n=1)
+        meant = f"; did you mean {path.with_name(close[0])}?" if close else ""
+        raise EquipoiseError(f"there is no file {path}{meant}") from None
+    except IsADirectoryError:
+        inside = f", such as {path / 'run.toml'}" if (path / "run.toml").is_file() else ""
+        raise EquipoiseError(f"{path} is a folder; name a TOML file{inside}") from None
+    except OSError as error:
+        raise EquipoiseError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise EquipoiseError(f"{path} cannot be read: it is not a text file in UTF-8 ({error})") from None
     except tomllib.TOMLDecodeError as error:
         raise EquipoiseError(f"{path} is not valid TOML: {error}") from None
 

@@ -1,15 +1,18 @@
-"""Search for runs in folders, and grouping of runs that differ only in the seed."""
+"""Search for runs in folders, which of them can be compared, and grouping of runs that differ only in the seed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError
-from equipoise.storage.run_folder import ASIDE, WRITTEN, RunFolder, read_settings
+from equipoise.storage.run_folder import ASIDE, FAILED, PROBLEM, WRITTEN, RunFolder, read_settings
+from equipoise.storage.sweep_choices import rejected_runs
 
+_SAMPLES = "data.samples"
+_NAMED = 3  # runs that a sentence about skipped runs names
 _FOR_READERS = (f"{WRITTEN}.", *ASIDE)  # runs that differ only in these are the same run
 
 
@@ -21,33 +24,89 @@ class FinishedRun:
     config: dict[str, Any]
     summary: dict[str, Any]
     metrics: list[dict[str, Any]]
+    drawn: str = ""
+    "digest of the data as the seed drew and split them, for runs from Python"
+
+
+@dataclass(frozen=True)
+class SkippedRuns:
+    """The runs in some folders that are not compared."""
+
+    unfinished: tuple[Path, ...] = ()
+    failed: tuple[Path, ...] = ()
+    rejected: tuple[Path, ...] = ()
+    "finished runs with values that the tuning of their sweep did not choose"
+
+    def sentences(self) -> list[str]:
+        """Return one sentence per reason, without a full stop."""
+        return [
+            f"{what} runs skipped: {len(runs)} ({_named(runs)}); {advice}"
+            for what, runs, advice in (
+                ("unfinished", self.unfinished, "--resume continues a run"),
+                ("failed", self.failed, f"{FAILED} in each has the reason"),
+                ("rejected", self.rejected, "the tuning of their sweep chose other values; --all shows them"),
+            )
+            if runs
+        ]
+
+
+def _named(runs: tuple[Path, ...]) -> str:
+    return ", ".join(run.absolute().name for run in runs[:_NAMED]) + (", …" if len(runs) > _NAMED else "")
+
+
+def search_runs(paths: list[Path], rejected: bool = False) -> tuple[list[FinishedRun], SkippedRuns]:
+    """Return the runs that can be compared in these folders and in the folders below them, and those that cannot.
+
+    Runs that the tuning of a sweep rejected are returned if there are no others.
+
+    Args:
+        paths: the folders.
+        rejected: whether to return rejected runs in any case.
+    """
+    finished: dict[Path, None] = {}
+    unfinished: dict[Path, None] = {}
+    failed: dict[Path, None] = {}
+    for path in paths:
+        if path.is_file():
+            place = f", such as {path.parent}" if path.name == "run.toml" else ""
+            raise EquipoiseError(f"{path} is a file; name the folder of a run{place}, or a folder of run folders")
+        if not path.is_dir():
+            raise EquipoiseError(f"there is no folder {path}")
+        inside = list(_inside(path))
+        if not inside:
+            raise EquipoiseError(f"{path} holds no run: neither it nor a folder in it has a run.toml")
+        for run in inside:
+            kind = finished if _finished(run) else failed if (run / FAILED).exists() else unfinished
+            kind[run] = None
+    if not finished:
+        first, *others = [*unfinished, *failed]
+        if first in failed:
+            raise EquipoiseError(f"{first} has no summary.json: the run failed; its {FAILED} has the reason")
+        also = f"; also unfinished or failed: {_named(tuple(others))}" if others else ""
+        raise EquipoiseError(f"{first} has no summary.json: the run is not finished; continue it with --resume{also}")
+    refused = [] if rejected else _rejected(finished)
+    if len(refused) == len(finished):
+        refused = []
+    found = [_read(run) for run in finished if run not in refused]
+    return found, SkippedRuns(tuple(unfinished), tuple(failed), tuple(refused))
+
+
+def _rejected(runs: Iterable[Path]) -> list[Path]:
+    places = {run.absolute().parent for run in runs}
+    names = {place: rejected_runs(place) for place in places}
+    return [run for run in runs if run.absolute().name in names[run.absolute().parent]]
 
 
 def find_runs(paths: list[Path]) -> list[FinishedRun]:
-    """Return the finished runs in these folders and in the folders below them."""
-    found: dict[Path, None] = {}
-    for path in paths:
-        if not path.is_dir():
-            raise EquipoiseError(f"there is no folder {path}")
-        inside = _inside(path)
-        if not inside:
-            raise EquipoiseError(f"{path} holds no run: neither it nor a folder in it has a run.toml")
-        if len(inside) > 1:  # unfinished runs among several are dropped; a single run must be finished
-            inside = [run for run in inside if _finished(run)] or inside[:1]
-        found |= dict.fromkeys(inside)
-    return [_read(path) for path in found]
-
-
-def unfinished(paths: list[Path]) -> list[Path]:
-    """Return the runs below these folders that `find_runs` drops because they have no summary yet."""
-    return [run for path in paths for run in _inside(path) if run != path and not _finished(run)]
+    """Return all finished runs in these folders and in the folders below them."""
+    return search_runs(paths, rejected=True)[0]
 
 
 def newest(path: Path) -> Path | None:
     """Return the run in a folder or, of those below it, the one that was written last."""
     if not path.is_dir():
         return None
-    return max(_inside(path), key=_written, default=None)
+    return max((run for run in _inside(path) if (run / "run.toml").is_file()), key=_written, default=None)
 
 
 def _written(run: Path) -> float:
@@ -59,18 +118,32 @@ def _written(run: Path) -> float:
     return max(times)
 
 
-def _inside(path: Path) -> list[Path]:
-    """Return the run folders in a folder, up to three levels below it, but not inside of other run folders.
+def _inside(path: Path) -> Iterator[Path]:
+    """Yield the run folders in a folder, up to three levels below it, but not inside of other run folders.
 
     `equipoise reproduce` puts runs two levels below the folder of a paper, and three below that of all papers.
     """
-    found: list[Path] = []
     level = [path]
     for _ in range(4):
-        runs = [each for each in level if (each / "run.toml").is_file()]
-        found += runs
-        level = sorted(p for each in level if each not in runs for p in each.iterdir() if p.is_dir())
-    return found
+        runs = [each for each in level if _is_run(each)]
+        yield from runs
+        level = sorted(p for each in level if each not in runs for p in _folders(each))
+
+
+def _is_run(path: Path) -> bool:
+    """Tell whether a folder is that of a run; a user's own experiment may be named run.toml as well."""
+    config = path / "run.toml"
+    if not config.is_file():
+        return (path / FAILED).is_file()
+    with suppress(OSError, UnicodeDecodeError):
+        return RunFolder(path).metrics.exists() or f"[{WRITTEN}]" in config.read_text(encoding="utf-8")
+    return True  # reading it will raise an error that says what is wrong
+
+
+def _folders(path: Path) -> list[Path]:
+    with suppress(OSError):  # someone else's folder, which cannot be read
+        return [each for each in path.iterdir() if each.is_dir()]
+    return []
 
 
 def _finished(path: Path) -> bool:
@@ -79,8 +152,12 @@ def _finished(path: Path) -> bool:
 
 def _read(path: Path) -> FinishedRun:
     folder = RunFolder.open(path)
-    config = {k: v for k, v in read_settings(folder.config).items() if not k.startswith(_FOR_READERS)}
-    return FinishedRun(path, config, folder.read_summary(), folder.read_metrics())
+    written = read_settings(folder.config)
+    config = {k: v for k, v in written.items() if not k.startswith(_FOR_READERS)}
+    drawn = str(config.get(_SAMPLES, ""))
+    if (problem := written.get(f"{WRITTEN}.{PROBLEM}")) is not None:
+        config[_SAMPLES] = problem  # the seed draws splits and unseen clients, and runs that differ only so are alike
+    return FinishedRun(path, config, folder.read_summary(), folder.read_metrics(), drawn)
 
 
 def higher_is_better(summary: Mapping[str, Any]) -> bool:
@@ -96,8 +173,8 @@ def grouped(runs: list[FinishedRun]) -> list[list[FinishedRun]]:
         described = [run.summary["dataset"], run.summary["metric"]]
         key = json.dumps([{k: v for k, v in run.config.items() if k != "seed"}, described], sort_keys=True)
         group = groups.setdefault(key, [])
-        if run.summary["seed"] not in [other.summary["seed"] for other in group]:  # a copy is not another seed
-            group.append(run)
+        if all((run.summary["seed"], run.drawn) != (other.summary["seed"], other.drawn) for other in group):
+            group.append(run)  # a copy is not another seed
     return list(groups.values())
 
 

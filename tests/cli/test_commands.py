@@ -203,12 +203,43 @@ def test_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     demo(tmp_path / "demo")  # a second time shows what is there
 
 
-def test_one_entry_of_a_list_is_shown_with_all_its_settings(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["algorithms", "models", "data", "partitions", "attacks", "reducers"])
+def test_a_list_has_one_line_for_each_that_fits_the_terminal(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.support.commands.WIDTH", 80)
+    entries = json.loads(equipoise_command("list", kind, "--json", cwd=tmp_path).stdout)
+    lines = equipoise_command("list", kind, cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[0] for line in lines[:-1]] == [entry["name"] for entry in entries]
+    assert f"equipoise list {kind} NAME" in lines[-1]
+    for line, entry in zip(lines, entries, strict=False):
+        assert len(line) <= 80
+        text = line.removeprefix(entry["name"]).strip()
+        assert entry["summary"].startswith(text.removesuffix("…").strip())
+
+
+def test_the_kinds_of_lists_are_listed_with_counts(tmp_path: Path) -> None:
+    counts = json.loads(equipoise_command("list", "--json", cwd=tmp_path).stdout)
+    lines = equipoise_command("list", cwd=tmp_path).stdout.splitlines()
+    assert [line.split()[:2] for line in lines] == [[kind, str(count)] for kind, count in counts.items()]
+    for kind, count in counts.items():
+        assert len(json.loads(equipoise_command("list", kind, "--json", cwd=tmp_path).stdout)) == count
+
+
+def test_one_entry_of_a_list_is_shown_with_its_paper_and_all_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole, one = (equipoise_command("list", "models", *name, cwd=tmp_path).stdout for name in ((), ("deq-mlp",)))
     assert "deq-cnn" in whole
-    assert '= "anderson"' not in whole  # what all equilibria have in common stands in one line
-    assert "and of its layer: solver, window" in whole
+    assert "anderson" not in whole
     assert "deq-cnn" not in one
-    assert '= "anderson"' in one
+    [entry] = json.loads(equipoise_command("list", "models", "deq-mlp", "--json", cwd=tmp_path).stdout)
+    assert entry["paper"] in one
+    assert 'solver = "anderson"' in one
+    monkeypatch.setattr("tests.support.commands.WIDTH", 80)
+    lines = equipoise_command("list", "models", "deq-mlp", cwd=tmp_path).stdout.splitlines()
+    assert all(len(line) <= 80 for line in lines)
+    for parameter in entry["parameters"]:
+        assert any(line.startswith(f"  {parameter['name']}") for line in lines)
     wrong = equipoise_command("list", "models", "deq-mpl", cwd=tmp_path)
     one_sentence(wrong, 2, "'deq-mpl'", "did you mean 'deq-mlp'?")

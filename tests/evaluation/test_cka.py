@@ -136,6 +136,6 @@ def test_the_command_gives_a_table_a_picture_and_a_file(tmp_path: Path) -> None:
     (row,) = json.loads(equipoise_command("cka", "r", "--samples", "50", "--json", cwd=tmp_path).stdout)
     assert row["cka"][0]["mean"] == pytest.approx(np.mean(table["cka"][0]))
     assert equipoise_command("cka", "nowhere", cwd=tmp_path).returncode == 2
-    wrong = equipoise_command("cka", "r", "--out", "a.pdf", cwd=tmp_path)
+    wrong = equipoise_command("cka", "r", "--out", "a.jpg", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "FILE.png" in wrong.stderr

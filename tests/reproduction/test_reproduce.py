@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
@@ -16,12 +17,16 @@ import tomli_w
 from hypothesis import given
 from hypothesis import strategies as st
 
+from equipoise.cli.reproduce_output import _about_marks
 from equipoise.reproduction import comparison, runner
 from equipoise.reproduction.comparison import ComparisonCell, PaperComparison, fits
 from equipoise.reproduction.exhibits import SCALES, exhibits, find, own
-from equipoise.reproduction.runner import Overall, Piece, pieces
+from equipoise.reproduction.pieces import Piece
+from equipoise.reproduction.runner import Overall, pieces
+from equipoise.reproduction.scale_differences import cut_runs, reduced
 from equipoise.storage.run_folder import RunFolder, flatten
 from tests.support.commands import equipoise_command, small
+from tests.support.finished_runs import finished
 from tests.support.waiting import start, until
 
 EVERY = exhibits(own())
@@ -149,10 +154,12 @@ def test_a_paper_of_ones_own_is_listed_run_and_set_beside_its_figures(papers: Pa
     for name, values in scores.items():
         assert f"{mean(values):.4f} ± {stdev(values):.4f}" in done.stdout, name
     assert "(0.5000 ± 0.0000)" in done.stdout
-    assert "(1000000.0000 ± 0.1000) ▼" in done.stdout
+    assert "(1000000.0000 ± 0.1000)" in done.stdout
+    assert "(1000000.0000 ± 0.1000) ▼" not in done.stdout  # the paper has 150 rounds
+    assert "No figure is marked ▲ or ▼: their runs have other sizes or settings than the paper's" in done.stdout
     assert "rounds 3 (150)" in done.stdout
     kept = json.loads((tmp_path / "runs" / "toy" / "paper.json").read_text())["toy-table1 (small)"]
-    assert kept["notes"] == "scale small (in parentheses: paper): rounds 3 (150)"
+    assert kept["notes"].startswith("scale small (in parentheses: paper): rounds 3 (150); figures of runs that are")
     [table] = kept["tables"]
     assert table["entries"][1][0]["ours"] == pytest.approx(mean(scores["ditto"]))
     # With other settings it is another experiment, whose figures do not take the place of these.
@@ -178,8 +185,36 @@ def test_seeds_and_settings_from_the_command_line_come_on_top(papers: Path) -> N
     [piece] = planned
     assert {(c.seed, c.experiment.schedule.rounds) for c in piece.every} == {(k, 7) for k in range(4)}
     assert {c.experiment.schedule.checkpoint_every for c in piece.every} == {1}
-    assert runner.reduced(find("toy-table1", papers), planned) == "rounds 7 (150), seeds 4 (2)"
-    assert runner.reduced(find("toy-table1", papers), pieces(find("toy-table1", papers), papers, "paper")) == ""
+    assert reduced(find("toy-table1", papers), planned) == "rounds 7 (150), seeds 4 (2)"
+    assert reduced(find("toy-table1", papers), pieces(find("toy-table1", papers), papers, "paper")) == ""
+
+
+def test_figures_are_marked_if_the_runs_are_the_papers_apart_from_seeds(papers: Path) -> None:
+    exhibit = find("toy-table1", papers)
+    out = papers.parent / "runs"
+    small = pieces(exhibit, out, "small")
+    assert cut_runs(exhibit, small) == {cell.folder(small[0].folder) for cell in small[0].every}
+    for more in ({}, {"seeds": 1}, {"seeds": 9}, {"sets": ["evaluate_every=5"]}, {"sets": ["engine.workers=1"]}):
+        assert cut_runs(exhibit, pieces(exhibit, out, "paper", **more)) == set(), more
+    for changed in ("algorithm.lr=0.2", "data.clients=2", "rounds=149"):
+        assert cut_runs(exhibit, pieces(exhibit, out, "paper", sets=[changed])), changed
+
+
+def test_only_figures_of_cut_runs_lose_their_marks(papers: Path) -> None:
+    exhibit = find("toy-table1", papers)
+    runs = [
+        replace(finished(name, 1.0 + seed, seed, metric="rmse", higher=False), path=Path(f"{name}-{seed}"))
+        for name in ("local", "ditto")
+        for seed in (0, 1)
+    ]
+    [whole] = comparison.compare_with_paper(exhibit, {"lines": runs}, "paper")
+    assert [[entry.mark for entry in row] for row in whole.entries] == [["▲"], ["▼"]]
+    [some] = comparison.compare_with_paper(exhibit, {"lines": runs}, "small", {Path("ditto-1")})
+    assert [[entry.mark for entry in row] for row in some.entries] == [["▲"], [""]]
+    assert (some.marked(), some.filled(), some.cut()) == (1, 2, 1)
+    text = _about_marks([some])
+    assert "1 of 1 figures" in text
+    assert "Not marked: 1 of 2 figures, because their runs have other sizes" in text
 
 
 def entries(out: str) -> list[Any]:

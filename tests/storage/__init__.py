@@ -1,0 +1,1 @@
+"""Tests of run folders and of what is found in them."""

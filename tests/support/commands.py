@@ -14,6 +14,8 @@ from tests.support.waiting import LIMIT
 
 ROOT = Path(__file__).parents[2]
 """The folder of the project."""
+WIDTH = 160
+"""Columns of the terminal; a test may set another number."""
 SMALL = """
 rounds = {rounds}
 participation = 3
@@ -36,7 +38,7 @@ def equipoise_command(
 
     Starting PyTorch takes seconds, and most of these tests are about what is printed.
     """
-    env = {"COLUMNS": "160", "EQUIPOISE_DATA": str(cwd / "data")}
+    env = {"COLUMNS": str(WIDTH), "EQUIPOISE_DATA": str(cwd / "data")}
     words = [*map(str, arguments)]
     if real or options:
         command = [sys.executable, "-m", "equipoise", *words]

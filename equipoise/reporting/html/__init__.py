@@ -12,6 +12,7 @@ import jinja2
 import tomli_w
 
 from equipoise.reporting import comparison
+from equipoise.reporting.comparison import SCENE
 from equipoise.reporting.html import curves, maps, per_class
 from equipoise.reporting.html.chart import DASHES, Chart, Method
 from equipoise.reporting.html.clients import Clients, by_client, distribution, fairness
@@ -20,8 +21,6 @@ from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_folder import read_toml
 from equipoise.storage.run_index import PAPER, FinishedRun
 
-_SCENE = ("data.", "attack.", "privacy.")
-"""Prefixes of settings that define the problem; methods are compared on the same problem."""
 _SCORING = ("evaluate_every", "metrics", "targets")
 _USUAL = " reducer=weighted-mean"
 """The default reducer, which is not shown; other reducers are."""
@@ -48,7 +47,7 @@ def scenes(runs: list[FinishedRun]) -> list[Problem]:
     for problem, method in zip(problems, methods, strict=True):
         places.setdefault(problem, []).append(method)
     firsts = [some[0].runs[0] for some in places.values()]
-    names = comparison.told_apart(firsts, _SCENE)
+    names = comparison.told_apart(firsts, SCENE)
     return [
         Problem(f"{first.summary['dataset']} {settings}".strip(), some)
         for first, settings, some in zip(firsts, names, places.values(), strict=True)
@@ -56,13 +55,13 @@ def scenes(runs: list[FinishedRun]) -> list[Problem]:
 
 
 def _problem(run: FinishedRun) -> str:
-    setting = {k: v for k, v in run.config.items() if k.startswith(_SCENE)}
+    setting = {k: v for k, v in run.config.items() if k.startswith(SCENE)}
     return json.dumps([setting, run.summary["dataset"]], sort_keys=True)
 
 
 def _kind(run: FinishedRun, apart: Sequence[str]) -> str:
     """Return a run's settings except those of its problem and these, as JSON."""
-    own = {k: v for k, v in run.config.items() if not k.startswith(_SCENE) and k not in apart}
+    own = {k: v for k, v in run.config.items() if not k.startswith(SCENE) and k not in apart}
     return json.dumps([own, run.summary["metric"]], sort_keys=True)
 
 
@@ -70,7 +69,7 @@ def _methods(groups: Sequence[list[FinishedRun]], kinds: Sequence[str], apart: S
     """Return the methods; one that occurs on several problems has the same number (and so colour) and name on all."""
     firsts: dict[str, FinishedRun] = {}
     for (first, *_), kind in zip(groups, kinds, strict=True):
-        config = {k: v for k, v in first.config.items() if not k.startswith(_SCENE) and k not in apart}
+        config = {k: v for k, v in first.config.items() if not k.startswith(SCENE) and k not in apart}
         firsts.setdefault(kind, replace(first, config=config, summary={**first.summary, "dataset": ""}))
     rows = comparison.compare(list(firsts.values()))
     labels = [f"{row['algorithm']} {row['settings']}".replace(_USUAL, "").strip() for row in rows]
@@ -164,7 +163,9 @@ def published(folders: Sequence[Path]) -> list[dict[str, Any]]:
     return found
 
 
-def write(runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path] = (), left: int = 0) -> None:
+def write(
+    runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path] = (), skipped: Sequence[str] = ()
+) -> None:
     """Write the report.
 
     Args:
@@ -172,7 +173,7 @@ def write(runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path
         out: the HTML file.
         title: title of the page.
         folders: where to look for comparisons with papers.
-        left: number of unfinished runs, which the page mentions.
+        skipped: sentences about runs that were skipped.
     """
     from plotly.offline import get_plotlyjs
 
@@ -196,7 +197,7 @@ def write(runs: list[FinishedRun], out: Path, title: str, folders: Sequence[Path
         named=all("data.name" in method.config for method in methods),
         runs=len(runs),
         distinct=len({method.number for method in methods}),
-        left=left,
+        skipped=skipped,
         version=version("equipoise"),
         figures=embedded(figures),
         plotly=get_plotlyjs(),

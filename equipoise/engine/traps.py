@@ -1,0 +1,36 @@
+"""Warnings before the first round of what is allowed and probably not meant."""
+
+from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.schema import MessageSchema
+from equipoise.config.engine import Schedule
+from equipoise.parameter_space import ParameterSpace
+
+
+def find_traps(
+    space: ParameterSpace, algorithm: Algorithm, schedule: Schedule, schema: MessageSchema, clients: int
+) -> list[str]:
+    """Return a sentence about each trap.
+
+    Args:
+        space: the parameters of the model, body and head.
+        algorithm: the algorithm.
+        schedule: the schedule of the run.
+        schema: the shapes of the algorithm's messages.
+        clients: number of clients that train.
+    """
+    name, found = type(algorithm).__name__, []
+    if algorithm.requires.head and space.body_size == 0 and schema.parameters_shared == 0:
+        found.append(
+            f"{name} shares all of the model but its head, and here the whole model is head: nothing is shared, and "
+            "every client trains alone; use a model with layers before the head, or another algorithm"
+        )
+    if algorithm.requires.head and space.body_size == space.size:
+        found.append(
+            f"{name} treats the model's head differently from the rest, and here the head is empty, so that nothing "
+            "of the model is personal; name the submodule that is the head"
+        )
+    if type(schedule.participation) is int and schedule.participation == 1 < clients:
+        found.append(
+            f"participation = 1 is one client of {clients} in a round; for all clients write 1.0, with a decimal point"
+        )
+    return found
