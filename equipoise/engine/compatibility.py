@@ -6,8 +6,10 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
+from equipoise.data.federation import Federation
 from equipoise.equilibrium import layers
 from equipoise.errors import EquipoiseError
+from equipoise.losses import LOSSES
 from equipoise.training.task import Task
 
 
@@ -31,6 +33,20 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
         )
     if task.metric.name == "accuracy" and any(target > 1 for target in schedule.targets or ()):
         raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; an accuracy is at most 1")
+
+
+def check_data(task: Task, federation: Federation) -> None:
+    """Raise an error if the model cannot handle all labels and all symbols in the data."""
+    classes = federation.classes or 0
+    if task.loss is LOSSES["cross-entropy"] and len(federation.y):
+        if task.outputs < classes:
+            raise EquipoiseError(
+                f"there is a label {classes - 1}, and the model has only {task.outputs} outputs; it needs {classes}"
+            )
+        if (least := int(federation.y.min())) < 0:
+            raise EquipoiseError(f"there is a label {least}; the classes must be numbered from 0")
+    if not federation.x.is_floating_point():
+        task.check_symbols(federation.x)
 
 
 def _has_linear_head(task: Task) -> bool:

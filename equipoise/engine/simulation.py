@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,8 @@ from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore, RenumberedStore
+from equipoise.engine.compatibility import check_data
+from equipoise.engine.origin import describe_origin, find_difference, find_legacy_difference, legacy_fingerprint
 from equipoise.engine.run import Run
 from equipoise.engine.run_output import shown_states, write_results
 from equipoise.engine.signals import stop_on_interrupt
@@ -30,7 +31,6 @@ from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.evaluation.run_scores import RunScores
 from equipoise.executors.base import SENT, ClientJob, ClientResult, HeldState, with_engine_state
 from equipoise.executors.build import build_executor
-from equipoise.losses import LOSSES
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, public_reference, seeded_noise
 from equipoise.state import RoundUploads, State, Upload
@@ -67,13 +67,7 @@ class Simulation(Run):
             devices: the device classes of the clients.
         """
         self.federation = federation.prepared(task.dtype, task.channels_last)
-        classes = federation.classes or 0
-        if task.loss is LOSSES["cross-entropy"] and task.outputs < classes:
-            raise EquipoiseError(
-                f"there is a label {classes - 1}, and the model has only {task.outputs} outputs; it needs {classes}"
-            )
-        if not federation.x.is_floating_point():
-            task.check_symbols(federation.x)
+        check_data(task, federation)
         self.training, _ = federation.by_name
         self.number = federation.numbers
         samples = int(federation.train.lengths[self.training].sum())
@@ -113,9 +107,13 @@ class Simulation(Run):
             )
 
     @cached_property
-    def fingerprint(self) -> str:
-        start = blake2b(self.task.w0.numpy().tobytes(), digest_size=8).hexdigest()
-        return f"{self.federation.fingerprint(splits=True)} {self.task.space.fingerprint()} {start}"
+    def fingerprint(self) -> dict[str, Any]:
+        return describe_origin(self.federation, self.task)
+
+    def find_difference(self, saved: Any) -> str | None:
+        if isinstance(saved, str):
+            return find_legacy_difference(saved, legacy_fingerprint(self.federation, self.task))
+        return find_difference(saved, self.fingerprint)
 
     @property
     def upload_store(self) -> RenumberedStore:

@@ -26,6 +26,9 @@ WRITTEN = "written"
 SHOWN = "shown.safetensors"
 """File of what an algorithm shows of its clients' states."""
 
+MODELS = "models.safetensors"
+"""File of every client's model, the global model and the server's state, written by `equipoise.train`."""
+
 FEDERATION = "federation.json"
 """File of the number of samples of each client and label."""
 
@@ -38,6 +41,7 @@ DEPLOYMENT = "deployment"
 ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb")
 """Settings that do not affect results."""
 _MAY_CHANGE = {"rounds", *ASIDE}  # when a run is resumed
+_FROM_PYTHON = {"model.parameters", "model.layout", "data.clients", "data.samples"}  # explained by the checkpoint
 _TRIES = 8
 
 
@@ -58,12 +62,21 @@ def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def made_in_python(tables: Mapping[str, Any]) -> bool:
+    """Tell whether a run.toml is that of `equipoise.train`, which cannot name the user's module and data."""
+    model = tables.get("model")
+    return isinstance(model, dict) and "layout" in model
+
+
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise EquipoiseError(f"there is no file {path}") from None
+    except IsADirectoryError:
+        written = "its settings are in run.toml" if (path / "run.toml").exists() else "name a TOML file in it"
+        raise EquipoiseError(f"{path} is a folder, not a TOML file; {written}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise EquipoiseError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -81,6 +94,7 @@ class RunFolder:
         "log of what an operator should know about a deployment"
         self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
         self.config = path / "run.toml"
+        self.models = path / MODELS
         self.shown = path / SHOWN
         "what the algorithm shows of the clients that trained, one row per client in the order of clients.csv"
         self.text = ""
@@ -132,9 +146,11 @@ class RunFolder:
 
     def _compare(self, settings: dict[str, Any]) -> None:
         """Raise an error if these are not the settings of the run in the folder."""
-        old, new = flatten(read_toml(self.config)), flatten(settings)
+        saved = read_toml(self.config)
+        old, new = flatten(saved), flatten(settings)
+        passed = _MAY_CHANGE | (_FROM_PYTHON if made_in_python(saved) and made_in_python(settings) else set())
         for key in sorted(old.keys() | new.keys()):
-            if key in _MAY_CHANGE or key.startswith(f"{WRITTEN}."):
+            if key in passed or key.startswith(f"{WRITTEN}."):
                 continue
             if json.dumps(old.get(key)) != json.dumps(new.get(key)):  # 1 == 1.0, but 1 client is not a share of 1.0
                 raise EquipoiseError(
@@ -148,7 +164,7 @@ class RunFolder:
 
     def unfinished(self) -> None:
         """Remove the final results of an earlier, shorter run, because more rounds follow."""
-        for path in (self.summary, self.path / "clients.csv"):
+        for path in (self.summary, self.path / "clients.csv", self.models):
             path.unlink(missing_ok=True)
 
     @staticmethod

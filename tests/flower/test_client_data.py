@@ -14,10 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch.utils.data import TensorDataset
 
+from equipoise.data.client_files import read_arrays
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.flower import App
-from equipoise.flower.client_data import DataFunction, client_data, read_arrays, write_client
+from equipoise.flower.client_data import DataFunction, client_data, write_client
 from equipoise.flower.deployment_plan import DeploymentPlan
 from tests.support.commands import is_one_sentence
 from tests.support.messages import Burglar
