@@ -46,7 +46,7 @@ def as_pair(part: Any, client: str) -> tuple[Tensor, Tensor]:
             f"{who} has {len(part)} entries; it must be a pair of arrays (x, y): all inputs in one array, all targets "
             "in another"
         )
-    x, y = (_tensor(array, f"{what} of {who}") for what, array in zip(("inputs", "targets"), part, strict=True))
+    x, y = (as_tensor(array, f"{what} of {who}") for what, array in zip(("inputs", "targets"), part, strict=True))
     if len(x) != len(y):
         raise EquipoiseError(f"{who} has {len(x)} inputs and {len(y)} targets; the numbers must be equal")
     return x, y if y.is_floating_point() else y.long()
@@ -92,8 +92,13 @@ def _columns(dataset: Any, who: str) -> tuple[Any, Any]:
     return columns[0], columns[1]
 
 
-def _tensor(array: Any, what: str) -> Tensor:
-    """Return an array of numbers as a tensor on the CPU, outside of autograd."""
+def as_tensor(array: Any, what: str) -> Tensor:
+    """Return an array of numbers as a tensor on the CPU, outside of autograd.
+
+    Args:
+        array: a tensor, or anything that numpy makes an array of.
+        what: what it is, in the plural, for error messages.
+    """
     try:
         if isinstance(array, (list, tuple)) and array and all(isinstance(each, Tensor) for each in array):
             array = torch.stack(list(array))

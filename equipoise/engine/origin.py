@@ -13,11 +13,17 @@ from equipoise.training.task import Task
 
 def describe_origin(federation: Federation, task: Task) -> dict[str, Any]:
     """Return digests and shapes of everything that a run begins with, as JSON, for its checkpoints."""
-    splits = [getattr(federation, split) for split in SPLITS]
     return {
         "parameters": [[entry.name, list(entry.shape)] for entry in task.space.entries],
         "head": task.space.size - task.space.body_size,
         "weights": _digest(task.w0.numpy()),
+        **_describe_data(federation),
+    }
+
+
+def _describe_data(federation: Federation) -> dict[str, Any]:
+    splits = [getattr(federation, split) for split in SPLITS]
+    return {
         "clients": len(federation),
         "names": _digest("\n".join(federation.names).encode()),
         "unseen": _digest("\n".join(sorted(federation.unseen)).encode()),
@@ -47,6 +53,17 @@ def find_difference(saved: dict[str, Any], now: dict[str, Any]) -> str | None:
             "the initial weights differ: seed torch before you build the module, as in torch.manual_seed(0), or load "
             "the weights that the run began with"
         )
+    return _data_difference(saved, now, differs)
+
+
+def find_data_difference(saved: dict[str, Any], federation: Federation) -> str | None:
+    """Return what differs between the data of a saved run and a federation; None if nothing does."""
+    now = _describe_data(federation)
+    differs = {key for key in now if saved.get(key) != now[key]}
+    return _data_difference(saved, now, differs) if differs else None
+
+
+def _data_difference(saved: dict[str, Any], now: dict[str, Any], differs: set[str]) -> str:
     if "clients" in differs:
         return f"the clients differ: there are {now['clients']}, and {saved['clients']} in the saved run"
     if "names" in differs:

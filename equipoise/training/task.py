@@ -213,8 +213,24 @@ class Task:
 
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
         """Return a module with these parameters and buffers; by default the buffers of the initial model."""
-        module = self.space.module(self.module, vector)
-        for _, layer in layers(module):
-            layer.quiet = False
-        load_buffers(module, self.buffer_names, self.buffers if buffers is None else buffers)
-        return module
+        buffers = self.buffers if buffers is None else buffers
+        return build_module(self.module, self.space, vector, self.buffer_names, buffers)
+
+
+def build_module(
+    template: nn.Module, space: ParameterSpace, vector: Tensor, buffer_names: Sequence[str], buffers: Tensor
+) -> nn.Module:
+    """Return a copy of a module with other parameters and buffers.
+
+    Args:
+        template: the module.
+        space: the layout of its parameters.
+        vector: the parameters.
+        buffer_names: names of the buffers that change.
+        buffers: the values of these buffers.
+    """
+    module = space.module(template, vector)
+    for _, layer in layers(module):
+        layer.quiet = False
+    load_buffers(module, buffer_names, buffers)
+    return module
