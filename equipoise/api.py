@@ -25,7 +25,7 @@ from equipoise.metrics import Metric
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.registry import choose, name_of
-from equipoise.runs.arguments import as_algorithm, as_folder, check_head, check_instance, check_module
+from equipoise.runs.arguments import as_algorithm, as_folder, as_values, check_head, check_instance, check_module
 from equipoise.runs.result import Result
 from equipoise.settings import read
 from equipoise.storage.run_folder import RunFolder
@@ -100,6 +100,8 @@ def train(
     algorithm = as_algorithm(algorithm)
     check_head(head)
     folder = as_folder(out)
+    if resume and folder is None:
+        raise EquipoiseError("resume=True continues the run in a folder; say which with out=...")
     schedule = read(
         Schedule,
         {
@@ -109,8 +111,8 @@ def train(
             "evaluate_every": evaluate_every,
             "checkpoint_every": checkpoint_every,
             "select": select,
-            "targets": tuple(targets) or None,
-            "track": tuple(track),
+            "targets": as_values("targets", targets) or None,
+            "track": as_values("track", track),
         },
         "",
     )
@@ -119,7 +121,7 @@ def train(
     if isinstance(reducer, str):
         reducer = choose(REDUCERS, {"reducer": reducer}, "train", "reducer")[1]
     check_instance("attack", attack, Attack, "equipoise.SignFlip(fraction=0.2), or a name")
-    check_instance("reducer", reducer, Reducer, "equipoise.TrimmedMean(), or a name")
+    check_instance("reducer", reducer, Reducer, "equipoise.TrimmedMean(), or a name", optional=False)
     check_instance("privacy", privacy, Privacy, "equipoise.Privacy(clip=1.0, target_epsilon=8.0)")
     check_instance("devices", devices, Devices, "equipoise.Devices(iterations=(20, 10))")
     uploads = UploadSettings(attack, reducer, privacy)
@@ -147,7 +149,7 @@ def train(
 
     def execute(simulation: Simulation) -> None:
         with torch.random.fork_rng(devices=[]):  # a module that draws from torch's own stream leaves the caller's alone
-            start_or_resume(simulation, resume and folder is not None)
+            start_or_resume(simulation, resume)
             if folder is not None:
                 Result(simulation).save(folder)
 

@@ -76,6 +76,12 @@ class ParameterSpace:
         self.size = offset
         self.body_size = sum(e.numel for e in entries if not in_head(e.name))
 
+    def __repr__(self) -> str:
+        head = self.size - self.body_size
+        return (
+            f"ParameterSpace({len(self.entries)} parameters, {self.size} numbers: body {self.body_size}, head {head})"
+        )
+
     def fingerprint(self) -> str:
         """Return a hash of the names and shapes of the parameters, and of the start of the head."""
         layout = repr((self.body_size, [(entry.name, tuple(entry.shape)) for entry in self.entries]))

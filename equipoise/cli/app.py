@@ -7,6 +7,7 @@ from typing import Annotated, NoReturn
 import typer
 import typer.core
 
+from equipoise.cli.adapt import adapt
 from equipoise.cli.cka import cka
 from equipoise.cli.compare import compare
 from equipoise.cli.data import data_app
@@ -33,7 +34,7 @@ app = typer.Typer(
     "\n\n"
     "Start with `equipoise demo`. Then write a TOML file (see `equipoise run --help`) and run it.",
 )
-for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, cka, export):
+for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, cka, export, adapt):
     app.command()(command)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")

@@ -35,6 +35,9 @@ class RaggedIndices:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def __repr__(self) -> str:
+        return f"RaggedIndices({len(self)} lists, {len(self.flat)} indices)"
+
 
 class BatchBuffer:
     """Memory for a batch that is reused, because the first access to new memory is slow."""
@@ -49,7 +52,7 @@ class BatchBuffer:
         return self.room[:samples]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Samples x with targets y, and the indices that each client owns; no samples are copied per client."""
 
@@ -84,6 +87,16 @@ class Federation:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def __repr__(self) -> str:
+        sizes = (f"{len(getattr(self, split).flat)} {split}" for split in SPLITS)
+        kinds = (f"{what} {list(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}" for what, t in self._arrays())
+        unseen = f", {len(self.unseen)} of them unseen" if self.unseen else ""
+        title = f"{self.title}: " if self.title else ""
+        return f"Federation({title}{len(self)} clients{unseen}; samples: {', '.join(sizes)}; {', '.join(kinds)})"
+
+    def _arrays(self) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
+        return ("x", self.gather(torch.zeros(0, dtype=torch.int64))[0]), ("y", self.y)
 
     @cached_property
     def numbers(self) -> dict[int, int]:

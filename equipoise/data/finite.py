@@ -14,7 +14,8 @@ def check_finite(federation: Federation) -> None:
     """Raise an error that names client, split and columns if a client's inputs or targets are not all finite."""
     if federation.finite:
         return
-    bad = ~(torch.isfinite(federation.x).flatten(1).all(1) & torch.isfinite(federation.y).flatten(1).all(1)).numpy()
+    finite = [torch.isfinite(t).reshape(len(t), -1).all(1) for t in (federation.x, federation.y)]
+    bad = ~(finite[0] & finite[1]).numpy()
     owners = [
         (who, split)
         for who in range(len(federation))
@@ -41,7 +42,7 @@ def _all_finite(values: Tensor) -> bool:
 def _counted(split: str, what: str, values: Tensor) -> str:
     """Return how many values are not finite, and where they are."""
     bad = ~torch.isfinite(values)
-    samples = int(bad.flatten(1).any(1).sum())
+    samples = int(bad.reshape(len(bad), -1).any(1).sum())
     text = f"{int(bad.sum())} NaN or infinite values in the {what} of {samples} of its {len(bad)} {split} samples"
     if bad.ndim == 1:
         return text

@@ -99,6 +99,8 @@ def as_tensor(array: Any, what: str) -> Tensor:
         array: a tensor, or anything that numpy makes an array of.
         what: what it is, in the plural, for error messages.
     """
+    if array is None:
+        raise EquipoiseError(f"the {what} are None; they must be an array with one row per sample")
     try:
         if isinstance(array, (list, tuple)) and array and all(isinstance(each, Tensor) for each in array):
             array = torch.stack(list(array))
@@ -108,10 +110,14 @@ def as_tensor(array: Any, what: str) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise EquipoiseError(f"the {what} are not an array of numbers: {error}") from None
     if tensor.ndim == 0:
-        raise EquipoiseError(f"the {what} are a single value; they must be an array with one row per sample")
+        raise EquipoiseError(_single(what))
     if tensor.is_complex():
         raise EquipoiseError(f"the {what} are complex numbers; give real and imaginary parts as two features")
     return tensor
+
+
+def _single(what: str) -> str:
+    return f"the {what} are a single value; they must be an array with one row per sample"
 
 
 def _from_numpy(array: np.ndarray, what: str) -> Tensor:
@@ -122,6 +128,8 @@ def _from_numpy(array: np.ndarray, what: str) -> Tensor:
             else "convert them to numbers, for example with .astype('float32')"
         )
         raise EquipoiseError(f"the {what} are {_KINDS[array.dtype.kind]} (dtype {array.dtype}); {advice}")
+    if array.ndim == 0:
+        raise EquipoiseError(_single(what))
     dtype = array.dtype.newbyteorder("=")
     array = np.ascontiguousarray(array, _WIDER.get(dtype.name, dtype))
     return torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -140,7 +148,7 @@ def named_clients(clients: Any, names: Any) -> tuple[list[str], list[Any]]:
         names, clients = list(clients), list(clients.values())
     elif isinstance(clients, (tuple, list)) and len(clients) == 2 and all(map(is_array, clients)):
         raise EquipoiseError("clients is one pair (x, y); give a list with one pair per client, such as [(x, y)]")
-    elif is_array(clients) or isinstance(clients, (str, bytes)) or not hasattr(clients, "__iter__"):
+    elif is_array(clients) or isinstance(clients, (str, bytes, DataLoader)) or not hasattr(clients, "__iter__"):
         raise EquipoiseError(
             f"clients is of type {type(clients).__name__}; it must be a list with one (x, y) or Dataset per client, "
             "a dictionary of them by name, or a Federation"

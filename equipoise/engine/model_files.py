@@ -63,6 +63,8 @@ def load_model(path: str | Path, module: nn.Module | None = None) -> nn.Module:
     Returns:
         The module.
     """
+    if not isinstance(path, (str, Path)) or Path(path).is_dir():
+        raise EquipoiseError(f"{path} is not a file; name the .safetensors file of one model")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

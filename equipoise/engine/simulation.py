@@ -93,6 +93,10 @@ class Simulation(Run):
         self.executor = build_executor(engine, task, self.federation, algorithm, schedule.seed)
         self.scores = self.new_scores()
 
+    def __repr__(self) -> str:
+        name, clients = type(self.algorithm).__name__, len(self.federation)
+        return f"Simulation({name}, {clients} clients, {self.done} of {self.schedule.rounds} rounds)"
+
     def _check_validation(self) -> None:
         without = [self.federation.names[who] for who in self.training if not len(self.federation.validation[who])]
         if len(without) == len(self.training):

@@ -30,7 +30,15 @@ def client_data(
         hook: the user's function that returns the data, if there is one.
     """
     if hook is not None:
-        given, where = hook(settings), f"the data of {name}"
+        where = f"the data of {name}"
+        try:
+            given = hook(settings)
+        except EquipoiseError:
+            raise
+        except Exception as error:  # whatever the user's function raises
+            raise EquipoiseError(
+                f"{where}: the function data() of app.py failed: {type(error).__name__}: {error}"
+            ) from error
         if given is None or isinstance(given, (str, bytes, int, float)):
             raise EquipoiseError(
                 f"{where}: the function data() of app.py returned {type(given).__name__}; it must return (x, y), "

@@ -23,6 +23,8 @@ from equipoise.state import State
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder
 
+_SHOWN = 3  # names of clients in a repr
+
 
 class _InitialState:
     """The states of clients that have not taken part."""
@@ -123,11 +125,11 @@ class AdaptedClients:
             A tensor for a tensor, else a numpy array.
         """
         if client_number(self.clients, client) in self._models:
-            return predict(self.personal(client), x, self._trained.dtype, batch)
+            return predict(self.personal(client), x, self._trained.input_shape, self._trained.dtype, batch)
         vector = self._trained.global_vector()
         if vector is None or self._trained.buffer_names:
             raise EquipoiseError(f"{self._trained.method} has no model for a new client")
-        return predict(self._trained.to_module(vector, None), x, self._trained.dtype, batch)
+        return predict(self._trained.to_module(vector, None), x, self._trained.input_shape, self._trained.dtype, batch)
 
     def save(self, folder: str | Path) -> None:
         """Write a file NAME.safetensors with each client's adapted model, for `load_model`, and clients.csv."""
@@ -157,4 +159,4 @@ class AdaptedClients:
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{kind} {value}" for kind, value in headlines(self._figures)) or "not scored"
-        return f"AdaptedClients({len(self.clients)} clients: {scores})"
+        return f"AdaptedClients({', '.join(self.clients[:_SHOWN])}{', …' * (len(self.clients) > _SHOWN)}: {scores})"

@@ -10,7 +10,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.engine.model_files import checked_module
 from equipoise.errors import EquipoiseError
-from equipoise.registry import choose
+from equipoise.registry import choose, load_object
 
 
 def as_algorithm(algorithm: Any) -> Algorithm:
@@ -28,16 +28,17 @@ def as_algorithm(algorithm: Any) -> Algorithm:
     )
 
 
-def check_instance(name: str, value: Any, kind: type, example: str) -> None:
+def check_instance(name: str, value: Any, kind: type, example: str, optional: bool = True) -> None:
     """Raise an error unless an argument is of a kind.
 
     Args:
         name: name of the argument.
-        value: its value; None is allowed.
+        value: its value.
         kind: the class that it must have.
         example: what would be right.
+        optional: whether it may be None.
     """
-    if value is None or isinstance(value, kind):
+    if isinstance(value, kind) or (optional and value is None):
         return
     if isinstance(value, type) and issubclass(value, kind):
         raise EquipoiseError(f"{name} is the class {value.__name__}; create it with its settings, such as {example}")
@@ -57,6 +58,22 @@ def check_module(module: Any) -> None:
             raise EquipoiseError(f"the module's {name!r} has NaN or infinite numbers before training")
 
 
+def own_module(name: str) -> nn.Module:
+    """Return the user's module that "package.module:Name" or "file.py:Name" names: a module, or what returns one."""
+    found = load_object(name, "--model")
+    if not isinstance(found, nn.Module) and callable(found):
+        try:
+            found = found()
+        except Exception as error:  # whatever the user's code raises
+            raise EquipoiseError(
+                f"--model {name} cannot be called without arguments: {type(error).__name__}: {error}; name a function "
+                "that returns the module"
+            ) from error
+    if not isinstance(found, nn.Module):
+        raise EquipoiseError(f"--model {name} is of type {type(found).__name__}; it must give a torch nn.Module")
+    return found
+
+
 def check_head(head: Any) -> None:
     """Raise an error unless the head is named by a string, by several, or not at all."""
     names = (head,) if isinstance(head, str) or head is None else head
@@ -66,6 +83,13 @@ def check_head(head: Any) -> None:
         f"head is of type {type(head).__name__}; it must be the name of a submodule, such as 'fc', a list of names, or "
         "None"
     )
+
+
+def as_values(name: str, value: Any) -> tuple[Any, ...]:
+    """Return an argument that is a list as a tuple, or raise an error if it is one value."""
+    if isinstance(value, str) or not hasattr(value, "__iter__"):
+        raise EquipoiseError(f"{name} = {value!r} is not allowed; it must be a list, such as [{value!r}]")
+    return tuple(value)
 
 
 def as_folder(out: Any) -> Path | None:

@@ -133,7 +133,8 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
     if made_in_python(tables):
         raise EquipoiseError(
             f"{path} was made from Python, so its module and its data are not known here; in Python, "
-            f"equipoise.load_result({str(path)!r}, module=..., clients=...) loads it, and the result can do the same"
+            f"equipoise.load_result({str(path)!r}, module=..., clients=...) loads it, and its method similarity() "
+            "compares models as `equipoise cka` does"
         )
     experiment = Experiment.parse(tables, needs=("algorithm",))
     if experiment.engine.kind != "simulate":

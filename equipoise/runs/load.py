@@ -51,6 +51,8 @@ def load_result(
     Returns:
         The result.
     """
+    if not isinstance(folder, (str, Path)):
+        raise EquipoiseError(f"folder is of type {type(folder).__name__}; it must be the path of a run folder")
     opened = RunFolder.open(Path(folder))
     tables = read_toml(opened.config)
     if not opened.models.exists():

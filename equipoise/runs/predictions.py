@@ -24,12 +24,13 @@ def client_number(names: Sequence[str], client: Any) -> int:
 
 
 @torch.no_grad()
-def predict(module: nn.Module, x: Any, dtype: torch.dtype, batch: int = 512) -> Any:
+def predict(module: nn.Module, x: Any, shape: Sequence[int], dtype: torch.dtype, batch: int) -> Any:
     """Return the outputs of a module in eval mode.
 
     Args:
         module: the module.
         x: inputs, one row per sample: a tensor, or anything that numpy makes an array of.
+        shape: shape of one sample in training.
         dtype: number format of the module.
         batch: number of samples per pass.
 
@@ -37,6 +38,10 @@ def predict(module: nn.Module, x: Any, dtype: torch.dtype, batch: int = 512) -> 
         A tensor for a tensor, else a numpy array.
     """
     inputs = as_tensor(x, "inputs")
+    if inputs.ndim != len(shape) + 1:
+        raise EquipoiseError(
+            f"the inputs have the shape {tuple(inputs.shape)}; they must have one row of shape {tuple(shape)} per sample"
+        )
     if not isinstance(batch, Integral) or batch < 1:
         raise EquipoiseError(f"batch = {batch!r} is not allowed; it must be a whole number >= 1")
     if inputs.is_floating_point():

@@ -143,7 +143,7 @@ class Result:
         """
         model = None if client is None else self._trained.personal(self._number(client))
         module = self.global_model(client) if model is None else self._module(model)
-        return predict(module, x, self._trained.dtype, batch)
+        return predict(module, x, self._trained.input_shape, self._trained.dtype, batch)
 
     def adapt(
         self, clients: Sequence[Any] | Mapping[Any, Any] | Federation, *, split: Sequence[float] = SPLIT
@@ -179,6 +179,8 @@ class Result:
         Args:
             folder: a new folder. It is a run folder without checkpoint, so `compare` and `report` read it too.
         """
+        if not isinstance(folder, (str, Path)):
+            raise EquipoiseError(f"folder is of type {type(folder).__name__}; it must be the path of a new folder")
         target = RunFolder(Path(folder))
         if isinstance(self._trained, SavedRun):
             _check_new(target.path)
@@ -210,7 +212,8 @@ class Result:
 
     @property
     def _outline(self) -> str:
-        return f"{self._trained.method}, {len(self.clients)} clients, {self._trained.rounds} rounds"
+        counts = ((len(self.clients), "client"), (self._trained.rounds, "round"))
+        return ", ".join([self._trained.method, *(f"{n} {what}{'s' * (n != 1)}" for n, what in counts)])
 
     def _repr_html_(self) -> str:
         rows = (f"<tr><td>{escape(kind)}</td><td>{escape(value)}</td></tr>" for kind, value in headlines(self.summary))

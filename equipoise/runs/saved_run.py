@@ -59,6 +59,7 @@ class SavedRun(Trained):
         self.folder, self.models, facts = folder, models, models.facts
         self.names, self.unseen = models.names, frozenset(facts["unseen"])
         self.method, self.looks_up = facts["method"], facts["looks_up"]
+        self.input_shape = tuple(facts["inputs"][0])
         self.dtype, self.buffer_names = models.dtype, tuple(facts["buffers"])
         tables = read_toml(folder.config)
         schedule = read(Schedule, {k: v for k, v in tables.items() if k in Schedule.model_fields}, "")

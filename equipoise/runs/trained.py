@@ -34,6 +34,8 @@ class Trained(ABC):
     select: str
     engine: Engine
     dtype: torch.dtype
+    input_shape: tuple[int, ...]
+    "shape of one sample"
     buffer_names: tuple[str, ...]
     looks_up: bool
     "whether personal models use the clients' samples when they predict"
@@ -113,6 +115,7 @@ class SimulatedRun(Trained):
         self.names, self.unseen = run.federation.names, run.federation.unseen
         self.method = type(run.algorithm).__name__
         self.seed, self.select, self.engine = run.schedule.seed, run.schedule.select, run.engine
+        self.input_shape = tuple(run.task.sample[0].shape[1:])
         self.dtype, self.buffer_names = run.task.dtype, run.task.buffer_names
         self.looks_up = isinstance(run.algorithm, PredictsFromSamples)
 

@@ -75,8 +75,7 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise EquipoiseError(f"there is no file {path}") from None
     except IsADirectoryError:
-        written = "its settings are in run.toml" if (path / "run.toml").exists() else "name a TOML file in it"
-        raise EquipoiseError(f"{path} is a folder, not a TOML file; {written}") from None
+        raise EquipoiseError(f"{path} is a folder; name a TOML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise EquipoiseError(f"{path} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:

@@ -74,6 +74,10 @@ class Task:
         self.loss = fitting_loss(loss, probe.output, sample[1])
         self.metric = fitting_metric(metric, loss, probe.output, sample[1])
 
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Task({type(self.module).__name__}, {self.space.size} parameters, {self.metric.name}, {dtype})"
+
     def replica(self) -> Replica:
         """Return a copy of the module for one thread."""
         return Replica(self.module, self.space, self.w0, self.head, self.unseeded, self.buffer_names)
