@@ -148,7 +148,8 @@ class AdaptedClients:
                 continue
             described = {
                 "shape": shape,
-                "outputs": self._trained.task.outputs,
+                "outputs": self._trained.outputs,
+                **({"model": self._trained.model} if self._trained.model else {}),
                 "trained": {"algorithm": self._trained.method, "data": self.federation.title, "of": name},
             }
             file = name if re.fullmatch(r"[\w-][\w .-]*", name) else f"client-{who}"

@@ -40,7 +40,7 @@ def predict(module: nn.Module, x: Any, shape: Sequence[int], dtype: torch.dtype,
     inputs = as_tensor(x, "inputs")
     if inputs.ndim != len(shape) + 1:
         raise EquipoiseError(
-            f"the inputs have the shape {tuple(inputs.shape)}; they must have one row of shape {tuple(shape)} per sample"
+            f"the inputs have the shape {tuple(inputs.shape)}; there must be one row of shape {tuple(shape)} per sample"
         )
     if not isinstance(batch, Integral) or batch < 1:
         raise EquipoiseError(f"batch = {batch!r} is not allowed; it must be a whole number >= 1")

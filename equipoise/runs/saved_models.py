@@ -72,7 +72,7 @@ def write_models(trained: SimulatedRun, path: Path) -> None:
         "buffers": list(task.buffer_names),
         "inputs": [list(x.shape[1:]), _format(x)],
         "targets": [list(y.shape[1:]), _format(y)],
-        "outputs": trained.federation.outputs,
+        "outputs": trained.outputs,
         "dtype": _format(task.w0),
         "loss": next((name for name, loss in LOSSES.items() if loss is task.loss), None),
         "metric": next((name for name, metric in METRICS.items() if metric is task.metric), None),

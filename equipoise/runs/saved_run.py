@@ -24,7 +24,7 @@ from equipoise.executors.build import build_executor
 from equipoise.metrics import Metric
 from equipoise.parameter_space import ParameterSpace
 from equipoise.runs.saved_models import SavedModels
-from equipoise.runs.trained import Trained
+from equipoise.runs.trained import Trained, library_model
 from equipoise.settings import read
 from equipoise.state import State
 from equipoise.storage.run_folder import RunFolder, read_toml
@@ -58,8 +58,9 @@ class SavedRun(Trained):
         """
         self.folder, self.models, facts = folder, models, models.facts
         self.names, self.unseen = models.names, frozenset(facts["unseen"])
+        self.model = library_model(folder)
         self.method, self.looks_up = facts["method"], facts["looks_up"]
-        self.input_shape = tuple(facts["inputs"][0])
+        self.input_shape, self.outputs = tuple(facts["inputs"][0]), facts["outputs"]
         self.dtype, self.buffer_names = models.dtype, tuple(facts["buffers"])
         tables = read_toml(folder.config)
         schedule = read(Schedule, {k: v for k, v in tables.items() if k in Schedule.model_fields}, "")

@@ -18,6 +18,7 @@ from equipoise.executors.base import BUFFERS, ClientModel, ModelKind
 from equipoise.executors.build import build_executor
 from equipoise.state import State
 from equipoise.storage.model_kinds import HYBRIDS
+from equipoise.storage.run_folder import RunFolder, made_in_python, read_toml
 from equipoise.training.task import Task
 
 _AT_ONCE = 64  # clients whose models are made together
@@ -36,7 +37,11 @@ class Trained(ABC):
     dtype: torch.dtype
     input_shape: tuple[int, ...]
     "shape of one sample"
+    outputs: int
+    "number of outputs per sample (or position) that the data ask for"
     buffer_names: tuple[str, ...]
+    model: dict[str, Any] | None
+    "name and settings of a model of the library; None for a module of the user's own"
     looks_up: bool
     "whether personal models use the clients' samples when they predict"
 
@@ -107,6 +112,12 @@ class Trained(ABC):
         """Return the module that a client predicts with, if its model looks up its own samples."""
 
 
+def library_model(folder: RunFolder) -> dict[str, Any] | None:
+    """Return the section [model] of a run; None if the user's own module was trained."""
+    tables = read_toml(folder.config) if folder.config.exists() else {}
+    return None if made_in_python(tables) else tables.get("model")
+
+
 class SimulatedRun(Trained):
     """A run in memory."""
 
@@ -115,8 +126,9 @@ class SimulatedRun(Trained):
         self.names, self.unseen = run.federation.names, run.federation.unseen
         self.method = type(run.algorithm).__name__
         self.seed, self.select, self.engine = run.schedule.seed, run.schedule.select, run.engine
-        self.input_shape = tuple(run.task.sample[0].shape[1:])
+        self.input_shape, self.outputs = tuple(run.task.sample[0].shape[1:]), run.federation.outputs
         self.dtype, self.buffer_names = run.task.dtype, run.task.buffer_names
+        self.model = None if run.folder is None else library_model(run.folder)
         self.looks_up = isinstance(run.algorithm, PredictsFromSamples)
 
     @property
