@@ -48,6 +48,8 @@ from equipoise.reducers import (
     TrimmedMean,
     WeightedMean,
 )
+from equipoise.runs.adaptation import AdaptedClients
+from equipoise.runs.load import load_result
 from equipoise.runs.result import Result
 from equipoise.state import RoundUploads, State, Upload, Uploads
 
@@ -56,6 +58,7 @@ __all__ = [
     "ATTACKS",
     "CFL",
     "REDUCERS",
+    "AdaptedClients",
     "Algorithm",
     "Attack",
     "AttackContext",
@@ -110,5 +113,6 @@ __all__ = [
     "from_clients",
     "load_data",
     "load_model",
+    "load_result",
     "train",
 ]

@@ -1,7 +1,7 @@
 """The Python interface: `train` takes any module and any clients' data."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import SPLIT, Federation, from_clients
+from equipoise.data.finite import check_finite
 from equipoise.engine.assembly import build_task, check_head, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
@@ -25,6 +26,7 @@ from equipoise.parameter_space import Selection
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.registry import choose, name_of
+from equipoise.runs.arguments import as_algorithm, as_folder, as_values, check_instance, check_module
 from equipoise.runs.result import Result
 from equipoise.settings import read
 from equipoise.storage.run_folder import PROBLEM, RunFolder
@@ -32,8 +34,8 @@ from equipoise.storage.run_folder import PROBLEM, RunFolder
 
 def train(
     module: nn.Module,
-    clients: Sequence[Any] | Federation,
-    algorithm: Algorithm,
+    clients: Sequence[Any] | Mapping[Any, Any] | Federation,
+    algorithm: Algorithm | str,
     *,
     head: Selection | None = "head",
     loss: str | Callable[[Tensor, Tensor], Tensor] = "cross-entropy",
@@ -64,15 +66,15 @@ def train(
 
     Args:
         module: any nn.Module; it is copied.
-        clients: one entry per client: a pair (x, y), a Dataset, or a dictionary of train, validation and test. Or a
-            `Federation`, such as `load_data` returns.
-        algorithm: an algorithm with its settings, such as `eq.Ditto(lam=0.1, lr=0.05)`.
+        clients: a list, or a dictionary by name, with one entry per client: a pair (x, y), a Dataset, or a dictionary
+            of train, validation and test. Or a `Federation`, such as `load_data` returns.
+        algorithm: an algorithm with its settings, such as `eq.Ditto(lam=0.1, lr=0.05)`, or a name, such as "ditto".
         head: what methods such as FedPer and FedRep keep on the client: the name of a submodule, a pattern of names
             such as "*.lora_B.*", a class of layers, or a list of these; None if there is to be no head.
         loss: "cross-entropy", "squared", or a function (output, target).
         metric: a metric or several, each a name, a `Metric` or a function (outputs, targets) that returns a number.
             The first decides what is better; by default it is the one that belongs to the loss.
-        names: names of the clients.
+        names: names of the clients, where they come as a list.
         split: train, validation and test fractions of clients that come undivided.
         unseen: fraction of the clients that is kept out of training, adapts the result and is scored separately.
         seed: seed of all randomness.
@@ -89,7 +91,7 @@ def train(
         mode: "auto", "threads" or "stacked".
         workers: number of threads; 0 for all cores.
         precision: "float32", "float64" or "bf16-mixed".
-        out: folder to write the run to.
+        out: folder to write the run to, with all models at the end, so that `load_result` loads it.
         resume: continue the run in that folder.
         track: trackers that log the rounds, "tensorboard" or "mlflow"; needs `out`.
         callback: is called at the beginning, after every round and at the end.
@@ -97,6 +99,11 @@ def train(
     Returns:
         The result: models as ordinary modules, and metrics.
     """
+    check_module(module)
+    algorithm = as_algorithm(algorithm)
+    folder = as_folder(out)
+    if resume and folder is None:
+        raise EquipoiseError("resume=True continues the run in a folder; say which with out=...")
     schedule = read(
         Schedule,
         {
@@ -106,8 +113,8 @@ def train(
             "evaluate_every": evaluate_every,
             "checkpoint_every": checkpoint_every,
             "select": select,
-            "targets": tuple(targets) or None,
-            "track": tuple(track),
+            "targets": as_values("targets", targets) or None,
+            "track": as_values("track", track),
         },
         "",
     )
@@ -115,6 +122,10 @@ def train(
         attack = choose(ATTACKS, {"attack": attack}, "train", "attack")[1]
     if isinstance(reducer, str):
         reducer = choose(REDUCERS, {"reducer": reducer}, "train", "reducer")[1]
+    check_instance("attack", attack, Attack, "equipoise.SignFlip(fraction=0.2), or a name")
+    check_instance("reducer", reducer, Reducer, "equipoise.TrimmedMean(), or a name", optional=False)
+    check_instance("privacy", privacy, Privacy, "equipoise.Privacy(clip=1.0, target_epsilon=8.0)")
+    check_instance("devices", devices, Devices, "equipoise.Devices(iterations=(20, 10))")
     uploads = UploadSettings(attack, reducer, privacy)
     if privacy is not None and callback is None:
         warnings.warn("privacy covers what models are trained with, not the clients' scores", stacklevel=2)
@@ -123,11 +134,12 @@ def train(
     federation = (
         clients if isinstance(clients, Federation) else from_clients(clients, names=names, split=split, seed=seed)
     )
+    check_finite(federation)
     if not isinstance(unseen, (int, float)) or not 0 <= unseen < 1:
         raise EquipoiseError(f"unseen = {unseen!r} is not allowed; it must be a number >= 0 and < 1")
     federation = federation.holding_out(unseen, seed)
     task = build_task(module, federation, engine, head=head, loss=loss, metric=metric)
-    if track and out is None:
+    if track and folder is None:
         raise EquipoiseError(f"track = {list(track)} needs a run folder; say out=...")
 
     def build(folder: RunFolder | None, callback: RunCallback | None) -> Simulation:
@@ -135,27 +147,31 @@ def train(
 
     def execute(simulation: Simulation) -> None:
         with torch.random.fork_rng(devices=[]):  # a module that draws from torch's own stream leaves the caller's alone
-            start_or_resume(simulation, resume and out is not None)
+            start_or_resume(simulation, resume)
+            if folder is not None:
+                Result(simulation).save(folder)
 
-    if out is None:
+    def settings() -> dict[str, Any]:
+        return {
+            **schedule.table(),
+            "algorithm": {"name": name_of(ALGORITHMS, algorithm), **algorithm.table()},
+            **({"attack": {"name": name_of(ATTACKS, attack), **attack.table()}} if attack else {}),
+            "reducer": {"name": name_of(REDUCERS, uploads.reducer), **uploads.reducer.table()},
+            **({"privacy": privacy.table()} if privacy else {}),
+            **({"devices": devices.table()} if devices else {}),
+            "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
+            "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
+            "engine": engine.table(),
+        }
+
+    if folder is None:
         simulation = build(None, callback)
         execute(simulation)
-        return Result(simulation)
-    settings = {
-        **schedule.table(),
-        "algorithm": {"name": name_of(ALGORITHMS, algorithm), **algorithm.table()},
-        **({"attack": {"name": name_of(ATTACKS, attack), **attack.table()}} if attack else {}),
-        "reducer": {"name": name_of(REDUCERS, uploads.reducer), **uploads.reducer.table()},
-        **({"privacy": privacy.table()} if privacy else {}),
-        **({"devices": devices.table()} if devices else {}),
-        "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
-        "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
-        "engine": engine.table(),
-    }
+        return Result(simulation, settings)
     written = {"mode": execution_mode(engine, task), PROBLEM: federation.problem()}
     callback = callback or RunCallback()
     return Result(
         run_in_folder(
-            build, execute, Path(out), settings, resume=resume, track=schedule.track, callback=callback, **written
+            build, execute, folder, settings(), resume=resume, track=schedule.track, callback=callback, **written
         )
     )

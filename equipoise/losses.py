@@ -61,6 +61,10 @@ def fitting_loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor,
         output: outputs of the model for some samples.
         target: targets of these samples.
     """
+    if isinstance(loss, type):
+        raise EquipoiseError(f"loss is the class {loss.__name__}; create it: {loss.__name__}()")
+    if not isinstance(loss, str) and not callable(loss):
+        raise EquipoiseError(f"loss = {loss!r} is not allowed; available: {', '.join(LOSSES)}, or a function")
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise EquipoiseError(f"unknown loss {loss!r}; available: {', '.join(LOSSES)}, or a function")
@@ -75,6 +79,8 @@ def fitting_loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor,
         raise EquipoiseError(
             f"the loss fails on outputs {tuple(output.shape)} and targets {tuple(target.shape)}: {error}"
         ) from error
+    if not isinstance(value, Tensor):
+        raise EquipoiseError(f"the loss returns {type(value).__name__}; it must return a tensor")
     if value.ndim == 0:
         return Loss(loss, None)
     if value.shape == (len(target),):
@@ -87,6 +93,12 @@ def fitting_loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor,
 def _check_classes(output: Tensor, target: Tensor) -> None:
     one_a_sample = target.ndim == 1 and output.ndim in (2, 3)
     one_a_position = target.ndim == 2 and target.shape == output.shape[:-1]
+    if target.is_floating_point() and target.ndim == 1:
+        raise EquipoiseError(
+            "the loss 'cross-entropy' needs classes as whole numbers, and the targets are of type "
+            f"{str(target.dtype).removeprefix('torch.')}; convert them (y.astype('int64')), or use loss='squared' for "
+            "numbers"
+        )
     if target.is_floating_point() or not (one_a_sample or one_a_position):
         raise EquipoiseError(
             "the loss 'cross-entropy' needs one whole number per sample as its target, or one per position if the "

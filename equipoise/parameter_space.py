@@ -75,9 +75,10 @@ class ParameterSpace:
         self.body_size = sum(e.numel for e in entries if e.name not in in_head)
 
     def __repr__(self) -> str:
-        head = sum(entry.offset >= self.body_size for entry in self.entries)
-        body = f"{self.body_size:,} numbers in {len(self.entries) - head} parameters"
-        return f"ParameterSpace(body: {body}; head: {self.size - self.body_size:,} in {head})"
+        head = self.size - self.body_size
+        return (
+            f"ParameterSpace({len(self.entries)} parameters, {self.size} numbers: body {self.body_size}, head {head})"
+        )
 
     def fingerprint(self) -> str:
         """Return a hash of the names and shapes of the parameters, and of the start of the head."""

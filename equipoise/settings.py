@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from equipoise.errors import EquipoiseError
@@ -113,8 +114,9 @@ def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:
 
 
 def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Turn lists into tuples, because TOML has only lists."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+    """Turn lists into tuples, because TOML has only lists, and values of numpy into Python's own."""
+    plain = {k: v.tolist() if isinstance(v, (np.generic, np.ndarray)) else v for k, v in table.items()}
+    return {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
 
 
 def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, Any], where: str) -> str:

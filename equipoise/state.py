@@ -25,6 +25,10 @@ class State(dict[str, Tensor]):
         except KeyError:
             raise AttributeError(f"this state holds {sorted(self)}, not {name!r}") from None
 
+    def __repr__(self) -> str:
+        fields = (f"{name}: {list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for name, t in self.items())
+        return f"State({', '.join(fields)})"
+
     @property
     def nbytes(self) -> int:
         """Return the size of all tensors in bytes."""

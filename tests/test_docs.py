@@ -329,3 +329,11 @@ def test_the_published_figures_are_those_of_the_benchmarks(name: str) -> None:
         for key in ("ratio_to_usual", "share_of_ceiling", "ratio", "peak_memory_mb"):
             if key in row:
                 assert f"{row[key]}" in text, (row.get("case"), key)
+
+
+def test_the_guides_example_from_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    [code] = [block for block in blocks("docs/guide.md", "python") if "eq.train(" in block]
+    names: dict[str, object] = {"__name__": "guide"}
+    exec(code, names)
+    assert (tmp_path / "newcomers" / "dora.safetensors").exists()

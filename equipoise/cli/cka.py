@@ -38,7 +38,6 @@ def cka(
     from equipoise.reporting.figure_files import check_picture
     from equipoise.reporting.fitted_table import FittedTable
     from equipoise.runs.launch import reopen
-    from equipoise.runs.similarity import measure
 
     picture = out or folders[0] / "cka.png"
     check_picture(picture)
@@ -47,9 +46,9 @@ def cka(
     with progress:
         for folder in folders:
             bar = progress.add_task(folder.name, total=None, score="")
-            run = reopen(folder, data)[0].simulation
+            result = reopen(folder, data)[0]
             step = lambda done, total, bar=bar: progress.update(bar, completed=done, total=total)  # noqa: E731
-            found.append(measure(run, folder.resolve().name, samples, step))
+            found.append(result.similarity(samples, name=folder.resolve().name, progress=step))
             found[-1].write(folder)
     plots.draw_similarity(found, picture)
     if as_json:

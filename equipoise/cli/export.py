@@ -23,15 +23,13 @@ def export(
         equipoise export runs/ditto --client 0 --out client-0.safetensors
         equipoise export runs/ditto --global --out global.safetensors
 
-    Load the file with equipoise.load_model(FILE).
+    Load the file with equipoise.load_model(FILE). For a run made from Python, also give a module like the one that was
+    trained: equipoise.load_model(FILE, module=Net()).
     """
     from equipoise.runs.export import export_model
-    from equipoise.runs.launch import reopen
 
     if (client is None) == (not global_):
         raise EquipoiseError("name the model to export: either --client K or --global")
-    result, experiment = reopen(folder, data)
-    name = export_model(result, experiment, client, out)
-    out_console.print(
-        escape(f"The model of {name} is in {out}; load it with equipoise.load_model({str(out)!r})"), highlight=False
-    )
+    name, own = export_model(folder, client, out, data)
+    load = f"equipoise.load_model({str(out)!r}{', module=Net()' if own else ''})"
+    out_console.print(escape(f"The model of {name} is in {out}; load it with {load}"), highlight=False)

@@ -25,7 +25,7 @@ from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.registry import choose
 from equipoise.settings import read
-from equipoise.storage.run_folder import WRITTEN, read_toml
+from equipoise.storage.run_folder import WRITTEN, made_in_python, read_toml
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
 _NEEDED = ("data", "model", "algorithm")
@@ -58,6 +58,11 @@ class Experiment:
     def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED) -> "Experiment":
         """Check the tables of a configuration; `needs` are the sections that must be there, fewer for a deployment."""
         tables = {k: v for k, v in tables.items() if k != WRITTEN}
+        if made_in_python(tables):
+            raise EquipoiseError(
+                "the file describes a run that was made from Python with equipoise.train, so it cannot name the module "
+                "and the data; run your script again, or load the models with equipoise.load_result"
+            )
         for key, value in tables.items():
             if key in ("sweep", "variant", "scale") or (key in _SECTIONS and isinstance(value, list)):
                 raise EquipoiseError(f"the file describes many runs ([{key}]); start them with `equipoise sweep`")
@@ -108,6 +113,9 @@ class Experiment:
             sets: changes as `section.key=value`.
             needs: the sections that must be there.
         """
+        if (written := path / "run.toml").is_file():
+            Experiment.parse(read_toml(written), ())  # a run made from Python says so
+            raise EquipoiseError(f"{path} is the folder of a run; run its settings again with {written} in its place")
         return Experiment.parse(override(read_toml(path), sets), needs)
 
     @property

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from equipoise import randomness
-from equipoise.data.text_encoding import numbered
+from equipoise.data.samples import SPLITS as SPLITS
+from equipoise.data.samples import as_pair, named_clients
 from equipoise.errors import EquipoiseError
 from equipoise.settings import nearest
+from equipoise.state import State
 
-SPLITS = ("train", "validation", "test")
 SPLIT = (0.7, 0.1, 0.2)
 """The default fractions of training, validation and test samples."""
 
@@ -34,6 +35,9 @@ class RaggedIndices:
     def __len__(self) -> int:
         return len(self.lengths)
 
+    def __repr__(self) -> str:
+        return f"RaggedIndices({len(self)} lists, {len(self.flat)} indices)"
+
 
 class BatchBuffer:
     """Memory for a batch that is reused, because the first access to new memory is slow."""
@@ -48,7 +52,7 @@ class BatchBuffer:
         return self.room[:samples]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Federation:
     """Samples x with targets y, and the indices that each client owns; no samples are copied per client."""
 
@@ -86,6 +90,16 @@ class Federation:
     def __len__(self) -> int:
         return len(self.names)
 
+    def __repr__(self) -> str:
+        sizes = (f"{len(getattr(self, split).flat)} {split}" for split in SPLITS)
+        kinds = (f"{what} {list(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}" for what, t in self._arrays())
+        unseen = f", {len(self.unseen)} of them unseen" if self.unseen else ""
+        title = f"{self.title}: " if self.title else ""
+        return f"Federation({title}{len(self)} clients{unseen}; samples: {', '.join(sizes)}; {', '.join(kinds)})"
+
+    def _arrays(self) -> tuple[tuple[str, Tensor], tuple[str, Tensor]]:
+        return ("x", self.gather(torch.zeros(0, dtype=torch.int64))[0]), ("y", self.y)
+
     @cached_property
     def numbers(self) -> dict[int, int]:
         """Return the number by which the server knows each client: in the order of names, training clients first."""
@@ -98,6 +112,11 @@ class Federation:
         order = sorted(range(len(self)), key=lambda i: self.names[i])
         training = [i for i in order if self.names[i] not in self.unseen]
         return training, [i for i in order if self.names[i] in self.unseen]
+
+    @cached_property
+    def finite(self) -> bool:
+        """Tell whether there is no NaN and no infinity in any sample; found once per federation, without a copy."""
+        return State(x=self.x, y=self.y).finite()
 
     @property
     def outputs(self) -> int:
@@ -191,10 +210,14 @@ def _row_digest(x: np.ndarray, y: np.ndarray) -> int:
 
 def check_split(split: Sequence[float]) -> None:
     """Raise an error unless these are three fractions that sum to 1, the first above 0."""
-    good = len(split) == 3 and min(split) >= 0 and split[0] > 0 and abs(sum(split) - 1) <= 1e-6
+    try:
+        good = len(split) == 3 and min(split) >= 0 and split[0] > 0 and abs(sum(split) - 1) <= 1e-6
+    except TypeError:  # not a list, or not of numbers
+        good = False
     if not good:
+        shown = list(split) if isinstance(split, (tuple, list)) else split
         raise EquipoiseError(
-            f"data.split = {list(split)} is not allowed; it must be three fractions "
+            f"data.split = {shown!r} is not allowed; it must be three fractions "
             "(train, validation, test) that sum to 1, the first above 0"
         )
 
@@ -245,30 +268,27 @@ def from_shares(
 
 
 def from_clients(
-    clients: Sequence[Any],
+    clients: Sequence[Any] | Mapping[Any, Any],
     *,
     names: Sequence[str] | None = None,
     split: Sequence[float] = SPLIT,
     seed: int = 0,
 ) -> Federation:
-    """Create a federation from a list with one entry per client.
+    """Create a federation from one entry per client.
 
     Args:
-        clients: for each client a pair of arrays (x, y), a torch Dataset of such pairs, or a dictionary with either of
-            these under "train" and optionally "validation" and "test". Only a dictionary is taken as already split.
-        names: the clients' names; by default client-0, client-1 and so on.
+        clients: a list, or a dictionary by name, with an entry for each client: a pair of arrays (x, y), a torch
+            Dataset of such pairs, or a dictionary with either of these under "train" and optionally "validation" and
+            "test". Only such a dictionary is taken as already split.
+        names: the names of clients in a list; by default client-0, client-1 and so on.
         split: fractions of training, validation and test samples, for entries that are not split yet.
         seed: the seed of the split.
 
     Returns:
         The federation.
     """
-    if not clients:
-        raise EquipoiseError("the list of clients is empty; give at least one (x, y)")
     check_split(split)
-    names = numbered(len(clients)) if names is None else [str(name) for name in names]
-    if len(names) != len(clients):
-        raise EquipoiseError(f"there are {len(clients)} clients and {len(names)} names; give one name per client")
+    names, clients = named_clients(clients, names)
     xs: list[Tensor] = []
     ys: list[Tensor] = []
     columns: list[list[np.ndarray]] = [[], [], []]
@@ -276,7 +296,7 @@ def from_clients(
 
     def take(part: Any, name: str) -> np.ndarray:
         nonlocal count
-        x, y = _pair(part, name)
+        x, y = as_pair(part, name)
         xs.append(x)
         ys.append(y)
         count += len(x)
@@ -303,18 +323,3 @@ def from_clients(
     classes = None if y.is_floating_point() or not len(y) else int(y.max()) + 1
     train, validation, test = (RaggedIndices(column) for column in columns)
     return Federation(torch.cat(xs), y, tuple(names), train, validation, test, classes)
-
-
-def _pair(part: Any, name: str) -> tuple[Tensor, Tensor]:
-    if not isinstance(part, (tuple, list)) and hasattr(part, "__getitem__") and hasattr(part, "__len__"):
-        samples = [part[i] for i in range(len(part))]  # a torch Dataset
-        if not samples:
-            raise EquipoiseError(f"client {name!r} has no samples; give it some, or leave it out")
-        part = tuple(torch.stack([torch.as_tensor(s[k]) for s in samples]) for k in (0, 1))
-    try:
-        x, y = (torch.as_tensor(np.asarray(a)) if not isinstance(a, Tensor) else a for a in part)
-    except (TypeError, ValueError) as error:
-        raise EquipoiseError(f"client {name!r} must be a pair of arrays (x, y), and is not: {error}") from None
-    if len(x) != len(y):
-        raise EquipoiseError(f"client {name!r} has {len(x)} inputs and {len(y)} targets; the numbers must be equal")
-    return x, y if y.is_floating_point() else y.long()

@@ -8,8 +8,10 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
+from equipoise.data.federation import Federation
 from equipoise.equilibrium import layers
 from equipoise.errors import EquipoiseError
+from equipoise.losses import LOSSES
 from equipoise.training.task import Task
 
 
@@ -58,6 +60,21 @@ def check_batches(task: Task, algorithm: Algorithm, samples: Mapping[str, int]) 
 def _head(task: Task) -> str:
     names = [entry.name for entry in task.space.entries if entry.offset >= task.space.body_size]
     return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}" if names else "nothing"
+
+
+def check_data(task: Task, federation: Federation) -> None:
+    """Raise an error if the model cannot handle all labels and all symbols in the data."""
+    classes = federation.classes or 0
+    by_class = any(metric.targets == "classes" for metric in task.metrics.metrics)
+    if (task.loss is LOSSES["cross-entropy"] or by_class) and len(federation.y):
+        if task.outputs < classes:
+            raise EquipoiseError(
+                f"there is a label {classes - 1}, and the model has only {task.outputs} outputs; it needs {classes}"
+            )
+        if (least := int(federation.y.min())) < 0:
+            raise EquipoiseError(f"there is a label {least}; the classes must be numbered from 0")
+    if not federation.x.is_floating_point():
+        task.check_symbols(federation.x)
 
 
 def _has_linear_head(task: Task) -> bool:

@@ -101,8 +101,12 @@ class Run(ABC):
 
     @cached_property
     @abstractmethod
-    def fingerprint(self) -> str:
-        """Return a digest of everything that a run begins with beyond its settings."""
+    def fingerprint(self) -> Any:
+        """Return what a run begins with beyond its settings, as JSON: digests by which a checkpoint is recognised."""
+
+    def find_difference(self, saved: Any) -> str | None:
+        """Return what differs between a saved fingerprint and that of this run; None if nothing does."""
+        return None if saved == self.fingerprint else "the model's parameters have other names or shapes"
 
     @abstractmethod
     def draw_noise(self, number: int, purpose: str) -> Noise:
@@ -202,6 +206,8 @@ class Run(ABC):
             self.callback.on_message(complaint + ("; the one before is used" if saved else "; the run starts again"))
         if saved is None:
             return None
+        if (difference := self.find_difference(saved.facts["fingerprint"])) is not None:
+            raise EquipoiseError(f"the run in {self.checkpoints.folder.parent} cannot be resumed: {difference}")
         if saved.facts["fingerprint"] != self.fingerprint:
             raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
         if (BUFFERS in saved.server) != (BUFFERS in self.server):

@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,8 @@ from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore, RenumberedStore
-from equipoise.engine.compatibility import check_batches
+from equipoise.engine.compatibility import check_batches, check_data
+from equipoise.engine.origin import describe_origin, find_difference, find_legacy_difference, legacy_fingerprint
 from equipoise.engine.run import Run
 from equipoise.engine.run_output import shown_states, write_results
 from equipoise.engine.signals import stop_on_interrupt
@@ -33,7 +33,6 @@ from equipoise.evaluation.run_scores import RunScores
 from equipoise.evaluation.scoreboard import score_columns
 from equipoise.executors.base import SENT, ClientJob, ClientResult, HeldState, with_engine_state
 from equipoise.executors.build import build_executor
-from equipoise.losses import LOSSES
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, public_reference, seeded_noise
 from equipoise.state import RoundUploads, State, Upload
@@ -71,15 +70,8 @@ class Simulation(Run):
             devices: the device classes of the clients.
         """
         self.federation = federation.prepared(task.dtype, task.channels_last)
-        classes = federation.classes or 0
-        by_class = any(metric.targets == "classes" for metric in task.metrics.metrics)
-        if (task.loss is LOSSES["cross-entropy"] or by_class) and task.outputs < classes:
-            raise EquipoiseError(
-                f"there is a label {classes - 1}, and the model has only {task.outputs} outputs; it needs {classes}"
-            )
+        check_data(task, federation)
         check_room(federation, task)
-        if not federation.x.is_floating_point():
-            task.check_symbols(federation.x)
         self.training, _ = federation.by_name
         self.number = federation.numbers
         samples = int(federation.train.lengths[self.training].sum())
@@ -110,6 +102,10 @@ class Simulation(Run):
         self.scores_missing = False
         "whether the last checkpoint has scores by other metrics"
 
+    def __repr__(self) -> str:
+        name, clients = type(self.algorithm).__name__, len(self.federation)
+        return f"Simulation({name}, {clients} clients, {self.done} of {self.schedule.rounds} rounds)"
+
     def _check_validation(self) -> None:
         without = [self.federation.names[who] for who in self.training if not len(self.federation.validation[who])]
         if len(without) == len(self.training):
@@ -124,9 +120,13 @@ class Simulation(Run):
             )
 
     @cached_property
-    def fingerprint(self) -> str:
-        start = blake2b(self.task.w0.numpy().tobytes(), digest_size=8).hexdigest()
-        return f"{self.federation.fingerprint(splits=True)} {self.task.space.fingerprint()} {start}"
+    def fingerprint(self) -> dict[str, Any]:
+        return describe_origin(self.federation, self.task)
+
+    def find_difference(self, saved: Any) -> str | None:
+        if isinstance(saved, str):
+            return find_legacy_difference(saved, legacy_fingerprint(self.federation, self.task))
+        return find_difference(saved, self.fingerprint)
 
     @property
     def upload_store(self) -> RenumberedStore:
@@ -309,10 +309,14 @@ class Simulation(Run):
     def finish(self) -> None:
         """Write the results into the run folder, and report the end of the run."""
         if self.folder is not None:
-            shown = shown_states(self.algorithm, self.start, map(self.job, sorted(self.training)))
-            tables, columns, summary = self.scores.tables(), score_columns(self.task.metrics), self.summary()
-            write_results(self.folder, self.federation, self.pipeline.malicious, tables, columns, shown, summary)
-            self.callback.on_run_end(summary)
+            self.callback.on_run_end(self.write_results(self.folder))
+
+    def write_results(self, folder: RunFolder) -> dict[str, Any]:
+        """Write the results of the run as it is into a folder, and return its summary."""
+        shown = shown_states(self.algorithm, self.start, map(self.job, sorted(self.training)))
+        tables, columns, summary = self.scores.tables(), score_columns(self.task.metrics), self.summary()
+        write_results(folder, self.federation, self.pipeline.malicious, tables, columns, shown, summary)
+        return summary
 
     def summary(self) -> dict[str, Any]:
         """Return what summary.json contains."""

@@ -77,7 +77,7 @@ def heard_layers(module: nn.Module, x: Tensor) -> list[str]:
         hook.close()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Similarity:
     """CKA of many pairs of models: one row per layer, one column per pair."""
 
@@ -88,6 +88,10 @@ class Similarity:
     layers: tuple[str, ...]
     pairs: tuple[str, ...]
     values: np.ndarray
+
+    def __repr__(self) -> str:
+        means = (f"{row['layer']} {row['mean']:.3f}" if "mean" in row else row["layer"] for row in self.rows())
+        return f"Similarity({self.run}, CKA of {self.between}: {', '.join(means)})"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the mean, standard deviation, minimum and maximum over the pairs, for each layer."""

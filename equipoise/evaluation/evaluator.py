@@ -70,6 +70,8 @@ class Evaluator:
         malicious: frozenset[str] = frozenset(),
         select: str = "validation",
         budgets: Mapping[str, int] | None = None,
+        first_number: int = 0,
+        keep: bool = False,
     ):
         """Create an evaluator.
 
@@ -82,7 +84,13 @@ class Evaluator:
             malicious: names of clients that are scored but do not count in any figure.
             select: the samples on which the hybrid model is chosen, "validation" or "test".
             budgets: iteration limit of each client by name.
+            first_number: number by which the server knows the first client by name; larger than 0 if the federation
+                has only clients that come after training.
+            keep: whether personal models stay in memory after they are scored.
         """
+        self.first_number = first_number
+        self.kept: list[ClientModel] | None = [] if keep else None
+        "the personal models of the last evaluation, if they are to be kept"
         self.federation, self.algorithm, self.executor = federation, algorithm, executor
         self.order, self.unseen, self.malicious, self.select = who, unseen, malicious, select
         self.budgets = budgets or {}
@@ -156,7 +164,7 @@ class Evaluator:
                 self._write(table, model.who, scores)
 
     def _job(self, who: int, server: State, store: ClientStates) -> ClientJob:
-        down = broadcast(self.algorithm, server, self.federation.numbers[who])
+        down = broadcast(self.algorithm, server, self.first_number + self.federation.numbers[who])
         return ClientJob(who, store.get(who), down, self.budgets.get(self.federation.names[who]))
 
     def _own_models(self, kind: str, made: ModelKind, round: int, server: State, store: ClientStates) -> None:
@@ -170,6 +178,8 @@ class Evaluator:
                     return
                 models.append(model)
             self.has[kind] = True
+            if self.kept is not None and kind == "personal":
+                self.kept += models
             self._score(self.tables[kind], models)
 
     def _global(self, vector: Tensor, shared: Tensor | None, store: ClientStates) -> None:

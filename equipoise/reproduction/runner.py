@@ -160,10 +160,9 @@ def draw(exhibit: Exhibit, runs: dict[str, list[FinishedRun]], scale: str, out: 
             path = out / exhibit.paper / ("-".join(word for word in words if word) + ".png")
             if exhibit.plot == "cka":
                 from equipoise.runs.launch import reopen
-                from equipoise.runs.similarity import measure
 
-                alike = [(run, reopen(run.path, data)[0].simulation) for run in mine]
-                compared = [measure(s, run.path.name, _CKA_SAMPLES, lambda done, total: None) for run, s in alike]
+                alike = [(run, reopen(run.path, data)[0]) for run in mine]
+                compared = [result.similarity(_CKA_SAMPLES, name=run.path.name) for run, result in alike]
                 for similarity, run in zip(compared, mine, strict=True):
                     similarity.write(run.path)
                 plots.draw_similarity(compared, path)

@@ -1,36 +1,83 @@
 """Export of a trained model to a file, with everything that is needed to load it again."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.config.experiment import Experiment
-from equipoise.engine.model_files import write_model
+from equipoise.engine.model_files import write_model, write_tensors_of_model
 from equipoise.errors import EquipoiseError
-from equipoise.runs.result import Result
+from equipoise.runs.launch import reopen
+from equipoise.runs.predictions import client_number
+from equipoise.runs.saved_models import SavedModels
+from equipoise.storage.run_folder import RunFolder, made_in_python, read_toml
 
 
-def export_model(result: Result, experiment: Experiment, client: str | None, path: Path) -> str:
+def export_model(folder: Path, client: str | None, path: Path, data: Path | None = None) -> tuple[str, bool]:
     """Write one model of a run to a file.
 
     Args:
-        result: the result of the run.
-        experiment: the experiment of the run, which is stored with the model.
+        folder: the folder of the run.
         client: number or name of the client whose personal model is written, or None for the global model.
         path: the file to write.
+        data: the folder of data sets, or None for the one that the run used.
 
     Returns:
-        The name of the client, or "global".
+        The name of the client, or "global"; and whether loading the file takes the user's own module.
     """
-    # Some clients have numbers as names (households); there a number is always read as a name.
-    by_number = client is not None and client.isdecimal() and not any(name.isdecimal() for name in result.clients)
-    who: str | int | None = int(client) if client is not None and by_number else client
+    opened = RunFolder.open(folder)
+    if made_in_python(read_toml(opened.config)):
+        if not opened.models.exists():
+            raise EquipoiseError(
+                f"{folder} was made from Python and has no {opened.models.name}: the run is not finished, or is of an "
+                "older version; continue it with train(..., out=..., resume=True), which writes the models at the end"
+            )
+        return _export_saved(SavedModels(opened.models), client, path), True
+    result, experiment = reopen(folder, data)
+    who = None if client is None else _number(result.clients, client)
     if who is not None and result.looks_up:
-        raise EquipoiseError(
-            f"a personal model of {experiment.algorithm_name} is the global model together with the client's samples, "
-            "so it cannot be exported as parameters; export the global model with --global"
-        )
+        raise EquipoiseError(_looks_up(experiment.algorithm_name))
     module = result.global_model() if who is None else result.personal(who)
-    name = "global" if who is None else result.clients[who] if isinstance(who, int) else who
+    name = "global" if who is None else result.clients[who]
     federation = result.federation
     shape = federation.sample()[0].shape[1:]
     write_model(path, module, experiment, shape, federation.outputs, federation.title, name)
+    return name, False
+
+
+def _export_saved(models: SavedModels, client: str | None, path: Path) -> str:
+    """Write a model of a run that was made from Python, for which its module is not needed."""
+    facts, method = models.facts, models.facts["method"]
+    if client is None:
+        if models.shared is None:
+            raise EquipoiseError(f"{method} has no global model; export a client's personal model with --client")
+        if facts["buffers"]:
+            raise EquipoiseError("the model's buffers stay with the clients, so there is no global model without one")
+        name, tensors = "global", models.tensors(models.shared, None)
+    else:
+        who = _number(models.names, client)
+        model = models.personal(who)
+        if model is None:
+            raise EquipoiseError(f"{method} has no personal models; export the global one with --global")
+        if model.looks_up:
+            raise EquipoiseError(_looks_up(method))
+        name, tensors = models.names[who], models.tensors(model.vector, model.buffers)
+    described = {
+        "shape": facts["inputs"][0],
+        "outputs": facts["outputs"],
+        "dtype": facts["dtype"],
+        "trained": {"algorithm": method, "data": facts["title"], "of": name},
+    }
+    write_tensors_of_model(path, tensors, described)
     return name
+
+
+def _looks_up(method: str) -> str:
+    return (
+        f"a personal model of {method} is the global model together with the client's samples, so it cannot be "
+        "exported as parameters; export the global model with --global"
+    )
+
+
+def _number(names: Sequence[str], client: str) -> int:
+    # Some clients have numbers as names (households); there a number is always read as a name.
+    by_number = client.isdecimal() and not any(name.isdecimal() for name in names)
+    return client_number(names, int(client) if by_number else client)

@@ -8,6 +8,7 @@ from typing import Any
 from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
+from equipoise.data.finite import check_finite
 from equipoise.data.sources import SOURCES, data_folder
 from equipoise.engine.assembly import experiment_task, run_in_folder, start_or_resume
 from equipoise.engine.rescoring import rescore
@@ -15,7 +16,7 @@ from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
 from equipoise.runs.result import Result
-from equipoise.storage.run_folder import WRITTEN, RunFolder, read_toml
+from equipoise.storage.run_folder import WRITTEN, RunFolder, made_in_python, read_toml
 from equipoise.training.task import Task
 
 _TRAINED = "trained"
@@ -89,6 +90,7 @@ def run(
         data = folder_of_data(RunFolder(out).config, None, callback.on_message)
     source = data_folder(data).resolve()
     federation = experiment.federation(source, callback.on_data_progress)
+    check_finite(federation)
     for note in federation.notes:
         callback.on_message(note)
     task = experiment_task(experiment, federation)
@@ -139,6 +141,12 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
     """Load a run as it was at its newest checkpoint, and its experiment."""
     folder = RunFolder.open(path)
     tables = read_toml(folder.config)
+    if made_in_python(tables):
+        raise EquipoiseError(
+            f"{path} was made from Python, so its module and its data are not known here; in Python, "
+            f"equipoise.load_result({str(path)!r}, module=..., clients=...) loads it, and its method similarity() "
+            "compares models as `equipoise cka` does"
+        )
     experiment = Experiment.parse(tables, needs=("algorithm",))
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(

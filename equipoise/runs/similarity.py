@@ -10,11 +10,13 @@ from torch import Tensor
 
 from equipoise import randomness
 from equipoise.algorithms.capabilities import HasConsensusModel, trained_model_of
+from equipoise.data.federation import Federation
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.cka import Similarity, gram, heard_layers, representations
 from equipoise.executors.base import ClientModel, algorithm_state
 from equipoise.executors.build import build_executor
+from equipoise.runs.trained import SimulatedRun, Trained
 from equipoise.training.buffers import BUFFERS
 
 _MOST_PAIRED = 15  # clients that are compared with each other
@@ -59,7 +61,22 @@ def sides(run: Simulation) -> Sides:
         executor.close()
 
 
-def measure(run: Simulation, name: str, samples: int, progress: Callable[[int, int], None]) -> Similarity:
+def _saved_sides(run: Trained) -> Sides:
+    """Return the models of a run on disk, of which only personal and global models are known."""
+    training = [who for who, name in enumerate(run.names) if name not in run.unseen]
+    local = [model for who in training if (model := run.personal(who)) is not None]
+    shared = run.global_vector()
+    if not local or (shared is None and isinstance(run.algorithm, HasConsensusModel)):
+        raise EquipoiseError(
+            f"{run.method} is compared by models that only the run itself can make; ask the result that train returned"
+        )
+    if shared is not None:
+        others = [replace(model, vector=shared) for model in local]
+        return Sides(local, others, "personal models and the global one")
+    return Sides(local, None, "personal models of two clients")
+
+
+def measure(run: Trained, name: str, samples: int, progress: Callable[[int, int], None]) -> Similarity:
     """Compare the clients' models of a run with the global model, on test samples of all clients.
 
     A client's model is its personal one or, if the method has none, the global model after one more local training.
@@ -71,13 +88,13 @@ def measure(run: Simulation, name: str, samples: int, progress: Callable[[int, i
         samples: largest number of test samples.
         progress: is called with the numbers of finished pairs and of all pairs.
     """
-    found = sides(run)
-    x = _samples(run, samples)
-    names = heard_layers(run.task.to_module(found.local[0].vector, found.local[0].buffers), x)
-    clients = [run.federation.names[model.who] for model in found.local]
+    x = _samples(run.federation, samples)
+    found = sides(run.run) if isinstance(run, SimulatedRun) else _saved_sides(run)
+    names = heard_layers(run.to_module(found.local[0].vector, found.local[0].buffers), x)
+    clients = [run.names[model.who] for model in found.local]
 
     def gram_matrices(model: ClientModel) -> list[Tensor]:
-        module = run.task.to_module(model.vector, model.buffers)
+        module = run.to_module(model.vector, model.buffers)
         return [gram(h) for h in representations(module, x, names)]
 
     pairs: list[str] = []
@@ -102,12 +119,11 @@ def measure(run: Simulation, name: str, samples: int, progress: Callable[[int, i
         for i, j in combinations(range(len(chosen)), 2):
             title = f"{clients[chosen[i]]} {clients[chosen[j]]}"
             compare(title, seen[i], seen[j], len(chosen) * (len(chosen) - 1) // 2)
-    return Similarity(name, run.done, found.between, len(x), tuple(names), tuple(pairs), np.array(columns).T)
+    return Similarity(name, run.rounds, found.between, len(x), tuple(names), tuple(pairs), np.array(columns).T)
 
 
-def _samples(run: Simulation, count: int) -> Tensor:
+def _samples(federation: Federation, count: int) -> Tensor:
     """Return up to `count` test samples of all clients together, the same for every model."""
-    federation = run.federation
     every = np.concatenate([federation.test[who] for who in range(len(federation))])
     if len(every) < 2:
         raise EquipoiseError("CKA compares representations of test samples, and there are fewer than two")

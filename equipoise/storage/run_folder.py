@@ -32,6 +32,9 @@ FAILED = "failed.json"
 SHOWN = "shown.safetensors"
 """File of what an algorithm shows of its clients' states."""
 
+MODELS = "models.safetensors"
+"""File of every client's model, the global model and the server's state, written by `equipoise.train`."""
+
 FEDERATION = "federation.json"
 """File of the number of samples of each client and label."""
 
@@ -45,6 +48,7 @@ ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb")
 """Settings that do not affect results."""
 _RENAMED = {"engine.dtype": "engine.precision"}
 _MAY_CHANGE = {"rounds", *ASIDE}  # when a run is resumed
+_FROM_PYTHON = {"model.parameters", "model.layout", "data.clients", "data.samples"}  # explained by the checkpoint
 _TRIES = 8
 
 
@@ -68,6 +72,12 @@ def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings in a run.toml with dotted names; those that an older version named otherwise, as of today."""
     return {_RENAMED.get(key, key): value for key, value in flatten(read_toml(path)).items()}
+
+
+def made_in_python(tables: Mapping[str, Any]) -> bool:
+    """Tell whether a run.toml is that of `equipoise.train`, which cannot name the user's module and data."""
+    model = tables.get("model")
+    return isinstance(model, dict) and "layout" in model
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -100,6 +110,7 @@ class RunFolder:
         "log of what an operator should know about a deployment"
         self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
         self.config = path / "run.toml"
+        self.models = path / MODELS
         self.shown = path / SHOWN
         "what the algorithm shows of the clients that trained, one row per client in the order of clients.csv"
         self.text = ""
@@ -153,8 +164,10 @@ class RunFolder:
         """Raise an error if these are not the settings of the run in the folder."""
         old, new = read_settings(self.config), flatten(settings)
         older = old.get(f"{WRITTEN}.equipoise") != version("equipoise")
+        saved = read_toml(self.config)
+        passed = _MAY_CHANGE | (_FROM_PYTHON if made_in_python(saved) and made_in_python(settings) else set())
         for key in sorted(old.keys() | new.keys()):
-            if key in _MAY_CHANGE or key.startswith(f"{WRITTEN}."):
+            if key in passed or key.startswith(f"{WRITTEN}."):
                 continue
             if older and key not in old:  # a setting that did not exist when the run began
                 continue
@@ -170,7 +183,7 @@ class RunFolder:
 
     def unfinished(self) -> None:
         """Remove the final results of an earlier, shorter run, because more rounds follow."""
-        for path in (self.summary, self.path / "clients.csv"):
+        for path in (self.summary, self.path / "clients.csv", self.models):
             path.unlink(missing_ok=True)
 
     @staticmethod

@@ -64,7 +64,17 @@ def probe_model(replica: Replica, constants: nn.Module, x: Tensor) -> ModelProbe
         except EquipoiseError:
             raise
         except Exception as error:
-            raise EquipoiseError(f"the model does not take inputs of shape {tuple(x.shape[1:])}: {error}") from None
+            whole = "" if x.is_floating_point() else f"; they are of type {str(x.dtype).removeprefix('torch.')}, so if "
+            whole += "they are not symbols, convert them: x.astype('float32')" if whole else ""
+            raise EquipoiseError(
+                f"the model does not take inputs of shape {tuple(x.shape[1:])}: {error}{whole}"
+            ) from None
+        if not isinstance(output, Tensor) or output.ndim == 0:
+            kind = f"the shape {tuple(output.shape)}" if isinstance(output, Tensor) else type(output).__name__
+            raise EquipoiseError(
+                f"the model returns {kind} for {len(x)} samples; it must return one tensor with a row per sample; wrap "
+                "it in a module that does"
+            )
         # Random numbers from an unknown source can be seeded only if clients are trained one at a time.
         unseeded = not torch.equal(before, torch.random.get_rng_state())
     still = dict(constants.named_buffers())

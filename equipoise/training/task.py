@@ -80,20 +80,29 @@ class Task:
         self.sample = sample
         replica = Replica(self.module, self.space, self.w0, self.head)
         probe = probe_model(replica, self.module, sample[0])
-        self.unseeded, self.rows, self.buffer_names = probe.unseeded, probe.rows, probe.buffer_names
+        self.unseeded, self.rows = probe.unseeded, probe.rows
         self.fixed_point_shapes = probe.fixed_point_shapes
-        self.buffers = read_buffers(self.module, self.buffer_names, dtype)
-        self.buffer_layout = BufferLayout(self.module, self.buffer_names)
+        self.set_buffers(probe.buffer_names)
         self.smallest_batch = probe.smallest_batch
         self.outputs = probe.output.shape[-1]
         self.loss = fitting_loss(loss, probe.output, sample[1])
         self.metrics = fitting_metrics(metric, loss, probe.output.detach(), sample[1])
         self.outputs_per_sample = probe.output[0].numel()
 
+    def set_buffers(self, names: Sequence[str]) -> None:
+        """Set which buffers training changes; found by a trial, which may not show it without real samples."""
+        self.buffer_names = tuple(names)
+        self.buffers = read_buffers(self.module, self.buffer_names, self.dtype)
+        self.buffer_layout = BufferLayout(self.module, self.buffer_names)
+
     @property
     def metric(self) -> AnyMetric:
         """Return the first metric, which decides what is better."""
         return self.metrics.first
+
+    def __repr__(self) -> str:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"Task({type(self.module).__name__}, {self.space.size} parameters, {self.metric.name}, {dtype})"
 
     def replica(self) -> Replica:
         """Return a copy of the module for one thread."""
@@ -242,8 +251,24 @@ class Task:
 
     def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
         """Return a module with these parameters and buffers; by default the buffers of the initial model."""
-        module = self.space.module(self.module, vector)
-        for _, layer in layers(module):
-            layer.quiet = False
-        load_buffers(module, self.buffer_names, self.buffers if buffers is None else buffers)
-        return module
+        buffers = self.buffers if buffers is None else buffers
+        return build_module(self.module, self.space, vector, self.buffer_names, buffers)
+
+
+def build_module(
+    template: nn.Module, space: ParameterSpace, vector: Tensor, buffer_names: Sequence[str], buffers: Tensor
+) -> nn.Module:
+    """Return a copy of a module with other parameters and buffers.
+
+    Args:
+        template: the module.
+        space: the layout of its parameters.
+        vector: the parameters.
+        buffer_names: names of the buffers that change.
+        buffers: the values of these buffers.
+    """
+    module = space.module(template, vector)
+    for _, layer in layers(module):
+        layer.quiet = False
+    load_buffers(module, buffer_names, buffers)
+    return module

@@ -191,7 +191,7 @@ def test_its_personal_model_cannot_be_exported(tmp_path) -> None:
         "algorithm": {"name": "knn-per"},
     }
     experiment = Experiment.parse(tables)
-    result = run_experiment(experiment, tmp_path / "run")
+    run_experiment(experiment, tmp_path / "run")
     with pytest.raises(EquipoiseError, match="export the global model with --global"):
-        export_model(result, experiment, "0", tmp_path / "model.safetensors")
-    export_model(result, experiment, None, tmp_path / "model.safetensors")
+        export_model(tmp_path / "run", "0", tmp_path / "model.safetensors")
+    assert export_model(tmp_path / "run", None, tmp_path / "model.safetensors") == ("global", False)

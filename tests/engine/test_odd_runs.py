@@ -21,16 +21,16 @@ def test_resuming_with_other_data_or_another_model_is_refused(tmp_path: Path) ->
     eq.train(module(), CLIENTS, eq.FedAvg(), rounds=2, **options)
     other = [(x + 1, y) for x, y in CLIENTS]
     for given, clients, message in (
-        (module(), other, "had data.samples"),
-        (module(), CLIENTS[:3], "had data.clients = 4, not 3"),
-        (nn.Linear(4, 3), CLIENTS, "had model.layout"),
+        (module(), other, "the inputs have other values"),
+        (module(), CLIENTS[:3], "the clients differ: there are 3, and 4 in the saved run"),
+        (nn.Linear(4, 3), CLIENTS, "parameter number 1 is 'weight' of shape"),
     ):
         with pytest.raises(eq.EquipoiseError, match=message):
             eq.train(given, clients, eq.FedAvg(), rounds=3, resume=True, **options)
     start = module()
     with torch.no_grad():
         start[0].weight.add_(1)
-    with pytest.raises(eq.EquipoiseError, match="not those that the saved run began with"):
+    with pytest.raises(eq.EquipoiseError, match="the initial weights differ: seed torch"):
         eq.train(start, CLIENTS, eq.FedAvg(), rounds=3, resume=True, **options)
 
 

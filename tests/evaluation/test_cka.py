@@ -15,6 +15,7 @@ from equipoise.evaluation.cka import heard_layers, layers, linear_cka, represent
 from equipoise.executors.build import build_executor
 from equipoise.models import MODELS
 from equipoise.runs.similarity import measure, sides
+from equipoise.runs.trained import SimulatedRun
 from tests.support.commands import SMALL, equipoise_command
 from tests.support.problems import simulation
 
@@ -101,7 +102,7 @@ def test_what_is_compared_depends_on_what_there_is() -> None:
     for algorithm in (FedAvg(lr=0.1), Ditto(lr=0.1), FedReCo(lr=0.1), FedRep(lr=0.1)):
         run = simulation(algorithm, participation=1.0)
         run.run()
-        found[type(algorithm).__name__] = measure(run, "x", 100, lambda done, total: None)
+        found[type(algorithm).__name__] = measure(SimulatedRun(run), "x", 100, lambda done, total: None)
     assert found["FedAvg"].between == "models after local training and the global one"
     assert found["Ditto"].between == "personal models and the global one"
     assert found["FedReCo"].between == "personal models and consensus models"
@@ -119,7 +120,7 @@ def test_what_is_compared_depends_on_what_there_is() -> None:
 def test_models_that_are_the_same_are_alike() -> None:
     run = simulation(FedAvg(lr=1e-12), participation=1.0, rounds=1)
     run.run()
-    assert measure(run, "x", 100, lambda done, total: None).values == pytest.approx(np.ones((2, 6)))
+    assert measure(SimulatedRun(run), "x", 100, lambda done, total: None).values == pytest.approx(np.ones((2, 6)))
 
 
 @pytest.mark.slow

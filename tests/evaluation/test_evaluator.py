@@ -152,7 +152,7 @@ def test_buffers_survive_a_resume(buffers, tmp_path) -> None:
     run = simulation(algorithm, federation, folder=tmp_path / "run", **settings)
     assert run.mode == "threads"  # statistics differ by client, so clients are not stacked
     run.run()
-    means = [Result(run)._run.store.get(i)["buffers"][:6] for i in range(5)]
+    means = [run.store.get(i)["buffers"][:6] for i in range(5)]
     assert (means[4] - means[0]).abs().max() > 0.1  # each client's own
     assert ("buffers" in run.schema.up) == (buffers == "average")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()

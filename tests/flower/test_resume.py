@@ -87,7 +87,7 @@ def test_other_settings_or_another_model_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EquipoiseError, match=r"had algorithm\.lam"):
         run(other, grid, tmp_path / "out", resume=True)
     other, grid = deployed(tmp_path / "app", classification(3), nn.Linear(5, 3), {"name": "ditto"})
-    with pytest.raises(EquipoiseError, match="are not those that the saved run began with"):
+    with pytest.raises(EquipoiseError, match="cannot be resumed: the model's parameters have other names or shapes"):
         run(other, grid, tmp_path / "out", resume=True)
 
 

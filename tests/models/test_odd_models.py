@@ -111,8 +111,9 @@ def test_one_clients_bad_sample_does_not_reach_another_through_the_padding() -> 
     parts = [(x.copy(), y) for x, y in CLIENTS]
     parts[0][0][:] = np.nan
     for mode in ("threads", "stacked"):
-        result = eq.train(module(), parts, eq.FedAvg(batch=7), head=None, rounds=1, mode=mode)
-        assert result.summary["left_out"] == 1
+        run = simulation(eq.FedAvg(batch=7), from_clients(parts), module(), head=None, participation=1.0, mode=mode)
+        run.run()
+        assert [line["left_out"] for line in run.lines] == [1] * 4
 
 
 def test_a_client_that_is_done_stands_still_whatever_its_padding_does() -> None:
@@ -187,7 +188,9 @@ def test_the_global_model_with_buffers_is_some_clients() -> None:
 def test_a_score_that_is_nan_shows() -> None:
     parts = [{"train": (x, y), "test": (x.copy(), y)} for x, y in NUMBERS]
     parts[2]["test"][0][0] = np.nan
-    result = eq.train(module(1), parts, eq.Local(), head=None, loss="squared", rounds=1)
+    run = simulation(eq.Local(), from_clients(parts), module(1), head=None, loss="squared", rounds=1)
+    run.run()
+    result = eq.Result(run)
     assert result.summary["personal"]["rmse"] is None
     assert json.loads(json.dumps(result.metrics, allow_nan=False))
     assert np.isnan(result.scores()["personal"][2, 3])
@@ -220,7 +223,7 @@ def test_all_is_dropped() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clients": NUMBERS}, "cross-entropy' needs one whole number per sample"),
+        ({"clients": NUMBERS}, "cross-entropy' needs classes as whole numbers"),
         ({"module": module(2)}, "there is a label 2, and the model has only 2 outputs; it needs 3"),
         ({"clients": NUMBERS, "loss": "squared"}, "the model gives 3 numbers per sample and the targets have 1"),
         ({"split": (0.5, 0.1, 0.1)}, "must be three fractions"),
