@@ -208,8 +208,6 @@ class Run(ABC):
             return None
         if (difference := self.find_difference(saved.facts["fingerprint"])) is not None:
             raise EquipoiseError(f"the run in {self.checkpoints.folder.parent} cannot be resumed: {difference}")
-        if saved.facts["fingerprint"] != self.fingerprint:
-            raise EquipoiseError("the model, the data or their split are not those that the saved run began with")
         if (BUFFERS in saved.server) != (BUFFERS in self.server):
             raise EquipoiseError(
                 "the saved run kept BatchNorm statistics with the clients, as version 0.1 always did; resume it with "

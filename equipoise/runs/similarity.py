@@ -50,15 +50,18 @@ def sides(run: Simulation) -> Sides:
                 local.append(ClientModel(d.who, trained, d.client.get(BUFFERS)))
             what = "models after local training"
         if shared is not None:
-            buffers = run.global_buffers()
-            other = [replace(m, vector=shared, buffers=m.buffers if buffers is None else buffers) for m in local]
-            return Sides(local, other, f"{what} and the global one")
+            return Sides(local, _shared(shared, run.global_buffers(), local), f"{what} and the global one")
         if isinstance(run.algorithm, HasConsensusModel):
             agreed = [model for model, _ in executor.models(run.done, jobs, "consensus") if model is not None]
             return Sides(local, agreed, f"{what} and consensus models")
         return Sides(local, None, f"{what} of two clients")
     finally:
         executor.close()
+
+
+def _shared(vector: Tensor, buffers: Tensor | None, local: list[ClientModel]) -> list[ClientModel]:
+    """Return the global model beside each client's own, with the client's buffers where they are not averaged."""
+    return [replace(m, vector=vector, buffers=m.buffers if buffers is None else buffers) for m in local]
 
 
 def _saved_sides(run: Trained) -> Sides:
@@ -71,8 +74,7 @@ def _saved_sides(run: Trained) -> Sides:
             f"{run.method} is compared by models that only the run itself can make; ask the result that train returned"
         )
     if shared is not None:
-        others = [replace(model, vector=shared) for model in local]
-        return Sides(local, others, "personal models and the global one")
+        return Sides(local, _shared(shared, run.global_buffers(), local), "personal models and the global one")
     return Sides(local, None, "personal models of two clients")
 
 

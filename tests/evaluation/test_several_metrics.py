@@ -217,9 +217,9 @@ def test_outputs_that_are_too_many_are_not_pooled_and_not_all_in_memory(monkeypa
     run = simulation(Ditto(**COMMON), one_class_client(), metric=ALL, mode="stacked", participation=1.0, rounds=3)
     one, many = run.executor.score_one, run.executor.score
 
-    def score_one(vector: Tensor, indices: np.ndarray) -> Any:
+    def score_one(vector: Tensor, indices: np.ndarray, buffers: Tensor | None = None) -> Any:
         asked.append(3 * len(indices))
-        return one(vector, indices)
+        return one(vector, indices, buffers)
 
     def score(models: list[ClientModel], indices: list[np.ndarray]) -> Any:
         asked.append(3 * sum(map(len, indices)))
