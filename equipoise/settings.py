@@ -79,6 +79,8 @@ def _allowed(schema: dict[str, Any]) -> str:
         return f"a list of {len(schema['prefixItems'])}"
     if schema.get("type") == "array" and "items" in schema:
         return f"a list, each {_allowed(schema['items'])}"
+    if not schema.keys() & {"type", "$ref", "allOf", "additionalProperties"}:
+        return "any value"
     words = {"number": "a number", "integer": "a whole number", "boolean": "true or false", "string": "a string"}
     text = words.get(schema.get("type", ""), "a list" if schema.get("type") == "array" else "a table")
     bounds = [("exclusiveMinimum", ">"), ("minimum", ">="), ("exclusiveMaximum", "<"), ("maximum", "<=")]
@@ -113,7 +115,11 @@ def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:
 
 def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
     """Turn lists into tuples, because TOML has only lists."""
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in table.items()}
+
+    def deep(value: Any) -> Any:
+        return tuple(map(deep, value)) if isinstance(value, list) else value
+
+    return {k: deep(v) for k, v in table.items()}
 
 
 def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, Any], where: str) -> str:

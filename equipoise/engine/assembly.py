@@ -66,7 +66,8 @@ def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int
 def experiment_task(experiment: Experiment, federation: Federation) -> Task:
     """Build the task of an experiment whose data are all on this machine."""
     module = experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs)
-    return build_task(module, federation, experiment.engine)
+    head = experiment.model.head_name if experiment.model else "head"
+    return build_task(module, federation, experiment.engine, head=head)
 
 
 def run_in_folder(
@@ -78,7 +79,7 @@ def run_in_folder(
     resume: bool,
     track: Sequence[str],
     callback: RunCallback,
-    **written: str,
+    **written: Any,
 ) -> AnyRun:
     """Run in a locked run folder, with progress reported to `callback` and to the trackers.
 

@@ -10,7 +10,7 @@ from torch import nn
 from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
-from equipoise.settings import read
+from equipoise.registry import choose, is_own_code
 from equipoise.storage import tensor_files
 
 _FORMAT = "equipoise-model-1"
@@ -55,13 +55,13 @@ def load_model(path: str | Path) -> nn.Module:
     except (SafetensorError, OSError) as error:
         raise EquipoiseError(f"{path} cannot be read as a model: {error}") from None
     described = json.loads(metadata["equipoise"])
-    if "model" not in described:
+    if "model" not in described or is_own_code(described["model"]["name"]):  # a file must not name code to run
         raise EquipoiseError(
             f"{path} holds a custom model: build its module yourself, and load into it the tensors that "
             "safetensors.torch.load_file reads from the file"
         )
     settings = described["model"]
-    model = read(MODELS[settings.pop("name")], settings, "model")
+    model = choose(MODELS, settings, "model")[1]
     module = model.build(tuple(described["shape"]), described["outputs"])
     module.to(next(iter(tensors.values())).dtype).load_state_dict(tensors)
     return module.eval()

@@ -1,7 +1,5 @@
-"""A client's data: arrays in safetensors or npz files, or what the user's Python function returns."""
+"""A client's data: arrays or tables in files, or what the user's Python function returns."""
 
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -9,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor
 
+from equipoise.data.client_files import read_client
 from equipoise.data.federation import SPLITS, Federation, from_clients
+from equipoise.data.sources.folder import Folder
 from equipoise.errors import EquipoiseError
 from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.storage.tensor_files import write_tensors
@@ -21,62 +18,6 @@ from equipoise.storage.tensor_files import write_tensors
 DataFunction = Callable[[Mapping[str, Any]], Any]
 """A function that gets the client's settings and returns (x, y), a torch Dataset, or a dictionary of train, validation
 and test."""
-
-# What numpy, zipfile and safetensors raise for damaged files.
-_DAMAGED: tuple[type[Exception], ...] = (OSError, ValueError, TypeError, EOFError, NotImplementedError, RuntimeError)
-_DAMAGED += (SafetensorError, zipfile.BadZipFile, zlib.error)
-_SUFFIXES = (".safetensors", ".npz")
-_NAMES = "x and y, or train.x and train.y, and optionally validation.x, validation.y, test.x and test.y"
-
-
-def read_arrays(path: Path) -> dict[str, Tensor]:
-    """Return the arrays of a file, or of all files of a folder; x in train.npz is returned as train.x."""
-    if path.is_dir():
-        found = sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES)
-        if not found:
-            raise EquipoiseError(f"{path} has no data: put a .safetensors or .npz file there, with {_NAMES}")
-        arrays: dict[str, Tensor] = {}
-        for file in found:
-            prefix = f"{file.stem}." if file.stem in SPLITS else ""
-            for name, array in _read_file(file).items():
-                if prefix + name in arrays:
-                    raise EquipoiseError(f"{path} has {prefix + name} twice; keep one of its files")
-                arrays[prefix + name] = array
-        return arrays
-    if path.suffix not in _SUFFIXES:
-        raise EquipoiseError(f"{path} is not a folder, nor a .safetensors or .npz file")
-    return _read_file(path)
-
-
-def _read_file(path: Path) -> dict[str, Tensor]:
-    try:
-        if path.suffix == ".safetensors":
-            return load_file(path)
-        with np.load(path, allow_pickle=False) as arrays:  # never pickle: it could run code
-            return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
-    except FileNotFoundError:
-        raise EquipoiseError(f"there is no file {path}") from None
-    except _DAMAGED as error:
-        raise EquipoiseError(f"{path} cannot be read as arrays: {error}") from None
-
-
-def _parts(arrays: dict[str, Tensor], path: Path) -> Any:
-    """Return the arrays in the form that `from_clients` takes."""
-    pairs: dict[str, tuple[Tensor, Tensor]] = {}
-    for prefix in ("", *SPLITS):
-        x, y = (f"{prefix}.{k}" if prefix else k for k in ("x", "y"))
-        if (x in arrays) != (y in arrays):
-            raise EquipoiseError(f"{path} has only one of {x} and {y}; both are needed")
-        if x in arrays:
-            pairs[prefix] = arrays.pop(x), arrays.pop(y)
-    if arrays:
-        raise EquipoiseError(f"{path} has {', '.join(sorted(arrays))}; the arrays must be {_NAMES}")
-    if "" in pairs and len(pairs) > 1:
-        raise EquipoiseError(f"{path} has both undivided samples and divided ones; the arrays must be {_NAMES}")
-    if "" not in pairs and "train" not in pairs:
-        raise EquipoiseError(f"{path} has no training samples; the arrays must be {_NAMES}")
-    return pairs.get("", pairs)
-
 
 def client_data(
     plan: DeploymentPlan, name: str, settings: Mapping[str, Any], hook: DataFunction | None = None
@@ -100,10 +41,27 @@ def client_data(
         path = settings.get("data")
         if not isinstance(path, str) or not path:
             raise EquipoiseError("the client's settings do not say where its data are: set data = '/path/to/folder'")
-        given, where = _parts(read_arrays(Path(path).expanduser()), Path(path)), path
+        given, where = _read(plan, Path(path)), path
     seed = plan.experiment.schedule.seed
     federation = from_clients([given], names=[name], split=plan.split, seed=seed)
     return _checked(plan, federation, where)
+
+
+def _read(plan: DeploymentPlan, path: Path) -> Any:
+    """Return the samples of a file or folder; the columns of tables are those of the experiment's section [data]."""
+    source = plan.experiment.data.source if plan.experiment.data else None
+    own = source if isinstance(source, Folder) else Folder()
+    samples = read_client(path.expanduser(), own.table_format)
+    parts = samples if isinstance(samples, dict) else {"": samples}
+    texts = [y for _, y in parts.values() if isinstance(y, np.ndarray) and y.dtype.kind == "U"]
+    if texts and not own.classes:
+        raise EquipoiseError(
+            f"{path}: the labels are text, such as {texts[0][0]!r}, and a client does not know all of them; list them in "
+            "data.classes of the experiment"
+        )
+    targets, _ = own.target_rule.read([(y, path) for _, y in parts.values()])
+    found = {part: (x, y) for (part, (x, _)), y in zip(parts.items(), targets, strict=True)}
+    return found.get("", found)
 
 
 def _checked(plan: DeploymentPlan, federation: Federation, where: str) -> Federation:

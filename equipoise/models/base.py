@@ -27,6 +27,11 @@ class ModelSettings(Settings, ABC):
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         """Return a module for samples of this shape, with a submodule named `head`."""
 
+    @property
+    def head_name(self) -> str | tuple[str, ...]:
+        """Return the name of the submodule that is the head, or names of several."""
+        return "head"
+
 
 def image_shape(shape: tuple[int, ...], smallest: int, name: str) -> tuple[int, int, int]:
     """Return the channels, height and width of the samples, or raise an error if the model cannot take them.

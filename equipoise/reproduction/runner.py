@@ -77,7 +77,9 @@ def pieces(
     for part in exhibit.chosen(list(only)):
         for file in part.files:
             tables = read_toml(exhibit.folder / f"{file}.toml")
-            every, sweep = expand_sweep(tables, scale, [*part.set, *always, *sets], others=False)
+            every, sweep = expand_sweep(
+                tables, scale, [*part.set, *always, *sets], others=False, folders=[exhibit.folder, exhibit.place]
+            )
             chosen = tuple(c for c in every if fits(flatten(c.experiment.tables()), exhibit.where))
             known = cost(exhibit, file, part, scale)
             place = out / exhibit.paper / file
@@ -90,7 +92,8 @@ def reduced(exhibit: Exhibit, pieces: Sequence[Piece]) -> str:
     """Return the sizes in which the runs differ from those at the scale paper, in words; empty if in none."""
     found: dict[str, tuple[set[int], set[int]]] = {}
     for piece in pieces:
-        whole, _ = expand_sweep(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set, others=False)
+        tables = read_toml(exhibit.folder / f"{piece.file}.toml")
+        whole, _ = expand_sweep(tables, "paper", piece.part.set, others=False, folders=[exhibit.folder, exhibit.place])
         theirs = [c for c in whole if fits(flatten(c.experiment.tables()), exhibit.where)]
         for what, (mine, paper) in _sizes(piece.every, theirs).items():
             ours, others = found.setdefault(what, (set(), set()))

@@ -13,8 +13,9 @@ from equipoise.engine.rescoring import rescore
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
+from equipoise.registry import short_name
 from equipoise.runs.result import Result
-from equipoise.storage.run_folder import WRITTEN, RunFolder, read_toml
+from equipoise.storage.run_folder import FOLDERS, WRITTEN, RunFolder, read_toml
 from equipoise.training.task import Task
 
 _TRAINED = "trained"
@@ -23,7 +24,8 @@ _TRAINED = "trained"
 
 def default_folder(path: Path, experiment: Experiment, how: str = "") -> Path:
     """Return the run folder that is used if the user names none; `how` is appended to its name."""
-    return Path("runs") / f"{path.stem}-{experiment.algorithm_name}-seed{experiment.schedule.seed}{how}"
+    name = short_name(experiment.algorithm_name)
+    return Path("runs") / f"{path.stem}-{name}-seed{experiment.schedule.seed}{how}"
 
 
 def folder_of_data(file: Path, given: Path | None, warn: Callable[[str], None] = lambda text: None) -> Path | None:
@@ -81,7 +83,11 @@ def run(
     for note in federation.notes:
         callback.on_message(note)
     task = experiment_task(experiment, federation)
-    written = {"data": str(source), "mode": execution_mode(experiment.engine, task)}
+    written = {
+        "data": str(source),
+        "mode": execution_mode(experiment.engine, task),
+        FOLDERS: experiment.lookup_folders(),
+    }
     if trained is not None:
         written[_TRAINED] = trained.name
 
@@ -128,7 +134,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
     """Load a run as it was at its newest checkpoint, and its experiment."""
     folder = RunFolder.open(path)
     tables = read_toml(folder.config)
-    experiment = Experiment.parse(tables, needs=("algorithm",))
+    experiment = Experiment.parse(tables, needs=("algorithm",), folders=[path.absolute()])
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
             f"{path} is the server's folder of a deployment: personal models are on the clients' machines, in "

@@ -23,6 +23,9 @@ from equipoise.storage.model_kinds import COLUMNS
 WRITTEN = "written"
 """The section that a run adds to its configuration for information; it is not a setting."""
 
+FOLDERS = "folders"
+"""Key of that section: the folders in which own code and relative paths were looked up."""
+
 SHOWN = "shown.safetensors"
 """File of what an algorithm shows of its clients' states."""
 
@@ -88,7 +91,7 @@ class RunFolder:
 
     @staticmethod
     @contextmanager
-    def at_work(path: Path, settings: dict[str, Any], resume: bool, **written: str) -> Iterator["RunFolder"]:
+    def at_work(path: Path, settings: dict[str, Any], resume: bool, **written: Any) -> Iterator["RunFolder"]:
         """Open and lock the folder of a new run, or of a run with the same settings that is resumed.
 
         Args:

@@ -1,0 +1,163 @@
+"""One client's samples in files: arrays (npz, safetensors) or tables (CSV, Parquet), in one part or in three."""
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from equipoise.data.federation import SPLITS
+from equipoise.data.table_files import TABLES, column_names, read_columns
+from equipoise.errors import EquipoiseError
+
+# What numpy, zipfile and safetensors raise for damaged files.
+_DAMAGED: tuple[type[Exception], ...] = (OSError, ValueError, TypeError, EOFError, NotImplementedError, RuntimeError)
+_DAMAGED += (SafetensorError, zipfile.BadZipFile, zlib.error)
+_ARRAYS = (".safetensors", ".npz")
+SUFFIXES = (*_ARRAYS, *TABLES)
+"""The endings of files with samples."""
+_NAMES = "x and y, or train.x and train.y, and optionally validation.x, validation.y, test.x and test.y"
+_FILES = ".safetensors, .npz, .csv or .parquet file"
+
+
+@dataclass(frozen=True)
+class TableFormat:
+    """How the columns of a table become samples."""
+
+    target: tuple[str, ...] = ()
+    "columns of the target; one may be text"
+    features: tuple[str, ...] = ()
+    "columns of the inputs; empty: all others"
+    delimiter: str = ","
+    "character between two values of a CSV file"
+    like: Path | None = None
+    "file whose columns the features are, for error messages"
+
+    def of(self, path: Path) -> "TableFormat":
+        """Return the format with the features of this file, or raise an error if its columns are not the same."""
+        names = column_names(path, self.delimiter)
+        if not self.target:
+            raise EquipoiseError(
+                f"data.target is missing: name the column of {path} that is to be predicted; it has {', '.join(names)}"
+            )
+        for name in self.target:
+            if name not in names:
+                raise EquipoiseError(f"{path} has no column {name!r} (data.target); it has {', '.join(names)}")
+        others = [name for name in names if name not in self.target]
+        if not self.features:
+            if "" in others:
+                raise EquipoiseError(
+                    f"{path}: column {names.index('') + 1} has no name; name it, remove it (pandas: to_csv(..., "
+                    "index=False)), or name the inputs with data.features"
+                )
+            if not others:
+                raise EquipoiseError(f"{path} has no columns besides the target {', '.join(self.target)}")
+            return TableFormat(self.target, tuple(others), self.delimiter, path)
+        for name in self.features:
+            if name not in names:
+                known = f", which {self.like} has" if self.like else ", which data.features names"
+                raise EquipoiseError(f"{path} has no column {name!r}{known}")
+        if self.like is not None and (more := [name for name in others if name not in self.features]):
+            raise EquipoiseError(
+                f"{path} has the column {more[0]!r}, which {self.like} has not; name the inputs with data.features"
+            )
+        return self
+
+
+def is_client(path: Path) -> bool:
+    """Tell whether this may be a client's file or folder, by its name."""
+    return not path.name.startswith(".") and (path.is_dir() or path.suffix in SUFFIXES)
+
+
+def read_client(path: Path, table: TableFormat) -> Any:
+    """Return the samples of a client's file or folder in the form that `from_clients` takes.
+
+    Targets of tables are numbers, or text.
+
+    Args:
+        path: a file with x and y, a table, or a folder with such files named train, validation and test.
+        table: the format of tables.
+    """
+    arrays = read_arrays(path, table)
+    pairs: dict[str, tuple[Any, Any]] = {}
+    for prefix in ("", *SPLITS):
+        x, y = (f"{prefix}.{k}" if prefix else k for k in ("x", "y"))
+        if (x in arrays) != (y in arrays):
+            raise EquipoiseError(f"{path} has only one of {x} and {y}; both are needed")
+        if x in arrays:
+            pairs[prefix] = arrays.pop(x), arrays.pop(y)
+    if arrays:
+        raise EquipoiseError(f"{path} has {', '.join(sorted(arrays))}; the arrays must be {_NAMES}")
+    if "" in pairs and len(pairs) > 1:
+        raise EquipoiseError(f"{path} has both undivided samples and divided ones; the arrays must be {_NAMES}")
+    if "" not in pairs and "train" not in pairs:
+        raise EquipoiseError(f"{path} has no training samples; the arrays must be {_NAMES}")
+    return pairs.get("", pairs)
+
+
+def read_arrays(path: Path, table: TableFormat | None = None) -> dict[str, Any]:
+    """Return the arrays of a file, or of all files of a folder; x in train.npz is returned as train.x.
+
+    Args:
+        path: the file or folder.
+        table: the format of tables, which are returned as x and y.
+    """
+    table = table or TableFormat()
+    if path.is_dir():
+        found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES)
+        if not found:
+            raise EquipoiseError(f"{path} has no data: put a {_FILES} there, with {_NAMES}")
+        arrays: dict[str, Any] = {}
+        for file in found:
+            prefix = f"{file.stem}." if file.stem in SPLITS else ""
+            for name, array in _read_file(file, table).items():
+                if prefix + name in arrays:
+                    raise EquipoiseError(f"{path} has {prefix + name} twice; keep one of its files")
+                arrays[prefix + name] = array
+        return arrays
+    if path.suffix not in SUFFIXES:
+        raise EquipoiseError(f"{path} is not a folder, nor a {_FILES}")
+    return _read_file(path, table)
+
+
+def _read_file(path: Path, table: TableFormat) -> dict[str, Any]:
+    if path.suffix in TABLES:
+        return _read_table(path, table)
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with np.load(path, allow_pickle=False) as arrays:  # never pickle: it could run code
+            return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
+    except FileNotFoundError:
+        raise EquipoiseError(f"there is no file {path}") from None
+    except _DAMAGED as error:
+        raise EquipoiseError(f"{path} cannot be read as arrays: {error}") from None
+
+
+def _read_table(path: Path, table: TableFormat) -> dict[str, Any]:
+    table = table.of(path)
+    text = table.target if len(table.target) == 1 else ()
+    columns = read_columns(path, [*table.features, *table.target], text, table.delimiter)
+    if not len(columns[table.target[0]]):
+        raise EquipoiseError(f"{path} has no samples, only the names of its columns")
+    y = columns[table.target[0]] if text else np.stack([columns[name] for name in table.target], axis=1)
+    return {"x": torch.from_numpy(np.stack([columns[name] for name in table.features], axis=1)), "y": y}
+
+
+def check_finite(pair: tuple[Any, Any], path: Path) -> None:
+    """Raise an error that names the file and the column if there is NaN or infinity among the samples."""
+    for name, values in zip(("x", "y"), pair, strict=True):
+        if not isinstance(values, Tensor) or not values.is_floating_point() or torch.isfinite(values).all():
+            continue
+        first = torch.nonzero(~torch.isfinite(values))[0].tolist()
+        column = f", column {first[1] + 1}" if values.ndim == 2 else ""
+        raise EquipoiseError(
+            f"{path}: there is NaN or infinity in {name}{column}, first in sample {first[0] + 1}; fill it in, or "
+            "remove the sample"
+        )
