@@ -25,6 +25,7 @@ def export(
 
     Load the file with equipoise.load_model(FILE).
     """
+    from equipoise.registry import is_own_code
     from equipoise.runs.export import export_model
     from equipoise.runs.launch import reopen
 
@@ -32,6 +33,7 @@ def export(
         raise EquipoiseError("name the model to export: either --client K or --global")
     result, experiment = reopen(folder, data)
     name = export_model(result, experiment, client, out)
+    how = f"{str(out)!r}, module=..." if is_own_code(experiment.model_name) else repr(str(out))
     out_console.print(
-        escape(f"The model of {name} is in {out}; load it with equipoise.load_model({str(out)!r})"), highlight=False
+        escape(f"The model of {name} is in {out}; load it with equipoise.load_model({how})"), highlight=False
     )

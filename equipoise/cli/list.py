@@ -24,7 +24,10 @@ class Kind(StrEnum):
 def list_(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show only this entry, with all its settings.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Show only this entry, with all its settings; or own code, FILE.py:NAME."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -32,7 +35,10 @@ def list_(
 
     \b
         equipoise list algorithms
-        equipoise list models deq-mlp        all settings of one model
+        equipoise list models deq-mlp              all settings of one model
+        equipoise list algorithms mine.py:Mine     all settings of an algorithm of your own
+
+    Plug-ins of other installed packages are listed too, each with the name of its package.
     """
     from equipoise.runs.listing import listing
 
@@ -42,6 +48,7 @@ def list_(
         return
     for entry in entries:
         paper = f" [dim]({escape(entry['paper'])})[/dim]" if entry["paper"] else ""
+        paper += f" [dim]from {escape(entry['package'])}[/dim]" if entry["package"] else ""
         out_console.print(f"[bold]{escape(entry['name'])}[/bold]  {escape(entry['summary'])}{paper}", highlight=False)
         shown = [row for row in entry["parameters"] if name or row["name"] not in entry["of_layer"]]
         if shown:

@@ -119,7 +119,7 @@ class Experiment:
             sets: changes as `section.key=value`.
             needs: the sections that must be there.
         """
-        return Experiment.parse(override(read_toml(path), sets), needs, [path.absolute().parent])
+        return Experiment.parse(override(read_toml(path), sets), needs, [path.resolve().parent])
 
     @property
     def uploads(self) -> UploadSettings:
@@ -166,7 +166,7 @@ def recorded_folders(tables: Mapping[str, Any], folders: Sequence[Path] = ()) ->
     written = tables.get(WRITTEN)
     named = written.get(FOLDERS) if isinstance(written, Mapping) else None
     recorded = [Path(text) for text in named if isinstance(text, str)] if isinstance(named, list) else []
-    return tuple(dict.fromkeys(folder.absolute() for folder in (*recorded, *folders)))
+    return tuple(dict.fromkeys(folder.resolve() for folder in (*recorded, *folders)))
 
 
 def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from equipoise.data.federation import SPLITS
 from equipoise.data.table_files import TABLES, column_names, read_columns
+from equipoise.data.text_encoding import check_name
 from equipoise.errors import EquipoiseError
 
 # What numpy, zipfile and safetensors raise for damaged files.
@@ -73,6 +74,29 @@ class TableFormat:
 def is_client(path: Path) -> bool:
     """Tell whether this may be a client's file or folder, by its name."""
     return not path.name.startswith(".") and (path.is_dir() or path.suffix in SUFFIXES)
+
+
+def clients_in(folder: Path) -> dict[str, Path]:
+    """Return the files and folders of clients in a folder by the clients' names, which are those of the files.
+
+    Args:
+        folder: the folder; files of other kinds in it are ignored.
+    """
+    if not folder.is_dir():
+        raise EquipoiseError(f"{folder} is not a folder with one file or folder per client")
+    found: dict[str, Path] = {}
+    for path in sorted(filter(is_client, folder.iterdir())):
+        name = path.name if path.is_dir() else path.stem
+        check_name(path, name)
+        if name in found:
+            raise EquipoiseError(f"{found[name]} and {path.name} have one name; rename or remove one of them")
+        found[name] = path
+    if not found:
+        raise EquipoiseError(
+            f"{folder} has no data: put one file per client there, named after the client, such as ward-3.csv; files "
+            f"may be {', '.join(SUFFIXES)}"
+        )
+    return found
 
 
 def read_client(path: Path, table: TableFormat) -> Any:

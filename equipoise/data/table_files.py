@@ -5,6 +5,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
@@ -107,29 +108,25 @@ def _careful(
                 if not cell:
                     raise EquipoiseError(f"{where}: the column {name!r} is empty; fill it in, or remove the line")
                 values[name].append(cell)
-                if not _is_number(cell):
+                if (number := _number(cell)) is None:
                     if name not in text:
                         raise EquipoiseError(
-                            f"{where}: the column {name!r} has the text {cell[:40]!r}; inputs must be numbers, so "
+                            f"{where}: the column {name!r} has the text {cell[:40]!r}, where a number is needed; "
                             "encode it, or name the inputs with data.features"
                         )
                     is_text.add(name)
+                elif not isfinite(number):
+                    raise EquipoiseError(f"{where}: the column {name!r} is {cell}; fill it in, or remove the line")
     except csv.Error as error:
         raise EquipoiseError(f"{path}, line {reader.line_num} cannot be read as CSV: {error}") from None
-    found: Columns = {}
-    for name, cells in values.items():
-        found[name] = np.array(cells, dtype=str if name in is_text else np.float64)
-        if name not in is_text and not np.isfinite(found[name]).all():
-            raise EquipoiseError(_not_finite(path, name, int(np.flatnonzero(~np.isfinite(found[name]))[0])))
-    return found
+    return {name: np.array(cells, dtype=str if name in is_text else np.float64) for name, cells in values.items()}
 
 
-def _is_number(cell: str) -> bool:
+def _number(cell: str) -> float | None:
     try:
-        float(cell)
+        return None if "_" in cell else float(cell)
     except ValueError:
-        return False
-    return "_" not in cell
+        return None
 
 
 def _not_finite(path: Path, name: str, row: int) -> str:
@@ -175,7 +172,7 @@ def _read_parquet(path: Path, names: Sequence[str], text: Sequence[str]) -> Colu
             found[name] = np.array(column.to_pylist(), dtype=str)
         else:
             raise EquipoiseError(
-                f"{path}: the column {name!r} has the type {kind}; inputs must be numbers, so encode it, or name the "
+                f"{path}: the column {name!r} has the type {kind}, where a number is needed; encode it, or name the "
                 "inputs with data.features"
             )
     return found

@@ -40,7 +40,9 @@ class TargetRule:
                     )
             if self.labels is False:
                 y, file = texts[0]
-                raise EquipoiseError(f"{file}: the column {self.column} has the text {y[0]!r}, but data.labels = false")
+                raise EquipoiseError(
+                    f"{file}: the column {self.column} has the text {str(y[0])!r}, but data.labels = false"
+                )
             classes = self.classes or tuple(sorted({label for y, _ in texts for label in y.tolist()}))
             return [y if isinstance(y, Tensor) else self._codes(y, classes, file) for y, file in given], classes
         labels = self._are_labels(tables)

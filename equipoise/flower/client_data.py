@@ -19,6 +19,7 @@ DataFunction = Callable[[Mapping[str, Any]], Any]
 """A function that gets the client's settings and returns (x, y), a torch Dataset, or a dictionary of train, validation
 and test."""
 
+
 def client_data(
     plan: DeploymentPlan, name: str, settings: Mapping[str, Any], hook: DataFunction | None = None
 ) -> Federation:
@@ -56,8 +57,8 @@ def _read(plan: DeploymentPlan, path: Path) -> Any:
     texts = [y for _, y in parts.values() if isinstance(y, np.ndarray) and y.dtype.kind == "U"]
     if texts and not own.classes:
         raise EquipoiseError(
-            f"{path}: the labels are text, such as {texts[0][0]!r}, and a client does not know all of them; list them in "
-            "data.classes of the experiment"
+            f"{path}: the labels are text, such as {str(texts[0][0])!r}, and a client does not know all of them; "
+            "list them in data.classes of the experiment"
         )
     targets, _ = own.target_rule.read([(y, path) for _, y in parts.values()])
     found = {part: (x, y) for (part, (x, _)), y in zip(parts.items(), targets, strict=True)}

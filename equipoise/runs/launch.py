@@ -134,7 +134,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
     """Load a run as it was at its newest checkpoint, and its experiment."""
     folder = RunFolder.open(path)
     tables = read_toml(folder.config)
-    experiment = Experiment.parse(tables, needs=("algorithm",), folders=[path.absolute()])
+    experiment = Experiment.parse(tables, needs=("algorithm",), folders=[path])
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
             f"{path} is the server's folder of a deployment: personal models are on the clients' machines, in "

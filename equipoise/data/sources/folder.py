@@ -6,14 +6,13 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from equipoise.data.client_files import SUFFIXES, TableFormat, check_finite, is_client, read_client
+from equipoise.data.client_files import TableFormat, check_finite, clients_in, is_client, read_client
 from equipoise.data.federation import SPLITS
 from equipoise.data.own_clients import pool_of_clients
 from equipoise.data.pool import Pool
 from equipoise.data.source import LoadRequest, Source
 from equipoise.data.table_files import TABLES
 from equipoise.data.table_targets import TargetRule
-from equipoise.data.text_encoding import check_name
 from equipoise.errors import EquipoiseError
 from equipoise.registry import find_path
 
@@ -95,20 +94,10 @@ class Folder(Source):
         clients: dict[str, dict[str, Path]] = {}
         ignored = []
         for part in parts or [""]:
-            for file in sorted((folder / part).iterdir()):
-                if not is_client(file) or (part and file.is_dir()):
-                    ignored += [] if file.name.startswith(".") else [file.name]
-                    continue
-                name = file.name if file.is_dir() else file.stem
-                check_name(file, name)
-                if part in clients.setdefault(name, {}):
-                    raise EquipoiseError(f"{clients[name][part]} and {file.name} have one name; rename or remove one")
-                clients[name][part] = file
-        if not clients:
-            raise EquipoiseError(
-                f"{folder} has no data: put one file per client there, named after the client, such as ward-3.csv; "
-                f"files may be {', '.join(SUFFIXES)}"
-            )
+            for name, file in clients_in(folder / part).items():
+                clients.setdefault(name, {})[part] = file
+            others = [path.name for path in (folder / part).iterdir() if not is_client(path)]
+            ignored += sorted(name for name in others if not name.startswith("."))
         for files in clients.values():
             if parts and "train" not in files:
                 raise EquipoiseError(f"{next(iter(files.values()))} has no counterpart in {folder / 'train'}")
