@@ -73,7 +73,13 @@ class TableFormat:
 
 def is_client(path: Path) -> bool:
     """Tell whether this may be a client's file or folder, by its name."""
-    return not path.name.startswith(".") and (path.is_dir() or path.suffix in SUFFIXES)
+    return not path.name.startswith((".", "__")) and (path.is_dir() or path.suffix in SUFFIXES)
+
+
+def first_table(path: Path) -> Path | None:
+    """Return a client's file if it is a table, or the first table in its folder; None if there is none."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return next((file for file in files if file.suffix in TABLES), None)
 
 
 def clients_in(folder: Path) -> dict[str, Path]:
@@ -137,6 +143,8 @@ def read_arrays(path: Path, table: TableFormat | None = None) -> dict[str, Any]:
         found = sorted(p for p in path.iterdir() if p.suffix in SUFFIXES)
         if not found:
             raise EquipoiseError(f"{path} has no data: put a {_FILES} there, with {_NAMES}")
+        if (first := first_table(path)) is not None:  # all of them have the same columns
+            table = table.of(first)
         arrays: dict[str, Any] = {}
         for file in found:
             prefix = f"{file.stem}." if file.stem in SPLITS else ""

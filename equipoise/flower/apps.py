@@ -24,6 +24,7 @@ from equipoise.flower.server import Deployment
 from equipoise.metrics import Metric
 from equipoise.models.base import ModelSettings
 from equipoise.reducers import Reducer
+from equipoise.registry import allow_only
 from equipoise.storage.run_folder import read_toml
 
 
@@ -121,11 +122,13 @@ class App:
         out = context.run_config.get("out")
         if not isinstance(out, str) or not out:
             raise EquipoiseError("the run folder is missing: --run-config 'out=\"/path/to/folder\"'")
-        serve(self.plan, grid, Path(out).expanduser(), bool(context.run_config.get("resume", False)))
+        with allow_only({}):
+            serve(self.plan, grid, Path(out).expanduser(), bool(context.run_config.get("resume", False)))
 
     def _work(self, message: Message, context: Context) -> Message:
         _set_up_logging()
-        return work(self.plan, context.node_config, self.data, message)
+        with allow_only({}):
+            return work(self.plan, context.node_config, self.data, message)
 
 
 def load_app(folder: Path) -> App:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.data.client_files import read_client
+from equipoise.data.client_files import first_table, read_client
 from equipoise.data.federation import SPLITS, Federation, from_clients
 from equipoise.data.sources.folder import Folder
 from equipoise.errors import EquipoiseError
@@ -52,7 +52,13 @@ def _read(plan: DeploymentPlan, path: Path) -> Any:
     """Return the samples of a file or folder; the columns of tables are those of the experiment's section [data]."""
     source = plan.experiment.data.source if plan.experiment.data else None
     own = source if isinstance(source, Folder) else Folder()
-    samples = read_client(path.expanduser(), own.table_format)
+    path = path.expanduser()
+    if own.target is not None and own.features is None and first_table(path) is not None:
+        raise EquipoiseError(
+            f"{path} is a table, and clients must agree on the order of its columns; list them in data.features of the "
+            "experiment"
+        )
+    samples = read_client(path, own.table_format)
     parts = samples if isinstance(samples, dict) else {"": samples}
     texts = [y for _, y in parts.values() if isinstance(y, np.ndarray) and y.dtype.kind == "U"]
     if texts and not own.classes:

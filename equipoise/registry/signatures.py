@@ -32,8 +32,7 @@ class Argument:
 
     def value(self, setting: Any) -> Any:
         """Return the setting as the function takes it: lists are stored as tuples, which cannot change."""
-        is_list = isinstance(setting, tuple) and any(t is list or get_origin(t) is list for t in _members(self.takes))
-        return list(setting) if is_list else setting
+        return _as_lists(setting, self.takes)
 
     @property
     def is_path(self) -> bool:
@@ -132,6 +131,15 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 def _type_of(default: Any) -> Any:
     """Return the type of a default value; of a class that TOML does not know, which is no setting."""
     return Any if default is None else type(default)
+
+
+def _as_lists(value: Any, takes: Any) -> Any:
+    """Return tuples as lists, at all depths where the function takes lists."""
+    lists = [t for t in _members(takes) if t is list or get_origin(t) is list]
+    if not isinstance(value, tuple) or not lists:
+        return value
+    (inner, *_) = get_args(lists[0]) or (Any,)
+    return [_as_lists(item, inner) for item in value]
 
 
 def _members(takes: Any) -> tuple[Any, ...]:

@@ -6,12 +6,11 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from equipoise.data.client_files import TableFormat, check_finite, clients_in, is_client, read_client
+from equipoise.data.client_files import TableFormat, check_finite, clients_in, first_table, is_client, read_client
 from equipoise.data.federation import SPLITS
 from equipoise.data.own_clients import pool_of_clients
 from equipoise.data.pool import Pool
 from equipoise.data.source import LoadRequest, Source
-from equipoise.data.table_files import TABLES
 from equipoise.data.table_targets import TargetRule
 from equipoise.errors import EquipoiseError
 from equipoise.registry import find_path
@@ -70,9 +69,9 @@ class Folder(Source):
         """Return the samples, and the settings that were found in the files."""
         clients, ignored = self._clients(ask)
         table = self.table_format
-        tables = [file for files in clients.values() for file in files.values() if file.suffix in TABLES]
-        if tables:
-            table = table.of(tables[0])
+        tables = (first_table(file) for files in clients.values() for file in files.values())
+        if (first := next(filter(None, tables), None)) is not None:
+            table = table.of(first)
         read: list[tuple[str, str, Any, Any, Path]] = []
         for done, (name, files) in enumerate(clients.items()):
             for part, file in files.items():
@@ -97,7 +96,7 @@ class Folder(Source):
             for name, file in clients_in(folder / part).items():
                 clients.setdefault(name, {})[part] = file
             others = [path.name for path in (folder / part).iterdir() if not is_client(path)]
-            ignored += sorted(name for name in others if not name.startswith("."))
+            ignored += sorted(name for name in others if not name.startswith((".", "__")))
         for files in clients.values():
             if parts and "train" not in files:
                 raise EquipoiseError(f"{next(iter(files.values()))} has no counterpart in {folder / 'train'}")
