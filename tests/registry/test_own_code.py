@@ -179,7 +179,7 @@ def test_plug_ins_are_found_by_name_and_do_not_replace_ours(plugins: Path) -> No
     assert ALGORITHMS.find("ditto", "algorithm.name") is ALGORITHMS["ditto"]
     with allow_only({}):
         assert ALGORITHMS.find("mine", "algorithm.name") is found, "the machine's owner installed it"
-    with pytest.raises(EquipoiseError, match="algorithm.name = 'mien' is unknown; did you mean 'mine'"):
+    with pytest.raises(EquipoiseError, match=r"algorithm\.name = 'mien' is unknown; did you mean 'mine'"):
         ALGORITHMS.find("mien", "algorithm.name")
 
 

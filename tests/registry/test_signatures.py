@@ -110,7 +110,7 @@ def test_an_argument_that_cannot_be_written_needs_a_default() -> None:
     def path(file: Path, other: Path | None = None) -> None: ...
 
     for needs in (function, path):
-        with pytest.raises(EquipoiseError, match="f needs an argument '(module|file)' that cannot be written"):
+        with pytest.raises(EquipoiseError, match=r"f needs an argument '(module|file)' that cannot be written"):
             arguments_of(needs, "f", (), ())
     found, _ = arguments_of(path, "f", (), (), paths=True)
     assert [(argument.name, argument.is_path) for argument in found] == [("file", True), ("other", True)]
