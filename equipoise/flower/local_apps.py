@@ -114,7 +114,7 @@ class OwnApp(LocalApp):
         elif files:
             found, where = [read_toml(file) for file in files], str(self.folder / "clients")
         elif self.app.data is not None:
-            return [{"name": name} for name in (names or numbered(clients or wanted))]
+            return [{"name": name} for name in (names[:clients] or numbered(clients or wanted))]
         else:
             raise EquipoiseError(
                 f"{self.folder} has neither a function data() in app.py nor folders clients/*/client.toml; with "
