@@ -13,7 +13,7 @@ from equipoise.engine.rescoring import rescore
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
-from equipoise.registry import short_name
+from equipoise.registry import short_name, use_folders
 from equipoise.runs.result import Result
 from equipoise.storage.run_folder import FOLDERS, WRITTEN, RunFolder, read_toml
 from equipoise.training.task import Task
@@ -70,7 +70,13 @@ def run(
     Returns:
         The finished run.
     """
-    callback = callback or RunCallback()
+    with use_folders(experiment.folders):
+        return _run(experiment, out, data, resume, callback or RunCallback(), trained)
+
+
+def _run(
+    experiment: Experiment, out: Path, data: Path | None, resume: bool, callback: RunCallback, trained: Path | None
+) -> Result:
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
             "engine.kind = 'flower' is a federation over real machines; start it with `equipoise deploy local` or "
@@ -141,7 +147,8 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
             "personal.safetensors of their state folders, and the global model is in its global.safetensors"
         )
     federation = experiment.federation(data_folder(folder_of_data(folder.config, data)))
-    task = experiment_task(experiment, federation)
+    with use_folders(experiment.folders):
+        task = experiment_task(experiment, federation)
     simulation = _simulation(experiment, federation, task, folder)
     simulation.close()
     if not simulation.restore():

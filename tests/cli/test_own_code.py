@@ -12,9 +12,11 @@ import tomli_w
 
 import equipoise as eq
 from equipoise.errors import EquipoiseError
+from equipoise.reporting.comparison import compare
 from equipoise.runs import listing
 from equipoise.runs.sweep import expand_sweep
 from equipoise.storage.run_folder import read_toml
+from equipoise.storage.run_index import find_runs
 from tests.registry.test_own_code import plugins  # noqa: F401
 from tests.support.commands import equipoise_command, one_sentence
 from tests.support.own_code import own_tables, write_experiment
@@ -66,7 +68,7 @@ def test_a_run_of_own_code_can_be_used_from_anywhere(file: Path, tmp_path: Path,
     assert "module=" in good("export", run, "--global", "--out", "global.safetensors")
     with pytest.raises(EquipoiseError, match="holds a custom model"):  # a file never names code to run
         eq.load_model(elsewhere / "global.safetensors")
-    assert good("compare", run, "again").count("code/mine.py:Mine") == 1, "they are runs of the same settings"
+    assert len(compare(find_runs([run, elsewhere / "again"]))) == 1, "they are runs of the same settings"
     shutil.rmtree(file.parent / "code")
     done = equipoise_command("cka", run, cwd=elsewhere)
     one_sentence(done, 2, "data.name names the file 'code/blobs.py', which does not exist in", str(file.parent))
