@@ -33,6 +33,7 @@ from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.engine.model_files import load_model
 from equipoise.errors import EquipoiseError
+from equipoise.flower.local_apps import ExperimentApp
 from equipoise.flower.local_deployment import LocalDeployment
 from equipoise.runs import launch
 from equipoise.storage.run_folder import RunFolder
@@ -228,7 +229,7 @@ def measure(rounds, clients, folder):
     simulated = launch.run(experiment, folder / "simulated", data)
     flower = experiment.deployed()
     with Proxy() as proxy:
-        local = Counted(proxy, flower, flower.federation(data), folder / "deployed", PrintedProgress())
+        local = Counted(proxy, ExperimentApp(flower, flower.federation(data)), folder / "deployed", PrintedProgress())
         local.run(resume=False)
     deployed = RunFolder(folder / "deployed")
     summary = deployed.read_summary()

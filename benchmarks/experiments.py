@@ -121,7 +121,7 @@ def alike(cell: SweepRun) -> str:
 
 
 def measured(exhibit: Exhibit, part: ExhibitPart, file: str, scale: str, data: Path) -> dict[str, Any]:
-    every, _ = expand_sweep(read_toml(exhibit.folder / f"{file}.toml"), scale, part.set)
+    every, _ = expand_sweep(read_toml(exhibit.folder / f"{file}.toml"), scale, part.set, folders=[exhibit.folder])
     known: dict[str, float] = {}
     for cell in every:
         if alike(cell) not in known:

@@ -32,9 +32,13 @@ from equipoise.attacks import ATTACKS, Attack, AttackContext, Gaussian, LabelPoi
 from equipoise.config.device_classes import Devices
 from equipoise.data.config import load_data
 from equipoise.data.federation import Federation, from_clients
+from equipoise.data.partitions.base import Partition
+from equipoise.data.pool import Pool
+from equipoise.data.source import LoadRequest, Source
 from equipoise.engine.model_files import load_model
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.metrics import Metric
+from equipoise.models.base import ModelSettings
 from equipoise.parameter_space import ParameterSpace
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import (
@@ -88,15 +92,19 @@ __all__ = [
     "Krum",
     "LabelPoison",
     "Learn2pFed",
+    "LoadRequest",
     "Local",
     "LocalData",
     "LpProj",
     "Mean",
     "Median",
     "Metric",
+    "ModelSettings",
     "MultiKrum",
     "PFedMe",
     "ParameterSpace",
+    "Partition",
+    "Pool",
     "Privacy",
     "Reducer",
     "Result",
@@ -104,6 +112,7 @@ __all__ = [
     "RunFailed",
     "SameValue",
     "SignFlip",
+    "Source",
     "Start",
     "State",
     "TrimmedMean",

@@ -81,6 +81,8 @@ def _allowed(schema: dict[str, Any]) -> str:
         return f"a list of {len(schema['prefixItems'])}"
     if schema.get("type") == "array" and "items" in schema:
         return f"a list, each {_allowed(schema['items'])}"
+    if not schema.keys() & {"type", "$ref", "allOf", "additionalProperties"}:
+        return "any value"
     words = {"number": "a number", "integer": "a whole number", "boolean": "true or false", "string": "a string"}
     text = words.get(schema.get("type", ""), "a list" if schema.get("type") == "array" else "a table")
     bounds = [("exclusiveMinimum", ">"), ("minimum", ">="), ("exclusiveMaximum", "<"), ("maximum", "<=")]
@@ -115,8 +117,13 @@ def read(cls: type[S], table: Mapping[str, Any], where: str) -> S:
 
 def _tuples(table: Mapping[str, Any]) -> dict[str, Any]:
     """Turn lists into tuples, because TOML has only lists, and values of numpy into Python's own."""
-    plain = {k: v.tolist() if isinstance(v, (np.generic, np.ndarray)) else v for k, v in table.items()}
-    return {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+
+    def deep(value: Any) -> Any:
+        if isinstance(value, (np.generic, np.ndarray)):
+            value = value.tolist()
+        return tuple(map(deep, value)) if isinstance(value, list) else value
+
+    return {k: deep(v) for k, v in table.items()}
 
 
 def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, Any], where: str) -> str:

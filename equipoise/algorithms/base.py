@@ -139,4 +139,5 @@ class Algorithm(Settings, ABC):
         while (other := vars(trainer).get("trains_as")) is not None:
             trainer = other
         fields = trainer.model_fields.keys() - {"adapt_epochs"}
-        return {"by": trainer.__name__, **{name: value for name, value in self.table().items() if name in fields}}
+        by = f"{trainer.__module__}.{trainer.__qualname__}"  # own code may have classes of the same name
+        return {"by": by, **{name: value for name, value in self.table().items() if name in fields}}

@@ -30,6 +30,9 @@ def adapt(
         str | None,
         typer.Option("--model", metavar="FILE.py:NAME", help="Your own module, for a run made from Python."),
     ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", metavar="COLUMN", help="Column to predict, if the files are tables.")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Folder to write the adapted models to.")
     ] = None,
@@ -42,16 +45,17 @@ def adapt(
         equipoise adapt runs/mine --data anna.npz --model net.py:Net
 
     A client is a .npz or .safetensors file with the arrays x and y, or train.x, train.y, test.x, test.y and optionally
-    validation.x, validation.y; it is named after its file. Undivided samples are split as those of the run. Each client
-    starts from what the server would send it, and trains as the method does for unseen clients (adapt_epochs).
+    validation.x, validation.y, or a table (.csv, .parquet); it is named after its file. Undivided samples are split as
+    those of the run. Each client starts from what the server would send it, and trains as the method does for unseen
+    clients (adapt_epochs).
     """
-    from equipoise.data.client_files import read_clients
+    from equipoise.data.client_files import TableFormat, read_clients
     from equipoise.runs.arguments import own_module
     from equipoise.runs.load import load_result
 
     if model is None and made_in_python(read_toml(RunFolder.open(folder).config)):
         raise EquipoiseError(f"{folder} was trained with a module of your own; name it with --model FILE.py:NAME")
-    clients = read_clients(data)
+    clients = read_clients(data, TableFormat(tuple(target or ())))
     result = load_result(folder, None if model is None else own_module(model))
     adapted = result.adapt(clients)
     if out is not None:

@@ -3,13 +3,12 @@
 import math
 import shlex
 import signal
-import sys
 from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import replace
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -18,6 +17,10 @@ from equipoise.cli.command_group import CommandGroup, SettingsCommand
 from equipoise.cli.console import Data, Out, ProgressCallback, Sets, interrupted, out_console, progress_bar
 from equipoise.errors import EquipoiseError
 
+if TYPE_CHECKING:
+    from equipoise.flower.local_apps import ExperimentApp
+
+_CLIENTS = 4  # of a local deployment, where nothing else is said
 deploy_app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
@@ -63,7 +66,7 @@ def init(
 
     Start the app with `flwr run DIR SUPERLINK`. The server has no data, so it needs the shape of a sample: it is taken
     from the data set of the experiment, or you set deploy.shape and deploy.outputs. Put your own model and data into
-    DIR/app.py.
+    DIR/app.py. Code of your own that the experiment names is copied into the app.
     """
     _need_flower()
     from equipoise.config.experiment import Experiment, override
@@ -80,10 +83,13 @@ def init(
             bar = ProgressCallback(progress, experiment.data.name)
             source = data_folder(folder_of_data(file, data, bar.on_message) if file else data)
             federation = experiment.federation(source, bar.on_data_progress)
-        experiment = replace(experiment, deploy=app_template.describe(federation, experiment.deploy))
+        experiment = replace(experiment, deploy=app_template.describe(federation, experiment))
+        experiment = app_template.with_columns(experiment, source)
     whole = folder.resolve()
     target = out or whole.with_name(whole.name + "-run")
-    app_template.write_app(folder, experiment, target)
+    code = app_template.write_app(folder, experiment, target)
+    if code.installed:
+        _print(f"Install {', '.join(code.installed)} on every machine: the app imports it, and it is not copied.")
     _print(f"The app is in {folder}; its server will write into {target}")
     _print("Next, with a SuperLink in Flower's configuration (see docs/deploy.md):")
     _print(f"  flwr run {shlex.quote(str(folder))} SUPERLINK --stream")
@@ -91,44 +97,49 @@ def init(
 
 @deploy_app.command("local", cls=SettingsCommand)
 def local(
-    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="Experiment.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml|APP_DIR", help="Experiment, or the folder of an app.")],
     clients: Annotated[
-        int, typer.Option("--clients", metavar="N", min=1, max=64, help="Number of clients (SuperNodes).")
-    ] = 4,
+        int | None,
+        typer.Option("--clients", metavar="N", min=1, max=64, help="Number of clients (SuperNodes); default: 4."),
+    ] = None,
     sets: Sets = None,
     out: Out = None,
     data: Data = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume after the last complete round.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Hide the progress bar and the table.")] = False,
 ) -> None:
-    """Run an experiment as a deployment on this machine.
+    """Run an experiment, or an app of your own, as a deployment on this machine.
 
     \b
         equipoise deploy local examples/digits.toml --clients 4
         equipoise deploy local examples/digits.toml --clients 4 --resume
+        equipoise deploy local app --data records
 
     This starts a SuperLink and one SuperNode per client, with TLS and node authentication. The output folder has the
     same files as that of `equipoise run`; its folder `deployment` has the keys, the clients' data and states, and all
     logs.
+
+    The clients of an app are the files or folders in --data; or else the folders clients/* of the app, with a
+    client.toml each; or else as many as deploy.clients says, and the function data() of app.py gets their names. Data
+    of your own (data.name = "folder", or a function) have as many clients as there are.
     """
     _need_flower()
-    from equipoise.config.experiment import Experiment
-    from equipoise.data.sources import data_folder
+    from equipoise.flower.local_apps import LocalApp, OwnApp
     from equipoise.flower.local_deployment import LocalDeployment
     from equipoise.reporting import comparison, comparison_table
-    from equipoise.runs.launch import default_folder, folder_of_data
+    from equipoise.runs.launch import default_folder
     from equipoise.storage import run_index
 
-    settings = [*(sets or []), f"data.clients={clients}", "engine.kind=flower"]
-    experiment = Experiment.load(file, settings)
-    folder = out or default_folder(file, experiment, "-deployed")
     progress = progress_bar()
-    bar = ProgressCallback(None if quiet else progress, experiment.algorithm_name)
-    federation = experiment.federation(data_folder(folder_of_data(file, data, bar.on_message)), bar.on_data_progress)
-    for note in federation.notes:
-        bar.on_message(note)
-    run = LocalDeployment(experiment, federation, folder, bar).run
-    again = ["equipoise", "deploy", "local", str(file), "--clients", str(clients)]
+    bar = ProgressCallback(None if quiet else progress, file.stem)
+    app: LocalApp
+    if file.is_dir():
+        app = OwnApp(file, sets or [], data, clients)
+    else:
+        app = _experiment_app(file, clients, sets or [], data, bar)
+    folder = out or default_folder(Path(file.resolve().name), app.experiment, "-deployed")
+    run = LocalDeployment(app, folder, bar).run
+    again = ["equipoise", "deploy", "local", str(file), *(["--clients", str(clients)] if clients else [])]
     again += [x for s in sets or [] for x in ("--set", s)] + ["--out", str(folder)]
     again += ["--data", str(data)] if data else []
     try:
@@ -139,6 +150,26 @@ def local(
     if not quiet:
         out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs([folder]))))
         _print(f"Run folder: {folder}")
+
+
+def _experiment_app(
+    file: Path, clients: int | None, sets: list[str], data: Path | None, bar: ProgressCallback
+) -> "ExperimentApp":
+    """Return the app for an experiment, with its data; without a number of clients, own data have all of theirs."""
+    from equipoise.config.experiment import Experiment
+    from equipoise.data.sources import data_folder
+    from equipoise.flower.local_apps import ExperimentApp
+    from equipoise.runs.launch import folder_of_data
+
+    sets = [*sets, "engine.kind=flower"]
+    if clients is None:
+        given = Experiment.load(file, sets).data
+        clients = None if given is not None and given.source.own else _CLIENTS
+    experiment = Experiment.load(file, [*sets, *([f"data.clients={clients}"] if clients else [])])
+    federation = experiment.federation(data_folder(folder_of_data(file, data, bar.on_message)), bar.on_data_progress)
+    for note in federation.notes:
+        bar.on_message(note)
+    return ExperimentApp(experiment, federation)
 
 
 class _sigterm_as_ctrl_c:
@@ -233,28 +264,13 @@ def check(
     Do this before you start the client's SuperNode.
     """
     _need_flower()
-    from equipoise.flower import App
+    from equipoise.flower.apps import load_app
     from equipoise.flower.client import Client
     from equipoise.storage.run_folder import read_toml
 
-    file = app / "app.py"
-    if not file.exists():
-        raise EquipoiseError(f"{app} is not an app: it has no app.py")
-    spec = spec_from_file_location("equipoise_app", file)
-    assert spec is not None
-    assert spec.loader is not None
-    sys.path.insert(0, str(app.resolve()))
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up their module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise EquipoiseError(f"{file} cannot be imported: {type(error).__name__}: {error}") from error
-    found = next((value for value in vars(module).values() if isinstance(value, App)), None)
-    if found is None:
-        raise EquipoiseError(f"{file} has no `app = App(__file__)`")
+    found = load_app(app)
     one = Client(found.plan, read_toml(settings), found.data)
-    federation = one.data()
+    federation = one.checked_data()
     sizes = {name: int(getattr(federation, name).lengths[0]) for name in ("train", "validation", "test")}
     _print(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))
     sent = sum(math.prod(shape) for shape, _ in one.schema.up.values())

@@ -27,7 +27,10 @@ _KINDS = f"What to list: {', '.join(Kind)}; without it, the kinds."
 def list_(
     kind: Annotated[Kind | None, typer.Argument(metavar="[KIND]", help=_KINDS)] = None,
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Show only this entry, with all its settings.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", help="Show only this entry, with all its settings; or own code, FILE.py:NAME."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, with all settings.")] = False,
 ) -> None:
@@ -37,6 +40,9 @@ def list_(
         equipoise list                       the kinds, and how many there are of each
         equipoise list algorithms            one line for each
         equipoise list algorithms ditto      its paper and all its settings
+        equipoise list algorithms a.py:Mine  those of an algorithm of your own
+
+    Plug-ins of other installed packages are listed too, each with the name of its package.
     """
     from equipoise.runs.listing import listing
 
@@ -51,7 +57,7 @@ def list_(
     if as_json:
         print(json.dumps(entries, indent=2))
     elif name is None:
-        _print_lines({entry["name"]: entry["summary"] for entry in entries})
+        _print_lines({entry["name"]: entry["summary"] + _origin(entry) for entry in entries})
         out_console.print(f"[dim]Settings and paper of one: equipoise list {kind.value} NAME[/dim]", highlight=False)
     else:
         for entry in entries:
@@ -67,9 +73,13 @@ def _print_lines(texts: dict[str, str]) -> None:
         out_console.print(line, highlight=False, no_wrap=True)
 
 
+def _origin(entry: dict[str, Any]) -> str:
+    return f" (from {entry['package']})" if entry["package"] else ""
+
+
 def _print_entry(entry: dict[str, Any]) -> None:
     """Print one entry with its paper and all its settings."""
-    out_console.print(Text.assemble((entry["name"], "bold"), "  ", entry["summary"]))
+    out_console.print(Text.assemble((entry["name"], "bold"), "  ", entry["summary"], (_origin(entry), "dim")))
     if entry["paper"]:
         out_console.print(Text(entry["paper"], style="dim"))
     table = Table(box=None, padding=(0, 2, 0, 2), show_header=False)

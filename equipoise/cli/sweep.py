@@ -66,7 +66,7 @@ def sweep(
     from equipoise.storage import run_index
     from equipoise.storage.run_folder import FAILED, read_toml
 
-    every, settings = sweeps.expand_sweep(read_toml(file), scale, sets or [])
+    every, settings = sweeps.expand_sweep(read_toml(file), scale, sets or [], folders=[file.resolve().parent])
     folder = out or Path("runs") / file.stem
     progress = progress_bar("runs")
     progress.disable = quiet

@@ -38,5 +38,7 @@ class Deploy(Settings):
     "number of outputs of the model for a sample: classes, or the size of the target"
     targets: Literal["classes", "numbers"] = "classes"
     "kind of the targets: labels, or numbers"
+    split: tuple[float, float, float] | None = None
+    "fractions for training, validation and test of clients whose samples are not divided; by default data.split"
     target_shape: tuple[Length, ...] = ()
     "shape of a sample's target; empty for a single label or number"

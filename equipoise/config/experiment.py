@@ -23,9 +23,9 @@ from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
-from equipoise.registry import choose
+from equipoise.registry import choose, use_folders
 from equipoise.settings import read
-from equipoise.storage.run_folder import WRITTEN, made_in_python, read_toml
+from equipoise.storage.run_folder import FOLDERS, WRITTEN, made_in_python, read_toml
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
 _NEEDED = ("data", "model", "algorithm")
@@ -53,10 +53,25 @@ class Experiment:
     reducer: Reducer = field(default_factory=REDUCERS[_REDUCER])
     privacy: Privacy | None = None
     devices: Devices | None = None
+    folders: tuple[Path, ...] = field(default=(), compare=False)
+    "folders in which own code and relative paths are looked up, before the current one"
 
     @staticmethod
-    def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED) -> "Experiment":
-        """Check the tables of a configuration; `needs` are the sections that must be there, fewer for a deployment."""
+    def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED, folders: Sequence[Path] = ()) -> "Experiment":
+        """Check the tables of a configuration.
+
+        Args:
+            tables: the content of the file.
+            needs: the sections that must be there, fewer for a deployment.
+            folders: where own code and relative paths are looked up, after the folders that a run.toml names and before
+                the current one.
+        """
+        folders = recorded_folders(tables, folders)
+        with use_folders(folders):
+            return replace(Experiment._parse(tables, needs), folders=folders)
+
+    @staticmethod
+    def _parse(tables: Mapping[str, Any], needs: Sequence[str]) -> "Experiment":
         tables = {k: v for k, v in tables.items() if k != WRITTEN}
         if made_in_python(tables):
             raise EquipoiseError(
@@ -116,7 +131,7 @@ class Experiment:
         if (written := path / "run.toml").is_file():
             Experiment.parse(read_toml(written), ())  # a run made from Python says so
             raise EquipoiseError(f"{path} is the folder of a run; run its settings again with {written} in its place")
-        return Experiment.parse(override(read_toml(path), sets), needs)
+        return Experiment.parse(override(read_toml(path), sets), needs, [path.resolve().parent])
 
     @property
     def head(self) -> str | tuple[str, ...]:
@@ -151,7 +166,24 @@ class Experiment:
         """Load the data, and return the federation."""
         if self.data is None:
             raise EquipoiseError("the section [data] is missing")
-        return self.data.federation(folder, self.schedule.seed, progress)
+        return self.data.federation(folder, self.schedule.seed, progress, self.folders)
+
+    def lookup_folders(self) -> list[str]:
+        """Return the folders for the section [written] of run.toml, so that it can be used from anywhere."""
+        return list(dict.fromkeys(map(str, (*self.folders, Path.cwd()))))
+
+
+def recorded_folders(tables: Mapping[str, Any], folders: Sequence[Path] = ()) -> tuple[Path, ...]:
+    """Return the folders in which a run looked for own code and relative paths, followed by the given ones.
+
+    Args:
+        tables: the content of a configuration; that of a run.toml names folders.
+        folders: other folders.
+    """
+    written = tables.get(WRITTEN)
+    named = written.get(FOLDERS) if isinstance(written, Mapping) else None
+    recorded = [Path(text) for text in named if isinstance(text, str)] if isinstance(named, list) else []
+    return tuple(dict.fromkeys(folder.resolve() for folder in (*recorded, *folders)))
 
 
 def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:

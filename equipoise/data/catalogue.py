@@ -9,6 +9,7 @@ from equipoise.data.downloads import fetch
 from equipoise.data.source import DataProgress, LoadRequest
 from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
+from equipoise.registry import is_own_code
 from equipoise.settings import nearest
 
 Meter = Callable[[str, int, int | None], None]
@@ -21,13 +22,15 @@ class CatalogueEntry:
 
     name: str
     state: str
-    "complete, subset, present (the full size is unknown), damaged, missing, bundled or generated"
+    "complete, subset, present (the full size is unknown), damaged, missing, bundled, generated or own"
     detail: str
     where: str = ""
 
 
 def entry(name: str, folder: Path) -> CatalogueEntry:
     """Return the state of one data set, judged by the headers of its files."""
+    if is_own_code(name) or name not in SOURCES or SOURCES[name].own:
+        return CatalogueEntry(name, "own", "your own data; nothing to download")
     source = SOURCES[name]()
     if source.draws:
         return CatalogueEntry(name, "generated", "drawn from the seed; nothing to download")
@@ -60,8 +63,9 @@ def download(name: str, folder: Path, mirror: str | None, meter: Meter) -> None:
     if name not in SOURCES:
         raise EquipoiseError(f"there is no data set {name!r}{nearest(name, SOURCES)}")
     source = SOURCES[name]
-    if source.draws:
-        raise EquipoiseError(f"{name} is drawn from the seed; there is nothing to download")
+    if source.draws or source.own:
+        why = "stands for data of your own" if source.own else "is drawn from the seed"
+        raise EquipoiseError(f"{name} {why}; there is nothing to download")
     if not source.remotes:
         raise EquipoiseError(f"{name} cannot be downloaded directly: {source.how_to_get}")
 

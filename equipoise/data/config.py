@@ -1,6 +1,7 @@
 """The section [data] of an experiment: the data set, how it is divided over clients, and the resulting federation."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,16 +77,33 @@ class DataSection:
             "partition": self.partition.table(),
         }
 
-    def federation(self, folder: Path, seed: int, progress: DataProgress = lambda done, total: None) -> Federation:
+    def request(self, folder: Path, seed: int, folders: Sequence[Path] = ()) -> LoadRequest:
+        """Return the request to load the data.
+
+        Args:
+            folder: the data folder.
+            seed: the seed of the run.
+            folders: folders in which relative paths of settings begin.
+        """
+        return LoadRequest(folder, self.dealing.clients, self.dealing.split or SPLIT, seed, folders=tuple(folders))
+
+    def federation(
+        self,
+        folder: Path,
+        seed: int,
+        progress: DataProgress = lambda done, total: None,
+        folders: Sequence[Path] = (),
+    ) -> Federation:
         """Load the data, divide them over the clients, and return the federation.
 
         Args:
             folder: the data folder.
             seed: the seed of the run.
             progress: is called while the data are read.
+            folders: folders in which relative paths of settings begin.
         """
         clients, split = self.dealing.clients, self.dealing.split or SPLIT
-        pool = self.source.load(LoadRequest(folder, clients, split, seed, progress))
+        pool = self.source.load(replace(self.request(folder, seed, folders), progress=progress))
         shares = self.partition(pool, clients, randomness.generator(seed, "partition"))
         x = pool.x
         if self.dealing.normalize is not None:
@@ -99,7 +117,7 @@ class DataSection:
         portions = [pool.portion, f"at most {self.dealing.most} a client to train with" if self.dealing.most else ""]
         portions += [f"{len(set(self.dealing.only))} of {len(federation)} clients"] if self.dealing.only else []
         portion = "; ".join(text for text in portions if text)
-        title = f"{self.name} ({portion})" if portion else self.name
+        title = self.source.title(self.name) + (f" ({portion})" if portion else "")
         federation = federation.keeping(self.dealing.only).training_on(self.dealing.most, seed)
         federation = federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
         return replace(federation, origin=json.dumps([title, self.table()], sort_keys=True))
@@ -107,9 +125,9 @@ class DataSection:
 
 def _source(given: dict[str, Any]) -> tuple[str, Source]:
     """Return the data set's name and settings; suggestions for misspelt keys come from all keys of [data]."""
-    name = given.get("name")
-    if isinstance(name, str) and name in SOURCES:
-        known = [*DataSettings.model_fields, "partition", *SOURCES[name].model_fields]
+    if "name" in given:
+        cls = SOURCES.find(given["name"], "data.name")
+        known = [*DataSettings.model_fields, "partition", *cls.model_fields]
         for key in given:
             if key != "name" and key not in known:
                 raise EquipoiseError(f"unknown setting data.{key}{nearest(key, known)}")

@@ -25,6 +25,8 @@ class LoadRequest:
     split: tuple[float, float, float] = SPLIT
     seed: int = 0
     progress: DataProgress = lambda done, total: None
+    folders: tuple[Path, ...] = ()
+    "folders in which relative paths of settings begin, before the current one and the data folder"
 
 
 @dataclass(frozen=True)
@@ -65,10 +67,16 @@ class Source(Settings, ABC):
     """Whether the samples are drawn from the seed, including those for validation and test."""
     bundled: ClassVar[bool] = False
     """Whether an excerpt comes with the package, so that nothing has to be downloaded."""
+    own: ClassVar[bool] = False
+    """Whether the data are the user's own, so that there is nothing to download."""
 
     @abstractmethod
     def load(self, ask: LoadRequest) -> Pool:
         """Load all samples."""
+
+    def title(self, name: str) -> str:
+        """Return the title of the data in tables; `name` is the name of the data set."""
+        return name
 
     def verify(self, ask: LoadRequest) -> None:
         """Read and check all files, and cache what was decoded."""
@@ -96,7 +104,7 @@ def missing_file(name: str, looked: list[Path], cls: type[Source]) -> MissingFil
         cls: the source that needs the file.
     """
     places = " and ".join(str(folder) for folder in looked)
-    source = next(n for n, c in Source.registry.items() if c is cls)
+    source = next((n for n, c in Source.registry.items() if c is cls), cls.__name__)
     get = f"`equipoise data get {source}` downloads it" if cls.remotes else cls.how_to_get
     return MissingFile(f"the file {name} was not found in {places}; {get}, and --data names the folder")
 

@@ -90,7 +90,7 @@ def run_in_folder(
     resume: bool,
     track: Sequence[str],
     callback: RunCallback,
-    **written: str,
+    **written: Any,
 ) -> AnyRun:
     """Run in a locked run folder, with progress reported to `callback` and to the trackers.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
-from equipoise.settings import read
+from equipoise.registry import choose, is_own_code
 from equipoise.storage import tensor_files
 
 _FORMAT = "equipoise-model-1"
@@ -76,9 +76,8 @@ def load_model(path: str | Path, module: nn.Module | None = None) -> nn.Module:
     described = json.loads(metadata["equipoise"])
     if module is not None:
         module = copy.deepcopy(checked_module(module))
-    elif "model" in described:
-        settings = described["model"]
-        model = read(MODELS[settings.pop("name")], settings, "model")
+    elif "model" in described and not is_own_code(described["model"]["name"]):  # a file must not name code to run
+        model = choose(MODELS, described["model"], "model")[1]
         module = model.build(tuple(described["shape"]), described["outputs"])
     else:
         raise EquipoiseError(

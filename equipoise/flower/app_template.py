@@ -1,5 +1,7 @@
 """Files of a Flower app for an experiment: what `flwr run` takes, and the settings of a client."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +10,16 @@ import tomli_w
 from equipoise.config.deployment import Deploy
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
+from equipoise.data.sources.folder import Folder
 from equipoise.errors import EquipoiseError
+from equipoise.flower.app_code import AppCode
 from equipoise.flower.deployment_plan import EXPERIMENT, DeploymentPlan
+from equipoise.registry import is_own_code, short_name
 from equipoise.storage import atomic_files
 
 _APP = '''"""The two halves of this Flower app: the SuperLink runs `server`, every SuperNode runs `client`.
 
-To use your own model, or data that are not arrays in a folder, add functions to this file:
+To use your own model, or data that are not files in a folder, add functions to this file:
 
     def model():                # returns an nn.Module; name its last layer `head` for methods with a personal head
         return MyNetwork()
@@ -23,11 +28,13 @@ To use your own model, or data that are not arrays in a folder, add functions to
         return MyDataset(settings["data"])
 
     app = App(__file__, model=model, data=data)
+
+An algorithm of your own is passed in the same way: App(__file__, algorithm=MyAlgorithm).
 """
 
-from equipoise.flower import App
+{imports}from equipoise.flower import App
 
-app = App(__file__)
+app = App(__file__{given})
 server = app.server
 client = app.client
 '''
@@ -38,7 +45,7 @@ A Flower app written by `equipoise deploy init`. It contains:
 
 - `experiment.toml`: what is trained and how, and in `[deploy]` how many clients a round waits for, and how long
 - `app.py`: the server's half and the clients' half; add functions here for your own model or data
-- `pyproject.toml`: tells Flower where to find both halves, and names the server's run folder
+{files}- `pyproject.toml`: tells Flower where to find both halves, and names the server's run folder
 
 Start it from this folder, with a SuperLink that is named in Flower's configuration:
 
@@ -50,8 +57,8 @@ After a crash of the server, resume from its last checkpoint:
 """
 
 
-def describe(federation: Federation, deploy: Deploy) -> Deploy:
-    """Return the section [deploy] with what the server must know about this federation's data."""
+def describe(federation: Federation, experiment: Experiment) -> Deploy:
+    """Return the section [deploy] of an experiment with what the server must know about this federation's data."""
     (x, y), classes = federation.sample(), federation.classes
     facts = {
         "shape": tuple(x.shape[1:]),
@@ -61,30 +68,51 @@ def describe(federation: Federation, deploy: Deploy) -> Deploy:
         "target_shape": tuple(y.shape[1:]),
         "title": federation.title,
     }
-    return deploy.model_copy(update=facts)
+    return experiment.deploy.model_copy(update=facts)
 
 
-def write_app(folder: Path, experiment: Experiment, out: Path) -> None:
-    """Write the four files of an app, after checking that the server can build the experiment's model.
+def with_columns(experiment: Experiment, folder: Path) -> Experiment:
+    """Return the experiment with the columns and classes of a folder of tables, which a client does not know itself.
 
     Args:
-        folder: the app's folder; it must be empty or not exist.
+        experiment: the experiment.
+        folder: the data folder.
+    """
+    data = experiment.data
+    if data is None or not isinstance(data.source, Folder):
+        return experiment
+    source = data.source.resolved(data.request(folder, experiment.schedule.seed, experiment.folders))
+    return replace(experiment, data=replace(data, source=source))
+
+
+def without_data_code(experiment: Experiment) -> Experiment:
+    """Return the experiment without a section [data] that names own code: in a deployment, clients have their data."""
+    data = experiment.data
+    if data is None or not _names_code(data.table()):
+        return experiment
+    deploy = experiment.deploy.model_copy(update={"split": experiment.deploy.split or data.dealing.split})
+    return replace(experiment, data=None, deploy=deploy)
+
+
+def _names_code(table: Mapping[str, Any]) -> bool:
+    """Tell whether the section [data] or a partition in it names own code."""
+    inner = [value for value in table.values() if isinstance(value, Mapping)]
+    return any(is_own_code(table.get(key)) for key in ("name", "kind")) or any(map(_names_code, inner))
+
+
+def project(experiment: Experiment, out: str) -> dict[str, Any]:
+    """Return the content of an app's pyproject.toml, which tells Flower where both halves are.
+
+    Args:
         experiment: the experiment.
         out: the server's run folder.
     """
-    experiment = experiment.deployed()
-    plan = DeploymentPlan(experiment)
-    if experiment.model is not None:
-        plan.task()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise EquipoiseError(f"{folder} is not empty; choose another folder for the app")
-    atomic_files.make_folder(folder)
-    name = "equipoise-" + "".join(c if c.isalnum() else "-" for c in experiment.algorithm_name)
-    project: dict[str, Any] = {
+    algorithm = short_name(experiment.algorithm_name)
+    return {
         "project": {
-            "name": name,
+            "name": _project_name(experiment),
             "version": "1.0.0",
-            "description": f"{experiment.algorithm_name} on {plan.title}",
+            "description": f"{algorithm} on {DeploymentPlan(experiment).title}",
             "dependencies": ["equipoise[flower]" if experiment.privacy is None else "equipoise[flower,privacy]"],
         },
         "tool": {
@@ -92,15 +120,48 @@ def write_app(folder: Path, experiment: Experiment, out: Path) -> None:
                 "app": {
                     "publisher": "equipoise",
                     "components": {"serverapp": "app:server", "clientapp": "app:client"},
-                    "config": {"out": str(out.resolve()), "resume": False},
+                    "config": {"out": out, "resume": False},
                 }
             }
         },
     }
-    atomic_files.write_text(folder / "pyproject.toml", tomli_w.dumps(project))
+
+
+def _project_name(experiment: Experiment) -> str:
+    return "equipoise-" + "".join(c if c.isalnum() else "-" for c in short_name(experiment.algorithm_name))
+
+
+def write_app(folder: Path, experiment: Experiment, out: Path) -> AppCode:
+    """Write the files of an app, after checking that the server can build the experiment's model.
+
+    Args:
+        folder: the app's folder; it must be empty or not exist.
+        experiment: the experiment.
+        out: the server's run folder.
+
+    Returns:
+        The own code that the experiment names, which app.py passes.
+    """
+    experiment = without_data_code(experiment.deployed())
+    plan = DeploymentPlan(experiment)
+    if experiment.model is not None:
+        plan.task()
+    code = AppCode.of(experiment)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise EquipoiseError(f"{folder} is not empty; choose another folder for the app")
+    atomic_files.make_folder(folder)
+    for target, source in code.files.items():
+        atomic_files.make_folder((folder / target).parent)
+        atomic_files.write_text(folder / target, source.read_text(encoding="utf-8"))
+    imports = "".join(f"import {module}\n" for module in sorted(code.modules))
+    given = "".join(f", {section}={value}" for section, value in code.given.items())
+    listed = "".join(f"- `{target}`: own code that `experiment.toml` names\n" for target in sorted(code.files))
+    name = _project_name(experiment)
+    atomic_files.write_text(folder / "pyproject.toml", tomli_w.dumps(project(experiment, str(out.resolve()))))
     atomic_files.write_text(folder / EXPERIMENT, tomli_w.dumps(experiment.tables()))
-    atomic_files.write_text(folder / "app.py", _APP)
-    atomic_files.write_text(folder / "README.md", _README.format(name=name))
+    atomic_files.write_text(folder / "app.py", _APP.replace("{imports}", imports).replace("{given}", given))
+    atomic_files.write_text(folder / "README.md", _README.format(name=name, files=listed))
+    return code
 
 
 def write_settings(folder: Path, name: str, data: Path, unseen: bool = False) -> Path:

@@ -2,24 +2,30 @@
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
-from torch import Tensor, nn
+from torch import Tensor
 
+from equipoise.algorithms.base import Algorithm
+from equipoise.attacks import Attack
 from equipoise.callbacks.base import RunCallback
 from equipoise.engine.assembly import run_in_folder, start_or_resume
 from equipoise.errors import EquipoiseError
 from equipoise.flower.client import work
 from equipoise.flower.client_data import DataFunction
-from equipoise.flower.deployment_plan import DeploymentPlan
+from equipoise.flower.deployment_plan import EXPERIMENT, DeploymentPlan
 from equipoise.flower.server import Deployment
-from equipoise.metrics import MetricLike
+from equipoise.models.base import ModelSettings
 from equipoise.parameter_space import Selection
+from equipoise.reducers import Reducer
+from equipoise.registry import allow_only
+from equipoise.storage.run_folder import read_toml
 
 
 def _set_up_logging() -> None:
@@ -66,25 +72,37 @@ class App:
         self,
         file: str | Path,
         *,
-        model: Callable[[], nn.Module] | None = None,
+        algorithm: type[Algorithm] | Algorithm | None = None,
+        model: Callable[..., Any] | type[ModelSettings] | None = None,
         data: DataFunction | None = None,
         head: Selection | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
         metric: MetricLike | Sequence[MetricLike] | None = None,
+        attack: type[Attack] | Attack | None = None,
+        reducer: type[Reducer] | Reducer | None = None,
     ):
         """Create both halves of the app.
 
+        A deployment imports nothing by name. If experiment.toml names own code, such as `name = "mine.py:Mine"`, app.py
+        imports it and passes it here.
+
         Args:
             file: the file `app.py`; pass `__file__`.
-            model: returns the user's own module, in place of the model that the experiment names.
+            algorithm: the user's own algorithm: a class, whose settings are in the section [algorithm], or an algorithm
+                with its settings.
+            model: the user's own model. If [model] names own code, it is that code, built with the settings of [model];
+                otherwise it is a function that returns the module.
             data: gets the client's settings and returns (x, y), a torch Dataset, or a dictionary of train, validation
                 and test.
             head: the model's head, as in `equipoise.train`.
             loss: name of a loss, or a function of outputs and targets.
             metric: a metric or several, each a name, a `Metric` or a function of outputs and targets; they replace
                 those of the experiment.
+            attack: the user's own attack, a class or an attack with its settings.
+            reducer: the user's own reducer, a class or a reducer with its settings.
         """
         self.folder = Path(file).resolve().parent
+        self.parts = {"algorithm": algorithm, "attack": attack, "reducer": reducer}
         self.own = {"model": model, "head": head, "loss": loss, "metric": metric}
         self.data = data
         self.server, self.client = ServerApp(), ClientApp()
@@ -95,17 +113,49 @@ class App:
     @property
     def plan(self) -> DeploymentPlan:
         """Return what the deployment does, as read from experiment.toml now."""
-        return DeploymentPlan.load(self.folder, **self.own)
+        return self.plan_of(read_toml(self.folder / EXPERIMENT))
+
+    def plan_of(self, tables: Mapping[str, Any]) -> DeploymentPlan:
+        """Return what the deployment would do with this content of experiment.toml."""
+        return DeploymentPlan.of(tables, self.parts, **self.own)
 
     def _serve(self, grid: Grid, context: Context) -> None:
         out = context.run_config.get("out")
         if not isinstance(out, str) or not out:
             raise EquipoiseError("the run folder is missing: --run-config 'out=\"/path/to/folder\"'")
-        serve(self.plan, grid, Path(out).expanduser(), bool(context.run_config.get("resume", False)))
+        with allow_only({}):
+            serve(self.plan, grid, Path(out).expanduser(), bool(context.run_config.get("resume", False)))
 
     def _work(self, message: Message, context: Context) -> Message:
         _set_up_logging()
-        return work(self.plan, context.node_config, self.data, message)
+        with allow_only({}):
+            return work(self.plan, context.node_config, self.data, message)
+
+
+def load_app(folder: Path) -> App:
+    """Import the app.py in a folder on this machine, and return its app.
+
+    Args:
+        folder: the folder of the app.
+    """
+    file = folder / "app.py"
+    if not file.exists():
+        raise EquipoiseError(f"{folder} is not an app: it has no app.py")
+    spec = spec_from_file_location("equipoise_app", file)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.path.insert(0, str(folder.resolve()))  # as Flower does
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up their module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise EquipoiseError(f"{file} cannot be imported: {text}") from error
+    found = next((value for value in vars(module).values() if isinstance(value, App)), None)
+    if found is None:
+        raise EquipoiseError(f"{file} has no `app = App(__file__)`")
+    return found
 
 
 def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callback: RunCallback | None = None) -> Deployment:

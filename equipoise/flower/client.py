@@ -154,6 +154,16 @@ class Client:
         """Return the client's data, as a federation of one client."""
         return client_data(self.plan, self.settings.name, self.given, self.hook)
 
+    def checked_data(self) -> Federation:
+        """Return the client's data; whatever fails is an error in one sentence, for those who try the client out."""
+        try:
+            return self.data()
+        except EquipoiseError:
+            raise
+        except Exception as error:  # whatever the user's function raises
+            text = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise EquipoiseError(f"the function data() of app.py failed for {self.settings.name!r}: {text}") from error
+
     def _greet(self, order: Order) -> Answer:
         """Report who this client is, after checking that it can take part."""
         data = self._available_data()

@@ -1,14 +1,16 @@
-"""A client's data: arrays in safetensors or npz files, or what the user's Python function returns."""
+"""A client's data: arrays or tables in files, or what the user's Python function returns."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from equipoise.data.client_files import read_client
+from equipoise.data.client_files import first_table, read_client
 from equipoise.data.federation import SPLITS, Federation, from_clients
+from equipoise.data.sources.folder import Folder
 from equipoise.errors import EquipoiseError
 from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.storage.tensor_files import write_tensors
@@ -48,10 +50,33 @@ def client_data(
         path = settings.get("data")
         if not isinstance(path, str) or not path:
             raise EquipoiseError("the client's settings do not say where its data are: set data = '/path/to/folder'")
-        given, where = read_client(Path(path).expanduser()), path
+        given, where = _read(plan, Path(path)), path
     seed = plan.experiment.schedule.seed
     federation = from_clients([given], names=[name], split=plan.split, seed=seed)
     return _checked(plan, federation, where)
+
+
+def _read(plan: DeploymentPlan, path: Path) -> Any:
+    """Return the samples of a file or folder; the columns of tables are those of the experiment's section [data]."""
+    source = plan.experiment.data.source if plan.experiment.data else None
+    own = source if isinstance(source, Folder) else Folder()
+    path = path.expanduser()
+    if own.target is not None and own.features is None and first_table(path) is not None:
+        raise EquipoiseError(
+            f"{path} is a table, and clients must agree on the order of its columns; list them in data.features of the "
+            "experiment"
+        )
+    samples = read_client(path, own.table_format)
+    parts = samples if isinstance(samples, dict) else {"": samples}
+    texts = [y for _, y in parts.values() if isinstance(y, np.ndarray) and y.dtype.kind == "U"]
+    if texts and not own.classes:
+        raise EquipoiseError(
+            f"{path}: the labels are text, such as {str(texts[0][0])!r}, and a client does not know all of them; "
+            "list them in data.classes of the experiment"
+        )
+    targets, _ = own.target_rule.read([(y, path) for _, y in parts.values()])
+    found = {part: (x, y) for (part, (x, _)), y in zip(parts.items(), targets, strict=True)}
+    return found.get("", found)
 
 
 def _checked(plan: DeploymentPlan, federation: Federation, where: str) -> Federation:

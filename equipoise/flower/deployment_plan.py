@@ -1,8 +1,7 @@
 """What a deployment does: an experiment whose data are on other machines, and perhaps the user's own model."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +9,13 @@ from torch import Tensor, nn
 
 from equipoise.attacks import LabelPoison
 from equipoise.config.experiment import Experiment
-from equipoise.data.federation import SPLIT
+from equipoise.data.federation import SPLIT, check_split
 from equipoise.engine.assembly import build_task, check_head, experiment_module, initial_module
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import MetricLike
 from equipoise.parameter_space import Selection
-from equipoise.storage.run_folder import read_toml
+from equipoise.registry import allow_only, is_own_code
+from equipoise.settings import Settings
 from equipoise.training.task import Task
 
 EXPERIMENT = "experiment.toml"
@@ -50,14 +50,34 @@ class DeploymentPlan:
                 f"deploy.names has {len(deploy.names)} names, but deploy.clients = {deploy.clients}; "
                 "list at least as many names as clients"
             )
+        check_split(self.split)
 
     @staticmethod
-    def load(folder: Path, **own: Any) -> "DeploymentPlan":
-        """Read the plan of the app in a folder; `own` are the user's own model, head, loss and metric."""
-        experiment = Experiment.parse(read_toml(folder / EXPERIMENT), needs=("algorithm",))
-        if own.get("model") is not None:
-            experiment = replace(experiment, model_name="", model=None)
-        return DeploymentPlan(experiment, **own)
+    def of(tables: Mapping[str, Any], parts: Mapping[str, Any], model: Any = None, **own: Any) -> "DeploymentPlan":
+        """Make the plan of an app.
+
+        Nothing is imported by name, because the names may come from another machine: sections that name own code get
+        what app.py passes, and otherwise raise an error.
+
+        Args:
+            tables: the content of experiment.toml.
+            parts: the user's own algorithm, attack and reducer, where app.py passes them.
+            model: the user's own model: what [model] names, or a function that returns a module.
+            **own: the user's own head, loss and metric.
+        """
+        tables, given = dict(tables), {}
+        for section, part in parts.items():
+            if part is not None:
+                tables[section], given[f"{section}.name"] = _own_section(tables.get(section, {}), section, part)
+        named = tables.get("model")
+        by_name = isinstance(named, Mapping) and is_own_code(named.get("name"))
+        if model is not None and by_name:
+            given["model.name"] = model
+        elif model is not None:
+            tables.pop("model", None)
+        with allow_only(given):
+            experiment = Experiment.parse(tables, needs=("algorithm",))
+        return DeploymentPlan(experiment, model=None if by_name else model, **own)
 
     @property
     def title(self) -> str:
@@ -68,7 +88,8 @@ class DeploymentPlan:
     @property
     def split(self) -> Sequence[float]:
         """Return the fractions of train, validation and test for a client whose samples are not divided yet."""
-        return (self.experiment.data.dealing.split if self.experiment.data else None) or SPLIT
+        deploy, data = self.experiment.deploy, self.experiment.data
+        return deploy.split or (data.dealing.split if data else None) or SPLIT
 
     @property
     def classes(self) -> int | None:
@@ -108,3 +129,26 @@ class DeploymentPlan:
         check_head(module, head, self.experiment.algorithm)
         metric = self.experiment.schedule.metrics if self.metric is None else self.metric
         return build_task(module, sample, settings, head=head, loss=self.loss, metric=metric)
+
+
+def _own_section(table: Any, section: str, part: Any) -> tuple[Any, type]:
+    """Return a section of an experiment for what app.py passes, a class or settings, and the class."""
+    cls = part if isinstance(part, type) else type(part)
+    if not isinstance(table, Mapping):
+        return table, cls
+    name = table.get("name", f"app.py:{cls.__name__}")
+    if not is_own_code(name):
+        raise EquipoiseError(
+            f"{section}.name = {name!r} in experiment.toml, but app.py passes {cls.__name__}; write {section}.name = "
+            f"'app.py:{cls.__name__}', or pass no {section} in app.py"
+        )
+    if isinstance(part, type) or not isinstance(part, Settings):
+        return {**table, "name": name}, cls
+    settings = part.table()
+    for key, value in table.items():
+        if key != "name" and (key not in settings or settings[key] != value):
+            raise EquipoiseError(
+                f"{section}.{key} = {value!r} in experiment.toml, but app.py passes {settings.get(key)!r}; set it in "
+                "one of them, or pass the class"
+            )
+    return {"name": name, **settings}, cls

@@ -6,18 +6,15 @@ import shutil
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
 from equipoise.callbacks.base import RunCallback
-from equipoise.config.experiment import Experiment
-from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError, RunFailed
-from equipoise.flower import app_template, client_data
 from equipoise.flower.credentials import write_certificates, write_key
+from equipoise.flower.local_apps import LocalApp
 from equipoise.flower.processes import Processes, free_ports
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import DEPLOYMENT, RunFolder
@@ -31,39 +28,30 @@ _STATUS_POLL = 60.0  # seconds between two requests to the SuperLink for the sta
 class LocalDeployment:
     """A deployment in the folder `deployment` of a run folder, which contains app, keys, clients and logs."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, out: Path, callback: RunCallback):
-        """Derive the section [deploy] from the data; nothing is written yet.
+    def __init__(self, local_app: LocalApp, out: Path, callback: RunCallback):
+        """Create a deployment; nothing is written yet.
 
         Args:
-            experiment: the experiment.
-            federation: the data of all clients.
+            local_app: the app and its clients.
             out: the run folder.
             callback: gets the progress.
         """
         out = out.resolve()
-        self.federation, self.out, self.callback = federation, RunFolder(out), callback
+        self.local_app, self.out, self.callback = local_app, RunFolder(out), callback
         self.folder = out / DEPLOYMENT
         self.keys, self.app = self.folder / "keys", self.folder / "app"
-        deploy = app_template.describe(federation, experiment.deploy)
-        training, _ = federation.by_name
-        # Many clients share the cores of this machine.
-        update = {"clients": len(training), "threads": deploy.threads or 1}
-        self.experiment = replace(experiment, deploy=deploy.model_copy(update=update))
 
     def prepare(self) -> None:
         """Write all files; the clients' states and keys of an earlier start are kept."""
         shutil.rmtree(self.app, ignore_errors=True)
         atomic_files.make_folder(self.folder)
         self.folder.chmod(0o700)  # private keys and all clients' data
-        app_template.write_app(self.app, self.experiment, self.out.path)
+        self.local_app.write_app(self.app, self.out.path)
         write_certificates(self.keys, [_HOST, "localhost"])
-        for who, name in enumerate(self.federation.names):
+        for who in range(len(self.local_app.names)):
             if not (self.keys / self.node(who)).exists():
                 write_key(self.keys / self.node(who))
-            client_folder = self.folder / "clients" / self.node(who)
-            unseen = name in self.federation.unseen
-            app_template.write_settings(client_folder, name, client_folder / "data.safetensors", unseen)
-            client_data.write_client(client_folder / "data.safetensors", self.federation, who)
+            self.local_app.write_client(who, self.folder / "clients" / self.node(who))
 
     def node(self, who: int) -> str:
         """Return the name of a client's SuperNode, its key and its folder."""
@@ -71,7 +59,9 @@ class LocalDeployment:
 
     def run(self, resume: bool) -> None:
         """Run the deployment to its end, and stop all its processes."""
-        self.out.admit(self.experiment.tables(), resume)  # what the server would refuse is refused before the start
+        self.out.admit(
+            self.local_app.experiment.tables(), resume
+        )  # what the server would refuse is refused before the start
         self.prepare()
         environment = {
             "FLWR_HOME": str((self.folder / "flwr").resolve()),
@@ -91,7 +81,7 @@ class LocalDeployment:
             self._watch(processes, follower, str(reply["run-id"]))
 
     def _start(self, processes: Processes) -> None:
-        link, *ports = free_ports(1 + len(self.federation))
+        link, *ports = free_ports(1 + len(self.local_app.names))
         flower_home = Path(processes.environment["FLWR_HOME"])
         atomic_files.make_folder(flower_home)
         address = f"{_HOST}:{link}"
@@ -108,11 +98,11 @@ class LocalDeployment:
 
         def register(who: int) -> None:
             key = str(self.keys / f"{self.node(who)}.pub")
-            name = self.federation.names[who]
+            name = self.local_app.names[who]
             processes.call(["flwr", "supernode", "register", key, _LINK, "--name", name, "--format", "json"])
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-            list(pool.map(register, range(len(self.federation))))
+            list(pool.map(register, range(len(self.local_app.names))))
         for who, port in enumerate(ports):
             node = ["flower-supernode", "--superlink", address, "--host", _HOST, "--port", str(port)]
             node += ["--root-certificates", str(self.keys / "ca.crt")]

@@ -6,6 +6,7 @@ from equipoise.models.dense import MLP, Linear, Softmax
 from equipoise.models.fedeq import DeqMLP, DeqResNetM, DeqResNetS
 from equipoise.models.fl_deq import CnnL, DeqCNN, DeqResidual, ResNet5Blocks
 from equipoise.models.gaussian import GaussianLeNet, GaussianMLP
+from equipoise.models.own import adapt_model
 from equipoise.models.recurrent import LSTM
 from equipoise.models.resnets import ResNet14, ResNet18, ResNet20, ResNet34
 from equipoise.models.transformers import DeqTransformer, Transformer, Transformer8
@@ -40,4 +41,6 @@ MODELS = Registry(
         "deq-cnn": DeqCNN,
         "deq-transformer": DeqTransformer,
     },
+    adapt_model,
+    "an nn.Module class, a function that returns a module, or a class that derives from equipoise.ModelSettings",
 )

@@ -12,7 +12,8 @@ from equipoise.storage.run_index import FinishedRun, find_runs
 def runs_of(file: Path, folder: Path, scale: str | None = None) -> list[FinishedRun]:
     """Return the finished runs in a folder that belong to a file, at a scale if the file has scales."""
     tables = read_toml(file)
-    wanted, _ = expand_sweep(tables, scale if scale in tables.get("scale", {}) else None)
+    scale = scale if scale in tables.get("scale", {}) else None
+    wanted, _ = expand_sweep(tables, scale, folders=[file.parent])
     done = [cell.folder(folder) for cell in wanted if cell.done(folder)]
     return find_runs(done) if done else []
 

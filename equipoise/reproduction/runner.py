@@ -45,7 +45,9 @@ def pieces(
     for part in exhibit.chosen(list(only)):
         for file in part.files:
             tables = read_toml(exhibit.folder / f"{file}.toml")
-            every, sweep = expand_sweep(tables, scale, [*part.set, *always, *sets], others=False)
+            every, sweep = expand_sweep(
+                tables, scale, [*part.set, *always, *sets], others=False, folders=[exhibit.folder, exhibit.place]
+            )
             chosen = tuple(c for c in every if fits(flatten(c.experiment.tables()), exhibit.where))
             known = cost(exhibit, file, part, scale)
             place = out / exhibit.paper / file

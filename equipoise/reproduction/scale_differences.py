@@ -16,7 +16,8 @@ _NO_RESULTS = ("seed", "evaluate_every", "targets", *ASIDE)
 
 def _paper_runs(exhibit: Exhibit, piece: Piece) -> list[SweepRun]:
     """Return the runs of a piece as they are at the scale paper."""
-    whole, _ = expand_sweep(read_toml(exhibit.folder / f"{piece.file}.toml"), "paper", piece.part.set, others=False)
+    tables, folders = read_toml(exhibit.folder / f"{piece.file}.toml"), [exhibit.folder, exhibit.place]
+    whole, _ = expand_sweep(tables, "paper", piece.part.set, others=False, folders=folders)
     return [c for c in whole if fits(flatten(c.experiment.tables()), exhibit.where)]
 
 

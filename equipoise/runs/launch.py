@@ -15,8 +15,9 @@ from equipoise.engine.rescoring import rescore
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
+from equipoise.registry import short_name, use_folders
 from equipoise.runs.result import Result
-from equipoise.storage.run_folder import WRITTEN, RunFolder, made_in_python, read_toml
+from equipoise.storage.run_folder import FOLDERS, WRITTEN, RunFolder, made_in_python, read_toml
 from equipoise.training.task import Task
 
 _TRAINED = "trained"
@@ -25,7 +26,8 @@ _TRAINED = "trained"
 
 def default_folder(path: Path, experiment: Experiment, how: str = "") -> Path:
     """Return the run folder that is used if the user names none; `how` is appended to its name."""
-    return Path("runs") / f"{path.stem}-{experiment.algorithm_name}-seed{experiment.schedule.seed}{how}"
+    name = short_name(experiment.algorithm_name)
+    return Path("runs") / f"{path.stem}-{name}-seed{experiment.schedule.seed}{how}"
 
 
 def folder_of_data(file: Path, given: Path | None, warn: Callable[[str], None] = lambda text: None) -> Path | None:
@@ -80,7 +82,13 @@ def run(
     Returns:
         The finished run.
     """
-    callback = callback or RunCallback()
+    with use_folders(experiment.folders):
+        return _run(experiment, out, data, resume, callback or RunCallback(), trained)
+
+
+def _run(
+    experiment: Experiment, out: Path, data: Path | None, resume: bool, callback: RunCallback, trained: Path | None
+) -> Result:
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
             "engine.kind = 'flower' is a federation over real machines; start it with `equipoise deploy local` or "
@@ -94,7 +102,11 @@ def run(
     for note in federation.notes:
         callback.on_message(note)
     task = experiment_task(experiment, federation)
-    written = {"data": str(source), "mode": execution_mode(experiment.engine, task)}
+    written = {
+        "data": str(source),
+        "mode": execution_mode(experiment.engine, task),
+        FOLDERS: experiment.lookup_folders(),
+    }
     if trained is not None:
         written[_TRAINED] = trained.name
 
@@ -147,14 +159,15 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
             f"equipoise.load_result({str(path)!r}, module=..., clients=...) loads it, and its method similarity() "
             "compares models as `equipoise cka` does"
         )
-    experiment = Experiment.parse(tables, needs=("algorithm",))
+    experiment = Experiment.parse(tables, needs=("algorithm",), folders=[path])
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
             f"{path} is the server's folder of a deployment: personal models are on the clients' machines, in "
             "personal.safetensors of their state folders, and the global model is in its global.safetensors"
         )
     federation = experiment.federation(data_folder(folder_of_data(folder.config, data)))
-    task = experiment_task(experiment, federation)
+    with use_folders(experiment.folders):
+        task = experiment_task(experiment, federation)
     simulation = _simulation(experiment, federation, task, folder)
     simulation.close()
     if not simulation.restore():

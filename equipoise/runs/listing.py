@@ -5,12 +5,13 @@ Reading the registries loads PyTorch, which takes seconds. The package therefore
 """
 
 import json
-from collections.abc import Mapping
 from hashlib import blake2b
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError
+from equipoise.registry import Registry, installed, is_own_code
 from equipoise.settings import Settings, nearest
 from equipoise.storage import atomic_files
 
@@ -23,20 +24,42 @@ Listing = dict[str, list[dict[str, Any]]]
 def listing(kind: str, name: str | None = None) -> list[dict[str, Any]]:
     """List everything of a kind, or the entry with this name.
 
+    Plug-ins are imported, because only they know their settings. An entry's `package` is the one that provides it,
+    empty for those of Equipoise.
+
     Args:
         kind: "algorithms", "models", "data", "partitions", "attacks" or "reducers".
-        name: the name of one entry.
+        name: the name of one entry, or the place of own code.
     """
-    entries = _from_catalogue().get(kind) or from_registries()[kind]
-    found = [entry for entry in entries if name in (None, entry["name"])]
-    if not found and name is not None:
-        names = [entry["name"] for entry in entries]
-        raise EquipoiseError(f"there is no {name!r} among the {kind}{nearest(name, names)}")
-    return found
+    if name is not None and is_own_code(name):
+        return [{**_entry(name, _registries()[kind].find(name, kind)), "package": ""}]
+    entries = [{**entry, "package": ""} for entry in _from_catalogue().get(kind) or from_registries()[kind]]
+    names = [entry["name"] for entry in entries]
+    plugins = {key: point for key, point in installed(kind).items() if key not in names}
+    if name is None:
+        return [*entries, *(_plugin_entry(kind, point) for point in plugins.values())]
+    if name in plugins:
+        return [_plugin_entry(kind, plugins[name])]
+    if name not in names:
+        raise EquipoiseError(f"there is no {name!r} among the {kind}{nearest(name, [*names, *plugins])}")
+    return [entries[names.index(name)]]
+
+
+def _plugin_entry(kind: str, point: EntryPoint) -> dict[str, Any]:
+    package = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
+    try:
+        return {**_entry(point.name, _registries()[kind].find(point.name, kind)), "package": package}
+    except EquipoiseError as error:  # one broken plug-in does not hide the others
+        described = {"name": point.name, "summary": str(error), "paper": "", "parameters": [], "of_layer": []}
+        return {**described, "package": package}
 
 
 def from_registries() -> Listing:
-    """Describe everything in the registries."""
+    """Describe everything in the registries, without plug-ins."""
+    return {kind: [_entry(name, cls) for name, cls in registry.items()] for kind, registry in _registries().items()}
+
+
+def _registries() -> dict[str, Registry[Any]]:
     from equipoise.algorithms import ALGORITHMS
     from equipoise.attacks import ATTACKS
     from equipoise.data.partitions import PARTITIONS
@@ -44,7 +67,7 @@ def from_registries() -> Listing:
     from equipoise.models import MODELS
     from equipoise.reducers import REDUCERS
 
-    registries: dict[str, Mapping[str, Any]] = {
+    return {
         "algorithms": ALGORITHMS,
         "models": MODELS,
         "data": SOURCES,
@@ -52,7 +75,6 @@ def from_registries() -> Listing:
         "attacks": ATTACKS,
         "reducers": REDUCERS,
     }
-    return {kind: [_entry(name, cls) for name, cls in registry.items()] for kind, registry in registries.items()}
 
 
 def _entry(name: str, cls: type[Settings]) -> dict[str, Any]:

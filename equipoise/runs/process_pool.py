@@ -116,7 +116,9 @@ def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int
                 workers = min(cores, engine.workers or cores)  # together they use as many cores as one run would
                 experiment = replace(cell.experiment, engine=engine.model_copy(update={"workers": workers}))
                 with _blocked_sigint():
-                    waiting[pool.submit(_work, experiment, cell.folder(out), data, trained)] = chain
+                    # Sent as tables, because a worker has not imported the user's own code.
+                    sent = (experiment.tables(), experiment.folders, cell.folder(out), data, trained)
+                    waiting[pool.submit(_work, *sent)] = chain
             if not waiting:
                 break
             for future in wait(waiting, return_when=FIRST_COMPLETED).done:
@@ -160,12 +162,14 @@ def _exit_with(parent: int) -> None:
     os._exit(1)
 
 
-def _work(experiment: Experiment, folder: Path, data: Path | None, trained: Path | None) -> Notes | None:
+def _work(
+    tables: dict[str, Any], folders: tuple[Path, ...], folder: Path, data: Path | None, trained: Path | None
+) -> Notes | None:
     """Do one run; return its messages, or None if it was interrupted."""
     if _stopping.is_set():
         return None
     try:
-        return work(experiment, folder, data, trained)
+        return work(Experiment.parse(tables, folders=folders), folder, data, trained)
     except Interrupted:
         _stopping.set()
         return None

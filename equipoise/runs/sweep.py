@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import blake2b
@@ -29,6 +30,7 @@ from equipoise.data.sources import SOURCES
 from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
+from equipoise.registry import Registry, short_name, use_folders
 from equipoise.settings import Settings, read
 from equipoise.storage.run_folder import ASIDE, FAILED, RunFolder, flatten
 from equipoise.storage.run_index import higher_is_better
@@ -49,7 +51,7 @@ class Sweep(Settings):
     "kind of model whose score on validation samples decides"
 
 
-_REGISTRIES: dict[str, Mapping[str, type[Settings]]] = {
+_REGISTRIES: dict[str, Registry[Any]] = {
     "data": SOURCES,
     "partition": PARTITIONS,
     "model": MODELS,
@@ -60,13 +62,19 @@ _REGISTRIES: dict[str, Mapping[str, type[Settings]]] = {
 _ALWAYS: dict[str, type[Settings]] = {"data": DataSettings, "devices": Devices, "deploy": Deploy, "": Schedule}
 
 
-@cache
 def _list_settings(section: str, name: str) -> frozenset[str]:
     """Return the settings of a section whose value is itself a list; for these, only a list of lists is many values."""
-    classes = [_ALWAYS[section]] if section in _ALWAYS else []
-    if (own := _REGISTRIES.get(section, {}).get(name)) is not None:
-        classes.append(own)
-    return frozenset(row["name"] for cls in classes for row in cls.describe() if "a list" in row["allowed"])
+    found = _lists_of(_ALWAYS[section]) if section in _ALWAYS else frozenset()
+    if section in _REGISTRIES and name:
+        with suppress(EquipoiseError):  # a name that is wrong is reported when the run is checked
+            cls: type[Settings] = _REGISTRIES[section].find(name, section)
+            found |= _lists_of(cls)
+    return found
+
+
+@cache
+def _lists_of(cls: type[Settings]) -> frozenset[str]:
+    return frozenset(row["name"] for row in cls.describe() if "a list" in row["allowed"])
 
 
 def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -75,7 +83,8 @@ def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
     def values(section: str, named: str, key: str, value: Any) -> Iterator[Any]:
         """Yield all values of a setting; `named` is the name or kind of its section."""
         if isinstance(value, Mapping):
-            own = str(value.get("name", value.get("kind", "")))
+            own = value.get("name", value.get("kind", ""))
+            own = own if isinstance(own, str) else ""
             section = "partition" if key in ("first", "second") else key
             parts = [list(values(section, own, name, inner)) for name, inner in value.items()]
             for choice in itertools.product(*parts):
@@ -187,7 +196,11 @@ def _settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def expand_sweep(
-    tables: Mapping[str, Any], scale: str | None = None, sets: Sequence[str] = (), others: bool = True
+    tables: Mapping[str, Any],
+    scale: str | None = None,
+    sets: Sequence[str] = (),
+    others: bool = True,
+    folders: Sequence[Path] = (),
 ) -> tuple[list[SweepRun], Sweep]:
     """Return all runs of a file and its sweep settings, after checking every run.
 
@@ -196,21 +209,29 @@ def expand_sweep(
         scale: name of the scale, or None for the default.
         sets: settings in the form SECTION.KEY=VALUE, which override the file.
         others: whether to check the runs of the other scales too, so that their errors are found early.
+        folders: where own code and relative paths are looked up, before the current folder.
     """
+    with use_folders(folders):
+        return _expand(tables, scale, sets, others, folders)
+
+
+def _expand(
+    tables: Mapping[str, Any], scale: str | None, sets: Sequence[str], others: bool, folders: Sequence[Path]
+) -> tuple[list[SweepRun], Sweep]:
     tables = override(copy.deepcopy(dict(tables)), [item for item in sets if item.startswith(f"{SECTION}.")])
     rest = [item for item in sets if not item.startswith(f"{SECTION}.")]
     if not isinstance(tables.get(SECTION, {}), dict):
         raise EquipoiseError(f"{SECTION} = {tables[SECTION]!r} is not allowed; it must be a section, [{SECTION}]")
     sweep = read(Sweep, tables.pop(SECTION, {}), SECTION)
     experiments = [
-        Experiment.parse(each)
+        Experiment.parse(each, folders=folders)
         for variant in variants(tables, scale)
         for each in grid(override(copy.deepcopy(variant), rest))
     ]
     for other in scales(tables) if others else ():
         for variant in variants(tables, other):
             for each in grid(variant):
-                Experiment.parse(each)
+                Experiment.parse(each, folders=folders)
     settings = [_settings(experiment) for experiment in experiments]
     varied = [k for k in sorted({k for s in settings for k in s}) if len({json.dumps(s.get(k)) for s in settings}) > 1]
     for key in sweep.tune:
@@ -218,7 +239,10 @@ def expand_sweep(
             raise EquipoiseError(f"sweep.tune names {key}, which has only one value; give it a list of values")
     found: dict[tuple[str, int], SweepRun] = {}  # a run that is listed twice is done once
     for experiment, own in zip(experiments, settings, strict=True):
-        words = [experiment.algorithm_name, *(str(own[k]) for k in varied if k in own and k != "algorithm.name")]
+        words = [
+            short_name(experiment.algorithm_name),
+            *(short_name(str(own[k])) for k in varied if k in own and k != "algorithm.name"),
+        ]
         label = "-".join("".join(c for c in word if c.isalnum() or c in ".+") for word in words)[:60]
         cell = SweepRun(experiment, _digest(own), label)
         found.setdefault((cell.identity, cell.seed), cell)

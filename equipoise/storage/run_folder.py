@@ -29,6 +29,10 @@ PROBLEM = "problem"
 FAILED = "failed.json"
 """File in the folder of a failed run of a sweep, with the reason; the run is not repeated while this file exists."""
 
+
+FOLDERS = "folders"
+"""Key of that section: the folders in which own code and relative paths were looked up."""
+
 SHOWN = "shown.safetensors"
 """File of what an algorithm shows of its clients' states."""
 
@@ -118,7 +122,7 @@ class RunFolder:
 
     @staticmethod
     @contextmanager
-    def at_work(path: Path, settings: dict[str, Any], resume: bool, **written: str) -> Iterator["RunFolder"]:
+    def at_work(path: Path, settings: dict[str, Any], resume: bool, **written: Any) -> Iterator["RunFolder"]:
         """Open and lock the folder of a new run, or of a run with the same settings that is resumed.
 
         Args:

@@ -292,14 +292,15 @@ def test_targets_that_are_not_finite_bring_a_sentence(tmp_path: Path) -> None:
 def test_a_place_without_data_brings_a_sentence(plan: DeploymentPlan, tmp_path: Path) -> None:
     for name in ("nothing.npz", "nothing.safetensors"):
         said(plan, tmp_path / name, f"there is no file {tmp_path / name}")
-    said(plan, tmp_path / "nothing", f"{tmp_path / 'nothing'} is not a folder, nor a .safetensors or .npz file")
-    (tmp_path / "data.csv").write_text("1,2\n")
-    said(plan, tmp_path / "data.csv", "data.csv is not a folder, nor a .safetensors or .npz file")
+    kinds = ".safetensors, .npz, .csv or .parquet file"
+    said(plan, tmp_path / "nothing", f"{tmp_path / 'nothing'} is not a folder, nor a {kinds}")
+    (tmp_path / "data.xls").write_text("1,2\n")
+    said(plan, tmp_path / "data.xls", f"data.xls is not a folder, nor a {kinds}")
+    (tmp_path / "data.csv").write_text("a,b\n1,2\n")
+    said(plan, tmp_path / "data.csv", "data.target is missing", "it has a, b")
     (tmp_path / "empty").mkdir()
-    said(
-        plan, tmp_path / "empty", f"{tmp_path / 'empty'} has no data: put a .safetensors or .npz file there", "train.x"
-    )
-    (tmp_path / "empty" / "data.csv").write_text("1,2\n")
+    said(plan, tmp_path / "empty", f"{tmp_path / 'empty'} has no data: put a {kinds} there", "train.x")
+    (tmp_path / "empty" / "data.xls").write_text("1,2\n")
     said(plan, tmp_path / "empty", "has no data")
 
 

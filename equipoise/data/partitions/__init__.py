@@ -1,6 +1,6 @@
 """The registry of partitions, one line per kind."""
 
-from equipoise.data.partitions.base import Partition
+from equipoise.data.partitions.base import Partition, adapt_partition
 from equipoise.data.partitions.dirichlet import Dirichlet
 from equipoise.data.partitions.hybrid import Hybrid
 from equipoise.data.partitions.iid import IID
@@ -24,5 +24,6 @@ PARTITIONS = Registry(
         "natural": Natural,
         "hybrid": Hybrid,
     },
+    adapt_partition,
 )
 Partition.registry = PARTITIONS

@@ -6,7 +6,8 @@ Shares are disjoint, cover the samples that are divided, and depend on the seed 
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from functools import cache
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -41,6 +42,23 @@ class Partition(Settings, ABC):
     def variances(self, clients: int) -> np.ndarray:
         """Return the variance of the noise that is added to each client's inputs."""
         return np.zeros(clients)
+
+
+def adapt_partition(name: str, found: Any) -> Any:
+    """Return the user's own partition with its name as its kind; anything else is returned as it is.
+
+    Args:
+        name: the name that the user wrote.
+        found: the object that has this name.
+    """
+    return _with_kind(name, found) if isinstance(found, type) and issubclass(found, Partition) else found
+
+
+@cache  # so that the same code is the same class, and equal settings are equal
+def _with_kind(name: str, found: type[Partition]) -> type[Partition]:
+    attributes = {"__module__": found.__module__, "__doc__": found.__doc__, "__qualname__": found.__qualname__}
+    kind = {"kind": name, "__annotations__": {"kind": Literal[name]}}
+    return type(found.__name__, (found,), attributes | kind)
 
 
 class Dealt(Partition, ABC):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from equipoise.data.partitions.base import Dealt, Partition, Shares
+from equipoise.data.partitions.base import Dealt, Partition, Shares, adapt_partition
 from equipoise.data.partitions.labels import Labels
 from equipoise.data.partitions.natural import Natural
 from equipoise.data.partitions.quantity import Quantity
@@ -33,7 +33,7 @@ class Hybrid(Partition):
         if not isinstance(value, dict):
             return value
         others = {name: kind for name, kind in cls.registry.items() if kind is not cls}
-        kinds = Registry("partitions", Partition, others)  # type: ignore[type-abstract]
+        kinds = Registry("partitions", Partition, others, adapt_partition)  # type: ignore[type-abstract]
         return choose(kinds, value, f"data.partition.{info.field_name}", "kind")[1]
 
     def table(self) -> dict[str, Any]:

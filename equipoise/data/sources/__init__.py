@@ -8,6 +8,8 @@ from equipoise.data.sources.cifar import CIFAR10, CIFAR100
 from equipoise.data.sources.digits import DigitsByWriter
 from equipoise.data.sources.electricity import Electricity
 from equipoise.data.sources.femnist import FEMNIST
+from equipoise.data.sources.folder import Folder
+from equipoise.data.sources.function import adapt_source
 from equipoise.data.sources.linear import LinearRegression
 from equipoise.data.sources.medical import MedicalMNIST
 from equipoise.data.sources.mnist import MNIST, FashionMNIST
@@ -30,7 +32,10 @@ SOURCES = Registry(
         "electricity": Electricity,
         "polynomial": Polynomial,
         "linear": LinearRegression,
+        "folder": Folder,
     },
+    adapt_source,
+    "a function that returns the clients, or a class that derives from equipoise.Source",
 )
 
 Source.registry = SOURCES

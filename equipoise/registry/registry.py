@@ -1,16 +1,10 @@
-"""Registries: classes by name, from the package, from installed plug-ins, and from the user's own code."""
+"""Registries: the classes of a kind by name."""
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator, Mapping
-from hashlib import blake2b
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Generic, TypeVar
 
 from equipoise.errors import EquipoiseError
+from equipoise.registry.own_code import installed, is_own_code, load_object, load_plugin
 from equipoise.settings import Settings, nearest, read
 
 S = TypeVar("S", bound=Settings)
@@ -29,6 +23,7 @@ class Registry(Mapping[str, type[S]], Generic[S]):
         base: type[S],
         entries: Mapping[str, type[S]],
         adapt: Callable[[str, Any], Any] | None = None,
+        wanted: str = "",
     ):
         """Create a registry.
 
@@ -38,8 +33,10 @@ class Registry(Mapping[str, type[S]], Generic[S]):
             entries: the classes of the package by name.
             adapt: turns the user's own objects of other types (functions, modules) into a class of the kind; it gets
                 the name and the object, and returns the object itself if there is nothing to turn.
+            wanted: what the user's own code may be, in words; by default a class that derives from `base`.
         """
         self.kind, self.base, self.entries, self.adapt = kind, base, dict(entries), adapt
+        self.wanted = wanted or f"a class that derives from equipoise.{base.__name__}"
 
     def __getitem__(self, name: str) -> type[S]:
         return self.entries[name]
@@ -50,10 +47,6 @@ class Registry(Mapping[str, type[S]], Generic[S]):
     def __len__(self) -> int:
         return len(self.entries)
 
-    def installed(self) -> dict[str, EntryPoint]:
-        """Return the plug-ins that other installed packages provide, by name, without importing them."""
-        return {point.name: point for point in entry_points(group=f"equipoise.{self.kind}")}
-
     def find(self, name: Any, where: str) -> type[S]:
         """Return the class with this name.
 
@@ -63,77 +56,30 @@ class Registry(Mapping[str, type[S]], Generic[S]):
         """
         if isinstance(name, str) and name in self.entries:
             return self.entries[name]
-        if isinstance(name, str) and ":" in name:
-            return self._checked(name, load_object(name, where), where)
-        plugins = self.installed()
+        if is_own_code(name):
+            return self.check(name, load_object(name, where), where)
+        plugins = installed(self.kind)
         if isinstance(name, str) and name in plugins:
-            try:
-                found = plugins[name].load()
-            except Exception as error:  # whatever the plug-in raises when it is imported
-                raise EquipoiseError(
-                    f"{where} = {name!r} is a plug-in that cannot be imported: {type(error).__name__}: {error}"
-                ) from error
-            return self._checked(name, found, where)
+            return self.check(name, load_plugin(plugins[name], where), where)
         raise EquipoiseError(f"{where} = {name!r} is unknown{nearest(str(name), [*self, *plugins])}")
 
-    def _checked(self, name: str, found: Any, where: str) -> type[S]:
+    def check(self, name: str, found: Any, where: str) -> type[S]:
+        """Return the user's object as a class of this kind, or raise an error if it cannot be one.
+
+        Args:
+            name: the name that the user wrote.
+            found: the object that has this name.
+            where: the setting that has the name, for error messages.
+        """
         if self.adapt is not None:
             found = self.adapt(name, found)
         if not (isinstance(found, type) and issubclass(found, self.base)):
-            raise EquipoiseError(
-                f"{where} = {name!r} is {_described(found)}; it must be a class that derives from "
-                f"equipoise.{self.base.__name__}"
-            )
+            raise EquipoiseError(f"{where} = {name!r} is {_described(found)}; it must be {self.wanted}")
         return found
 
 
 def _described(found: Any) -> str:
     return f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
-
-
-def load_object(name: str, where: str) -> Any:
-    """Import the user's own code.
-
-    Args:
-        name: "package.module:Name" or "path/file.py:Name".
-        where: the setting that has the name, for error messages.
-    """
-    place, _, attribute = name.rpartition(":")
-    if not place or not attribute.isidentifier():
-        raise EquipoiseError(f"{where} = {name!r} is not allowed; own code is 'package.module:Name' or 'file.py:Name'")
-    try:
-        module = _import_file(Path(place), where) if place.endswith(".py") else importlib.import_module(place)
-    except EquipoiseError:
-        raise
-    except Exception as error:  # whatever the user's code raises when it is imported
-        raise EquipoiseError(
-            f"{where} = {name!r}: {place} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
-    if not hasattr(module, attribute):
-        names = [key for key in vars(module) if not key.startswith("_")]
-        raise EquipoiseError(f"{where} = {name!r}: {place} has no {attribute}{nearest(attribute, names)}")
-    return getattr(module, attribute)
-
-
-def _import_file(path: Path, where: str) -> ModuleType:
-    """Import a file once; its name among the modules depends on its place, so that two files may have one name."""
-    path = path.expanduser().resolve()
-    if not path.is_file():
-        raise EquipoiseError(f"{where} names the file {path}, which does not exist")
-    name = f"equipoise_own_{path.stem}_{blake2b(str(path).encode(), digest_size=6).hexdigest()}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # where dataclasses and pydantic look up a class's module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def choose(registry: Registry[S], table: Mapping[str, Any], where: str, key: str = "name") -> tuple[str, S]:
