@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from equipoise.flower.client import work
 from equipoise.flower.client_data import DataFunction
 from equipoise.flower.deployment_plan import EXPERIMENT, DeploymentPlan
 from equipoise.flower.server import Deployment
+from equipoise.metrics import MetricLike
 from equipoise.models.base import ModelSettings
 from equipoise.parameter_space import Selection
 from equipoise.reducers import Reducer

@@ -77,9 +77,15 @@ def probe_model(replica: Replica, constants: nn.Module, x: Tensor) -> ModelProbe
             )
         # Random numbers from an unknown source can be seeded only if clients are trained one at a time.
         unseeded = not torch.equal(before, torch.random.get_rng_state())
-    still = dict(constants.named_buffers())
-    buffer_names = tuple(n for n, b in moved.items() if not torch.equal(b, still[n]))
+    still, statistics = dict(constants.named_buffers()), _batch_statistics(constants)
+    buffer_names = tuple(n for n, b in moved.items() if n in statistics or not torch.equal(b, still[n]))
     return ModelProbe(output, rows, unseeded, buffer_names, shapes, _smallest_batch(replica, x))
+
+
+def _batch_statistics(module: nn.Module) -> set[str]:
+    """Return the names of the buffers of BatchNorm, which samples that are all zero would not move."""
+    layers = ((n, m) for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._NormBase))
+    return {f"{name}.{b}" if name else b for name, layer in layers for b, _ in layer.named_buffers()}
 
 
 def _smallest_batch(replica: Replica, x: Tensor) -> int:
