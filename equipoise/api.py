@@ -1,6 +1,5 @@
 """The Python interface: `train` takes any module and any clients' data."""
 
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,13 @@ from torch import Tensor, nn
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks import CALLBACKS, Callback, Progress, with_trackers
+from equipoise.callbacks.callback_list import CallbackList
+from equipoise.callbacks.messages import WarnMessages
+from equipoise.callbacks.progress import progress_from_python
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
+from equipoise.config.experiment import callback_tables
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.engine.assembly import build_task, run_in_folder, start_or_resume
@@ -57,7 +60,8 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     track: Sequence[str] = (),
-    callback: RunCallback | None = None,
+    callbacks: Sequence[Callback | str] = (),
+    progress: bool | None = None,
 ) -> Result:
     """Train a federation, and return every client's model.
 
@@ -88,8 +92,9 @@ def train(
         dtype: "float32" or "float64".
         out: folder to write the run to.
         resume: continue the run in that folder.
-        track: trackers that log the rounds, "tensorboard" or "mlflow"; needs `out`.
-        callback: is called at the beginning, after every round and at the end.
+        track: trackers that log the rounds, "tensorboard", "mlflow" or "wandb"; needs `out`.
+        callbacks: are called during the run, such as `eq.EarlyStopping(patience=10)`, `"best-model"` or your own.
+        progress: whether to show progress; None does so in terminals and notebooks.
 
     Returns:
         The result: models as ordinary modules, and metrics.
@@ -113,8 +118,6 @@ def train(
     if isinstance(reducer, str):
         reducer = choose(REDUCERS, {"reducer": reducer}, "train", "reducer")[1]
     uploads = UploadSettings(attack, reducer, privacy)
-    if privacy is not None and callback is None:
-        warnings.warn("privacy covers what models are trained with, not the clients' scores", stacklevel=2)
     engine = read(Engine, {"mode": mode, "workers": workers, "dtype": dtype}, "")
     if algorithm.requires.head and head == "head" and not hasattr(module, "head"):
         raise EquipoiseError(
@@ -131,17 +134,15 @@ def train(
     if track and out is None:
         raise EquipoiseError(f"track = {list(track)} needs a run folder; say out=...")
 
-    def build(folder: RunFolder | None, callback: RunCallback | None) -> Simulation:
-        return Simulation(task, federation, algorithm, schedule, engine, folder, callback, uploads, devices)
+    def build(folder: RunFolder | None, callbacks: CallbackList) -> Simulation:
+        return Simulation(task, federation, algorithm, schedule, engine, folder, callbacks, uploads, devices)
 
     def execute(simulation: Simulation) -> None:
         with torch.random.fork_rng(devices=[]):  # a module that draws from torch's own stream leaves the caller's alone
             start_or_resume(simulation, resume and out is not None)
 
-    if out is None:
-        simulation = build(None, callback)
-        execute(simulation)
-        return Result(simulation)
+    chosen = [_callback(given) for given in callbacks]
+    recorded = [callback for callback in chosen if callback.affects_results]
     settings = {
         **schedule.table(),
         "algorithm": {"name": name_of(ALGORITHMS, algorithm), **algorithm.table()},
@@ -149,14 +150,30 @@ def train(
         "reducer": {"name": name_of(REDUCERS, uploads.reducer), **uploads.reducer.table()},
         **({"privacy": privacy.table()} if privacy else {}),
         **({"devices": devices.table()} if devices else {}),
+        **callback_tables([name_of(CALLBACKS, callback) for callback in recorded], recorded),
         "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
         "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
         "engine": engine.table(),
     }
+    shown = [] if any(isinstance(callback, Progress) for callback in chosen) else progress_from_python(progress)
+    called = with_trackers([WarnMessages(), *shown, *chosen], schedule.track)
+    if out is None:
+        without_folder = CallbackList(called, settings)
+        with without_folder.watching():
+            simulation = build(None, without_folder)
+            execute(simulation)
+        return Result(simulation)
     mode = execution_mode(engine, task)
-    callback = callback or RunCallback()
-    return Result(
-        run_in_folder(
-            build, execute, Path(out), settings, resume=resume, track=schedule.track, callback=callback, mode=mode
+    return Result(run_in_folder(build, execute, Path(out), settings, resume=resume, callbacks=called, mode=mode))
+
+
+def _callback(given: Any) -> Callback:
+    """Return a callback that was given as such or by name."""
+    if isinstance(given, str):
+        return choose(CALLBACKS, {"callbacks": given}, "train", "callbacks")[1]
+    if not isinstance(given, Callback):
+        hint = f"; say {given.__name__}()" if isinstance(given, type) and issubclass(given, Callback) else ""
+        raise EquipoiseError(
+            f"callbacks has {given!r}, which is not a callback{hint or '; it must derive from equipoise.Callback'}"
         )
-    )
+    return given

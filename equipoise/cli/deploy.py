@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from equipoise.cli.console import Data, Out, ProgressCallback, Sets, interrupted, out_console, progress_bar
+from equipoise.cli.console import Data, Out, Sets, interrupted, out_console, progress_bar, show_run
 from equipoise.errors import EquipoiseError
 
 deploy_app = typer.Typer(
@@ -75,7 +75,7 @@ def init(
     )
     if not experiment.deploy.shape and experiment.data is not None:
         with progress_bar("") as progress:
-            bar = ProgressCallback(progress, experiment.data.name)
+            bar = show_run(progress, experiment.data.name)
             source = data_folder(folder_of_data(file, data, bar.on_message) if file else data)
             federation = experiment.federation(source, bar.on_data_progress)
         experiment = replace(experiment, deploy=app_template.describe(federation, experiment.deploy))
@@ -121,7 +121,7 @@ def local(
     experiment = Experiment.load(file, settings)
     folder = out or default_folder(file, experiment, "-deployed")
     progress = progress_bar()
-    bar = ProgressCallback(None if quiet else progress, experiment.algorithm_name)
+    bar = show_run(None if quiet else progress, experiment.algorithm_name)
     federation = experiment.federation(data_folder(folder_of_data(file, data, bar.on_message)), bar.on_data_progress)
     for note in federation.notes:
         bar.on_message(note)
@@ -251,7 +251,7 @@ def check(
     found = next((value for value in vars(module).values() if isinstance(value, App)), None)
     if found is None:
         raise EquipoiseError(f"{file} has no `app = App(__file__)`")
-    one = Client(found.plan, read_toml(settings), found.data)
+    one = Client(found.client_plan, read_toml(settings), found.data)
     federation = one.data()
     sizes = {name: int(getattr(federation, name).lengths[0]) for name in ("train", "validation", "test")}
     _print(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))

@@ -9,6 +9,7 @@ from typing import Any
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack
+from equipoise.callbacks import CALLBACKS, Callback
 from equipoise.config.deployment import Deploy
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
@@ -26,6 +27,7 @@ from equipoise.settings import nearest, read
 from equipoise.storage.run_folder import WRITTEN, read_toml
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
+_CALLBACKS = "callbacks"
 _NEEDED = ("data", "model", "algorithm")
 _REDUCER = "weighted-mean"
 
@@ -50,6 +52,9 @@ class Experiment:
     reducer: Reducer = field(default_factory=REDUCERS[_REDUCER])
     privacy: Privacy | None = None
     devices: Devices | None = None
+    callback_names: tuple[str, ...] = ()
+    callbacks: tuple[Callback, ...] = ()
+    "tables [[callbacks]]"
 
     @staticmethod
     def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED) -> "Experiment":
@@ -58,7 +63,7 @@ class Experiment:
         for key, value in tables.items():
             if key in ("sweep", "variant", "scale") or (key in _SECTIONS and isinstance(value, list)):
                 raise EquipoiseError(f"the file describes many runs ([{key}]); start them with `equipoise sweep`")
-            known = [*_SECTIONS, *Schedule.model_fields]
+            known = [*_SECTIONS, _CALLBACKS, *Schedule.model_fields]
             if key not in known:
                 raise EquipoiseError(
                     f"unknown {'section' if isinstance(value, dict) else 'setting'} {key}{nearest(key, known)}"
@@ -68,7 +73,7 @@ class Experiment:
         for section in needs:
             if section not in tables:
                 raise EquipoiseError(f"the section [{section}] is missing")
-        schedule = read(Schedule, {k: v for k, v in tables.items() if k not in _SECTIONS}, "")
+        schedule = read(Schedule, {k: v for k, v in tables.items() if k not in (*_SECTIONS, _CALLBACKS)}, "")
         data = DataSection.parse(tables["data"]) if "data" in tables else None
         model_name, model = choose(MODELS, dict(tables["model"]), "model") if "model" in tables else ("", None)
         algorithm_name, algorithm = choose(ALGORITHMS, dict(tables["algorithm"]), "algorithm")
@@ -78,6 +83,7 @@ class Experiment:
         deploy = read(Deploy, tables.get("deploy", {}), "deploy")
         attack_name, attack = choose(ATTACKS, dict(tables["attack"]), "attack") if "attack" in tables else ("", None)
         reducer_name, reducer = choose(REDUCERS, dict(tables.get("reducer", {"name": _REDUCER})), "reducer")
+        callbacks = read_callbacks(tables.get(_CALLBACKS, []))
         return Experiment(
             schedule=schedule,
             data=data,
@@ -93,6 +99,8 @@ class Experiment:
             devices=devices,
             engine=engine,
             deploy=deploy,
+            callback_names=tuple(name for name, _ in callbacks),
+            callbacks=tuple(callback for _, callback in callbacks),
         )
 
     @staticmethod
@@ -126,6 +134,7 @@ class Experiment:
             "reducer": {"name": self.reducer_name, **self.reducer.table()},
             **({"privacy": self.privacy.table()} if self.privacy else {}),
             **({"devices": self.devices.table()} if self.devices else {}),
+            **callback_tables(self.callback_names, self.callbacks),
             "engine": self.engine.table(),
             **({"deploy": self.deploy.table()} if self.engine.kind == "flower" else {}),
         }
@@ -135,6 +144,28 @@ class Experiment:
         if self.data is None:
             raise EquipoiseError("the section [data] is missing")
         return self.data.federation(folder, self.schedule.seed, progress)
+
+
+def read_callbacks(tables: Any) -> list[tuple[str, Callback]]:
+    """Read the tables [[callbacks]]; return names and callbacks."""
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise EquipoiseError(
+            f"{_CALLBACKS} = {tables!r} is not allowed; it must be a list of tables with a name, [[{_CALLBACKS}]]"
+        )
+    found = [choose(CALLBACKS, table, _CALLBACKS) for table in tables]
+    for name, callback in found:
+        if type(callback).__init__ is not Callback.__init__:
+            raise EquipoiseError(
+                f"{_CALLBACKS}.name = {name!r} has an __init__ of its own, so a file cannot give its settings; "
+                "make them annotated attributes of the class, and set up its state in on_run_begin"
+            )
+    return found
+
+
+def callback_tables(names: Sequence[str], callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """Return the tables [[callbacks]] of a configuration; nothing if there are none."""
+    tables = [{"name": name, **callback.table()} for name, callback in zip(names, callbacks, strict=True)]
+    return {_CALLBACKS: tables} if tables else {}
 
 
 def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:

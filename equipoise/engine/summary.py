@@ -30,6 +30,7 @@ def summarize_run(
         "seed": run.schedule.seed,
         "clients": clients,
         "rounds": run.done,
+        **({"stopped": run.stopped} if run.stopped is not None else {}),
         "metric": run.task.metric.name,
         "higher_is_better": run.task.metric.higher_is_better,
         **scores,

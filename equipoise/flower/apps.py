@@ -4,14 +4,14 @@ import logging
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor, nn
 
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks import Callback, Progress, with_trackers
 from equipoise.engine.assembly import run_in_folder, start_or_resume
 from equipoise.errors import EquipoiseError
 from equipoise.flower.client import work
@@ -32,15 +32,14 @@ def _set_up_logging() -> None:
         log.propagate = False
 
 
-class LogCallback(RunCallback):
+class LogCallback(Callback):
     """Prints the progress of a run, which Flower writes to the log of the run."""
 
-    def __init__(self) -> None:
-        self.rounds = 0
+    affects_results: ClassVar[bool] = False
 
-    def on_run_begin(self, rounds: int, done: int) -> None:
-        self.rounds = rounds
-        self.on_message(f"{rounds - done} of {rounds} rounds left")
+    def on_run_begin(self) -> None:
+        rounds = self.run.rounds
+        self.on_message(f"{rounds - self.run.done} of {rounds} rounds left")
 
     def on_round_end(self, line: dict[str, Any]) -> None:
         scores = []
@@ -49,7 +48,7 @@ class LogCallback(RunCallback):
             if score is not None:
                 scores.append(f"{kind} {name} {score:.4f}")
         clients = f"{line['clients'] - line['left_out']} of {line['clients']} clients"
-        self.on_message(", ".join([f"round {line['round']} of {self.rounds}: {clients}", *scores]))
+        self.on_message(", ".join([f"round {line['round']} of {self.run.rounds}: {clients}", *scores]))
 
     def on_message(self, text: str) -> None:
         print(f"equipoise: {text}", flush=True)
@@ -83,7 +82,7 @@ class App:
             metric: name of a metric, or a metric.
         """
         self.folder = Path(file).resolve().parent
-        self.own = {"model": model, "head": head, "loss": loss, "metric": metric}
+        self.own: dict[str, Any] = {"model": model, "head": head, "loss": loss, "metric": metric}
         self.data = data
         self.server, self.client = ServerApp(), ClientApp()
         self.server.main()(self._serve)
@@ -95,6 +94,11 @@ class App:
         """Return what the deployment does, as read from experiment.toml now."""
         return DeploymentPlan.load(self.folder, **self.own)
 
+    @property
+    def client_plan(self) -> DeploymentPlan:
+        """Return the same without callbacks, whose code may be on the server only."""
+        return DeploymentPlan.load(self.folder, callbacks=False, **self.own)
+
     def _serve(self, grid: Grid, context: Context) -> None:
         out = context.run_config.get("out")
         if not isinstance(out, str) or not out:
@@ -103,10 +107,12 @@ class App:
 
     def _work(self, message: Message, context: Context) -> Message:
         _set_up_logging()
-        return work(self.plan, context.node_config, self.data, message)
+        return work(self.client_plan, context.node_config, self.data, message)
 
 
-def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callback: RunCallback | None = None) -> Deployment:
+def serve(
+    plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callbacks: Sequence[Callback] | None = None
+) -> Deployment:
     """Run the server.
 
     Args:
@@ -114,7 +120,7 @@ def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callback: R
         grid: Flower's connection to the clients.
         out: the run folder.
         resume: whether to continue from the last checkpoint in `out`.
-        callback: gets the progress; without one it is printed.
+        callbacks: are called besides those of the experiment; by default progress is printed.
     """
     experiment = plan.experiment.deployed()
 
@@ -125,13 +131,14 @@ def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callback: R
             deployment.note("failed", text=str(error))
             raise
 
+    shown = [LogCallback()] if callbacks is None else callbacks
+    chosen = [callback for callback in experiment.callbacks if not isinstance(callback, Progress)]
     return run_in_folder(
-        lambda folder, callback: Deployment(plan, grid, folder, callback),
+        lambda folder, callbacks: Deployment(plan, grid, folder, callbacks),
         execute,
         out,
         experiment.tables(),
         resume=resume,
-        track=experiment.schedule.track,
-        callback=callback or LogCallback(),
+        callbacks=with_trackers([*shown, *chosen], experiment.schedule.track),
         mode="flower",
     )

@@ -15,7 +15,7 @@ from equipoise.data.federation import SPLIT
 from equipoise.engine.assembly import build_task, experiment_module, initial_module
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import Metric
-from equipoise.storage.run_folder import read_toml
+from equipoise.storage.run_folder import CALLBACKS, read_toml
 from equipoise.training.task import Task
 
 EXPERIMENT = "experiment.toml"
@@ -50,9 +50,18 @@ class DeploymentPlan:
             )
 
     @staticmethod
-    def load(folder: Path, **own: Any) -> "DeploymentPlan":
-        """Read the plan of the app in a folder; `own` are the user's own model, head, loss and metric."""
-        experiment = Experiment.parse(read_toml(folder / EXPERIMENT), needs=("algorithm",))
+    def load(folder: Path, callbacks: bool = True, **own: Any) -> "DeploymentPlan":
+        """Read the plan of the app in a folder.
+
+        Args:
+            folder: the folder.
+            callbacks: whether to read the section [[callbacks]]; only the server has callbacks.
+            **own: the user's own model, head, loss and metric.
+        """
+        tables = read_toml(folder / EXPERIMENT)
+        if not callbacks:
+            tables.pop(CALLBACKS, None)
+        experiment = Experiment.parse(tables, needs=("algorithm",))
         if own.get("model") is not None:
             experiment = replace(experiment, model_name="", model=None)
         return DeploymentPlan(experiment, **own)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tomli_w
 
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.base import Callback, RunContext
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError, RunFailed
@@ -31,7 +31,7 @@ _STATUS_POLL = 60.0  # seconds between two requests to the SuperLink for the sta
 class LocalDeployment:
     """A deployment in the folder `deployment` of a run folder, which contains app, keys, clients and logs."""
 
-    def __init__(self, experiment: Experiment, federation: Federation, out: Path, callback: RunCallback):
+    def __init__(self, experiment: Experiment, federation: Federation, out: Path, callback: Callback):
         """Derive the section [deploy] from the data; nothing is written yet.
 
         Args:
@@ -147,10 +147,25 @@ class LocalDeployment:
             time.sleep(_POLL)
 
 
+class FollowedRun(RunContext):
+    """What a callback may see of a run that another process does: how far it was when it began."""
+
+    def __init__(self, rounds: int, done: int):
+        self._rounds, self._done = rounds, done
+
+    @property
+    def rounds(self) -> int:
+        return self._rounds
+
+    @property
+    def done(self) -> int:
+        return self._done
+
+
 class Follower:
     """Reads what the server writes to its run folder, and passes it to a callback."""
 
-    def __init__(self, folder: RunFolder, callback: RunCallback):
+    def __init__(self, folder: RunFolder, callback: Callback):
         self.folder, self.callback = folder, callback
         self.read = {path: folder.length(path) for path in (folder.metrics, folder.events)}
 
@@ -165,7 +180,10 @@ class Follower:
                 return event
             if event["event"] == "begin":
                 self.read[self.folder.metrics] = self.folder.length(self.folder.metrics)
-                self.callback.on_run_begin(event["rounds"], event["round"])
+                self.callback.attach(FollowedRun(event["rounds"], event["round"]))
+                self.callback.on_run_begin()
+            elif event["event"] == "stopped":
+                self.callback.on_stop(event["text"])
             else:
                 self.callback.on_message(event["text"])
         return None

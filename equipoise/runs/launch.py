@@ -1,10 +1,11 @@
 """Start, resume and reopen runs of an experiment."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks import Callback, Progress, with_trackers
+from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.data.sources import data_folder
@@ -51,7 +52,7 @@ def run(
     out: Path,
     data: Path | None = None,
     resume: bool = False,
-    callback: RunCallback | None = None,
+    callbacks: Sequence[Callback] = (),
     trained: Path | None = None,
 ) -> Result:
     """Run an experiment.
@@ -61,34 +62,39 @@ def run(
         out: the run folder.
         data: the folder of data sets, or None for the default.
         resume: whether to continue from the last checkpoint, if there is one.
-        callback: receives progress and messages.
+        callbacks: are called besides those of the experiment, whose progress they show in their own way.
         trained: folder of a finished run with the same training. Its models are scored as this method uses them, and
             nothing is trained.
 
     Returns:
         The finished run.
     """
-    callback = callback or RunCallback()
+    if callbacks:
+        chosen = [callback for callback in experiment.callbacks if not isinstance(callback, Progress)]
+    else:
+        chosen = list(experiment.callbacks)
+    given = CallbackList(callbacks)
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
             "engine.kind = 'flower' is a federation over real machines; start it with `equipoise deploy local` or "
             "`equipoise deploy init`, or simulate it with --set engine.kind=simulate"
         )
     if resume and data is None:
-        data = folder_of_data(RunFolder(out).config, None, callback.on_message)
+        data = folder_of_data(RunFolder(out).config, None, given.on_message)
     source = data_folder(data).resolve()
-    federation = experiment.federation(source, callback.on_data_progress)
+    federation = experiment.federation(source, given.on_data_progress)
     for note in federation.notes:
-        callback.on_message(note)
+        given.on_message(note)
+    given.check()
     task = experiment_task(experiment, federation)
     written = {"data": str(source), "mode": execution_mode(experiment.engine, task)}
     if trained is not None:
         written[_TRAINED] = trained.name
 
-    def build(folder: RunFolder, callback: RunCallback) -> Simulation:
+    def build(folder: RunFolder, callbacks: CallbackList) -> Simulation:
         if trained is not None:
             shutil.copytree(RunFolder(trained).checkpoint, folder.checkpoint, dirs_exist_ok=True)
-        return _simulation(experiment, federation, task, folder, callback)
+        return _simulation(experiment, federation, task, folder, callbacks)
 
     def execute(simulation: Simulation) -> None:
         if trained is not None:
@@ -103,8 +109,7 @@ def run(
             out,
             experiment.tables(),
             resume=resume,
-            track=experiment.schedule.track,
-            callback=callback,
+            callbacks=with_trackers([*callbacks, *chosen], experiment.schedule.track),
             **written,
         )
     )
@@ -144,7 +149,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
 
 
 def _simulation(
-    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, callback: RunCallback | None = None
+    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, callbacks: CallbackList | None = None
 ) -> Simulation:
     settings = (experiment.algorithm, experiment.schedule, experiment.engine)
-    return Simulation(task, federation, *settings, folder, callback, experiment.uploads, experiment.devices)
+    return Simulation(task, federation, *settings, folder, callbacks, experiment.uploads, experiment.devices)

@@ -84,9 +84,20 @@ class Result:
 
     def personal(self, client: int | str) -> nn.Module:
         """Return the personal model of a client (by number or name)."""
-        model = self.personal_vector(client)
-        module = self._run.task.to_module(model.vector, model.buffers)
-        return self._run.executor.predictor(module, model.who) if model.looks_up else module
+        return self._run.module_of(self.personal_vector(client))
+
+    def best(self, client: int | str | None = None) -> nn.Module:
+        """Return the best model by validation that the callback `BestModel` kept.
+
+        Args:
+            client: number or name of a client, for its best personal model; None for the best global model.
+        """
+        best = self._run.best
+        row = best.global_row if client is None else self._client_number(client)
+        if (found := best.get(row)) is None:
+            which = "global model" if client is None else f"personal model of {client!r}"
+            raise EquipoiseError(f"no best {which} was kept; train with callbacks=[eq.BestModel()]")
+        return self._run.module_of(ClientModel(row, found.vector, found.buffers, client is not None and self.looks_up))
 
     def global_vector(self) -> Tensor:
         """Return the parameters of the global model."""

@@ -30,7 +30,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
 from equipoise.settings import Settings, read
-from equipoise.storage.run_folder import ASIDE, RunFolder, flatten
+from equipoise.storage.run_folder import ASIDE, CALLBACKS, RunFolder, flatten
 from equipoise.storage.run_index import higher_is_better
 
 SECTION, VARIANT, SCALE = "sweep", "variant", "scale"
@@ -65,9 +65,10 @@ _ALWAYS: dict[str, type[Settings]] = {"data": DataSettings, "devices": Devices, 
 def _list_settings(section: str, name: str) -> frozenset[str]:
     """Return the settings of a section whose value is itself a list; for these, only a list of lists is many values."""
     classes = [_ALWAYS[section]] if section in _ALWAYS else []
+    listed = {CALLBACKS} if section == "" else set()
     if (own := _REGISTRIES.get(section, {}).get(name)) is not None:
         classes.append(own)
-    return frozenset(row["name"] for cls in classes for row in cls.describe() if "a list" in row["allowed"])
+    return frozenset({row["name"] for cls in classes for row in cls.describe() if "a list" in row["allowed"]} | listed)
 
 
 def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -236,7 +237,9 @@ def group(cell: SweepRun, tune: Sequence[str]) -> str:
 
 
 def _training(cell: SweepRun) -> str:
-    """Return a digest of all settings that determine training."""
+    """Return a digest of all settings that determine training; a run that a callback may stop shares with no other."""
+    if any(callback.affects_results for callback in cell.experiment.callbacks):
+        return f"{cell.identity} {cell.seed}"
     settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training_settings()}
     flat = {k: v for k, v in flatten(settings).items() if k not in ("select", "targets")}
     return _digest({k: v for k, v in flat.items() if k == "seed" or not k.startswith(_NOT_THE_RUN)})

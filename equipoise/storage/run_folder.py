@@ -35,8 +35,15 @@ CKA = "cka.json"
 DEPLOYMENT = "deployment"
 """Folder of the keys, clients and logs of a deployment on one machine."""
 
-ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb")
-"""Settings that do not affect results."""
+CALLBACKS = "callbacks"
+"""The list of tables [[callbacks]] in a configuration."""
+
+ONLY_WATCH = ("progress", "checkpoints", "tensorboard", "mlflow", "wandb")
+"""Names of the callbacks that do not affect results."""
+
+_WATCHING = tuple(f"{CALLBACKS}.{name}." for name in ONLY_WATCH)
+ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb", *_WATCHING)
+"""Settings that do not affect results, or how their names begin."""
 _MAY_CHANGE = {"rounds", *ASIDE}  # when a run is resumed
 _TRIES = 8
 
@@ -51,11 +58,24 @@ def _lock(file: IO[str], kind: int, wait: float = 0.05) -> bool:
 
 
 def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables into one, with dotted names."""
+    """Flatten nested tables into one, with dotted names; a callback's begin with `callbacks.NAME`."""
     flat: dict[str, Any] = {}
     for key, value in tables.items():
+        if key == CALLBACKS and not prefix and isinstance(value, list):
+            value = _by_name(value)
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
+
+
+def _by_name(callbacks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the tables of callbacks by name; the second of a name gets a number."""
+    found: dict[str, Any] = {}
+    for table in callbacks:
+        name = number = str(table.get("name"))
+        while number in found:
+            number = f"{name} {len(found) + 1}"
+        found[number] = table
+    return found
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -134,7 +154,7 @@ class RunFolder:
         """Raise an error if these are not the settings of the run in the folder."""
         old, new = flatten(read_toml(self.config)), flatten(settings)
         for key in sorted(old.keys() | new.keys()):
-            if key in _MAY_CHANGE or key.startswith(f"{WRITTEN}."):
+            if key in _MAY_CHANGE or key.startswith((f"{WRITTEN}.", *_WATCHING)):
                 continue
             if json.dumps(old.get(key)) != json.dumps(new.get(key)):  # 1 == 1.0, but 1 client is not a share of 1.0
                 raise EquipoiseError(

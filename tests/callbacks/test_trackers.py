@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from equipoise.callbacks.base import RunCallback
-from equipoise.callbacks.trackers import TRACKERS, flatten_numbers
+from equipoise.callbacks import Callback
+from equipoise.callbacks.trackers import flatten_numbers
 from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError, Interrupted
 from equipoise.runs.launch import run
@@ -68,7 +68,7 @@ def written(out: Path) -> Curves:
     return curves
 
 
-class Stop(RunCallback):
+class Stop(Callback):
     """Breaks a run off as Ctrl-C would."""
 
     def __init__(self, after: int):
@@ -83,10 +83,10 @@ class Stop(RunCallback):
 def test_a_tracker_hears_every_round_once_also_of_a_run_that_was_broken_off(name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
     with pytest.raises(Interrupted):
-        run(experiment(track=[name]), out, None, False, Stop(after=3))
+        run(experiment(track=[name]), out, None, False, [Stop(after=3)])
     if name == "mlflow":
         assert mlflow_run(out).info.status == "KILLED"
-    run(experiment(track=[name]), out, None, True, RunCallback())
+    run(experiment(track=[name]), out, None, True)
     expected, found = written(out), READERS[name](out)
     assert found.keys() == expected.keys()
     for key, curve in expected.items():
@@ -96,12 +96,12 @@ def test_a_tracker_hears_every_round_once_also_of_a_run_that_was_broken_off(name
 
 @pytest.mark.slow
 def test_what_is_tracked_changes_no_result(tmp_path: Path) -> None:
-    run(experiment(), tmp_path / "without", None, False, RunCallback())
-    run(experiment(track=["tensorboard", "mlflow"]), tmp_path / "with", None, False, RunCallback())
+    run(experiment(), tmp_path / "without")
+    run(experiment(track=["tensorboard", "mlflow"]), tmp_path / "with")
     logs = [(tmp_path / name / "metrics.jsonl").read_bytes() for name in ("without", "with")]
     assert logs[0] == logs[1]
     # It may be switched on and off between a run and its continuation, and is no other run in tables.
-    run(experiment(), tmp_path / "with", None, True, RunCallback())
+    run(experiment(), tmp_path / "with", None, True)
 
 
 @pytest.mark.parametrize("moment", ["__init__", "on_run_begin", "on_round_end", "on_run_end"])
@@ -110,7 +110,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
 ) -> None:
     texts: list[str] = []
 
-    class Listener(RunCallback):
+    class Listener(Callback):
         def on_message(self, text: str) -> None:
             texts.append(text)
 
@@ -118,7 +118,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(
         raise ConnectionError("nobody at home")
 
     monkeypatch.setattr(TRACKERS["tensorboard"], moment, fail)
-    run(experiment(track=["tensorboard"]), tmp_path / "run", None, False, Listener())
+    run(experiment(track=["tensorboard"]), tmp_path / "run", None, False, [Listener()])
     assert len([t for t in texts if "nobody at home" in t]) == 1
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 4
 
@@ -136,7 +136,7 @@ def test_what_is_not_installed_is_said_before_the_run(
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(EquipoiseError, match=rf"needs {name}, which is not installed; pip install 'equipoise\[{name}"):
-        run(experiment(track=[name]), tmp_path / "run", None, False, RunCallback())
+        run(experiment(track=[name]), tmp_path / "run")
     assert not (tmp_path / "run" / "run.toml").exists()
 
 
