@@ -79,4 +79,4 @@ def remember(monkeypatch: pytest.MonkeyPatch) -> None:
     """The algorithm of tests/support/tampering.py, in the registry for as long as a test."""
     from tests.support.tampering import Remember
 
-    monkeypatch.setitem(ALGORITHMS, "remember", Remember)
+    monkeypatch.setitem(ALGORITHMS.entries, "remember", Remember)
