@@ -69,6 +69,7 @@ class App:
         head: str | Sequence[str] | None = "head",
         loss: str | Callable[[Tensor, Tensor], Tensor] | None = None,
         metric: str | Metric | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         """Create both halves of the app.
 
@@ -80,10 +81,11 @@ class App:
             head: name of the submodule that is the head, or names of several; None if there is no head.
             loss: name of a loss, or a function of outputs and targets.
             metric: name of a metric, or a metric.
+            callbacks: are called on the server, besides those of experiment.toml.
         """
         self.folder = Path(file).resolve().parent
         self.own: dict[str, Any] = {"model": model, "head": head, "loss": loss, "metric": metric}
-        self.data = data
+        self.data, self.callbacks = data, callbacks
         self.server, self.client = ServerApp(), ClientApp()
         self.server.main()(self._serve)
         for register in (self.client.train(), self.client.evaluate(), self.client.query()):
@@ -103,16 +105,15 @@ class App:
         out = context.run_config.get("out")
         if not isinstance(out, str) or not out:
             raise EquipoiseError("the run folder is missing: --run-config 'out=\"/path/to/folder\"'")
-        serve(self.plan, grid, Path(out).expanduser(), bool(context.run_config.get("resume", False)))
+        resume = bool(context.run_config.get("resume", False))
+        serve(self.plan, grid, Path(out).expanduser(), resume, [LogCallback(), *self.callbacks])
 
     def _work(self, message: Message, context: Context) -> Message:
         _set_up_logging()
         return work(self.client_plan, context.node_config, self.data, message)
 
 
-def serve(
-    plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callbacks: Sequence[Callback] | None = None
-) -> Deployment:
+def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callbacks: Sequence[Callback] = ()) -> Deployment:
     """Run the server.
 
     Args:
@@ -120,7 +121,7 @@ def serve(
         grid: Flower's connection to the clients.
         out: the run folder.
         resume: whether to continue from the last checkpoint in `out`.
-        callbacks: are called besides those of the experiment; by default progress is printed.
+        callbacks: are called besides those of the experiment.
     """
     experiment = plan.experiment.deployed()
 
@@ -131,7 +132,6 @@ def serve(
             deployment.note("failed", text=str(error))
             raise
 
-    shown = [LogCallback()] if callbacks is None else callbacks
     chosen = [callback for callback in experiment.callbacks if not isinstance(callback, Progress)]
     return run_in_folder(
         lambda folder, callbacks: Deployment(plan, grid, folder, callbacks),
@@ -139,6 +139,6 @@ def serve(
         out,
         experiment.tables(),
         resume=resume,
-        callbacks=with_trackers([*shown, *chosen], experiment.schedule.track),
+        callbacks=with_trackers([*callbacks, *chosen], experiment.schedule.track),
         mode="flower",
     )

@@ -15,7 +15,7 @@ from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
 from equipoise.runs.result import Result
-from equipoise.storage.run_folder import WRITTEN, RunFolder, read_toml
+from equipoise.storage.run_folder import CALLBACKS, WRITTEN, RunFolder, read_toml
 from equipoise.training.task import Task
 
 _TRAINED = "trained"
@@ -133,6 +133,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
     """Load a run as it was at its newest checkpoint, and its experiment."""
     folder = RunFolder.open(path)
     tables = read_toml(folder.config)
+    tables.pop(CALLBACKS, None)  # nothing is run, so their code need not be there
     experiment = Experiment.parse(tables, needs=("algorithm",))
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(

@@ -16,7 +16,7 @@ from equipoise.storage import atomic_files
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 _PACKAGE = Path(__file__).parents[1]
-_SOURCES = ("algorithms", "attacks", "data", "equilibrium", "models", "reducers", "settings.py")
+_SOURCES = ("algorithms", "attacks", "callbacks", "data", "equilibrium", "models", "reducers", "settings.py")
 Listing = dict[str, list[dict[str, Any]]]
 
 
@@ -24,7 +24,7 @@ def listing(kind: str, name: str | None = None) -> list[dict[str, Any]]:
     """List everything of a kind, or the entry with this name.
 
     Args:
-        kind: "algorithms", "models", "data", "partitions", "attacks" or "reducers".
+        kind: "algorithms", "models", "data", "partitions", "attacks", "reducers" or "callbacks".
         name: the name of one entry.
     """
     entries = _from_catalogue().get(kind) or from_registries()[kind]
@@ -39,6 +39,7 @@ def from_registries() -> Listing:
     """Describe everything in the registries."""
     from equipoise.algorithms import ALGORITHMS
     from equipoise.attacks import ATTACKS
+    from equipoise.callbacks import CALLBACKS
     from equipoise.data.partitions import PARTITIONS
     from equipoise.data.sources import SOURCES
     from equipoise.models import MODELS
@@ -51,6 +52,7 @@ def from_registries() -> Listing:
         "partitions": PARTITIONS,
         "attacks": ATTACKS,
         "reducers": REDUCERS,
+        "callbacks": CALLBACKS,
     }
     return {kind: [_entry(name, cls) for name, cls in registry.items()] for kind, registry in registries.items()}
 
