@@ -143,6 +143,8 @@ class Callback(Settings):
         Args:
             reason: why, in a few words; it is shown to the user and written to summary.json.
         """
+        if not self.affects_results:
+            raise EquipoiseError(f"{type(self).__name__} says affects_results = False, so it cannot stop a run")
         self.run.stop(reason)
 
     def on_data_progress(self, done: int, total: int) -> None:

@@ -32,6 +32,8 @@ class CallbackList:
         """
         self.callbacks, self.settings = list(callbacks), dict(settings or {})
         self.folder: Path | None = None
+        self.beginning = False
+        "whether `on_run_begin` is being called"
         self.failure: Exception | None = None
         self.saved: dict[str, dict[str, Any]] = {}
         "what the checkpoint that the run resumes from has of each callback"
@@ -63,12 +65,14 @@ class CallbackList:
         self.folder = run.folder
         for callback in self.callbacks:
             callback.attach(run)
+        self.beginning = True
         self._forward("on_run_begin", lambda callback: callback.on_run_begin())
         self.check()
         for key, callback in self._keys().items():
             if (state := self.saved.get(key)) is not None:
                 self._call("load_state_dict", callback, partial(type(callback).load_state_dict, state=state))
         self.check()
+        self.beginning = False
 
     def on_evaluation(self, line: Line) -> None:
         """Forward the scores of a round."""

@@ -94,5 +94,9 @@ class EngineContext(RunContext):
         self._run.warn(text)
 
     def stop(self, reason: str) -> None:
+        if self._run.callbacks.beginning:
+            raise EquipoiseError(
+                "a run cannot stop before its first round; call stop() in on_round_end"
+            )
         if self._run.stopped is None:
             self._run.stopped = reason

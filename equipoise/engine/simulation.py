@@ -183,7 +183,7 @@ class Simulation(Run):
         round = self.done + 1
         began = time.perf_counter()
         self.client_seconds.clear()
-        before = self.server, copy.deepcopy(self.counters)
+        before = self.server, copy.deepcopy(self.counters), self.stopped
         snapshot = self.pipeline.snapshot()
         jobs = [self.job(who) for who in self.sample(round)]
         asked, solves, sent = len(jobs), [], {}
@@ -196,7 +196,7 @@ class Simulation(Run):
                 if result.seconds is not None:
                     self.client_seconds[self.federation.names[result.who]] += result.seconds
             if self.interrupted.is_set():
-                self.server, self.counters = before
+                self.server, self.counters, self.stopped = before
                 self.pipeline.rollback(snapshot)
                 return False
             if self.pipeline.settings.privacy is not None:

@@ -78,6 +78,8 @@ class Deployment(Run):
         self.progress = RoundProgress()
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the lines of a round whose models are still to be scored"
+        self.round_ended = False
+        "whether callbacks were already told that this round ended, before they get its scores"
         self.concluded = False
         "whether all clients were asked for the scores of the last round"
         self.starts, self.orders = 0, 0
@@ -328,6 +330,7 @@ class Deployment(Run):
         self.progress = RoundProgress()
         line |= self.counters.sums()
         scored = round == self.schedule.rounds or (self.settings.evaluate and self.evaluates(round))
+        self.round_ended = not scored
         if not scored:
             self.callbacks.on_round_end(line, affects_results=True)
         if scored or self.stopped is not None:
@@ -353,9 +356,8 @@ class Deployment(Run):
             head = {k: line[k] for k in ("round", "clients", "left_out")}
             whole = head | self.scores.board().summary() | line
             self.unlogged = None
-            ended = self.stopped is not None  # at the end of the round itself, when it had no scores yet
             self.callbacks.on_evaluation(whole)
-            if not ended:
+            if not self.round_ended:
                 self.callbacks.on_round_end(whole, affects_results=True)
             self.log(whole, timing)
 
@@ -371,6 +373,7 @@ class Deployment(Run):
             "malicious": sorted(self.pipeline.malicious),
             "budgets": self.budgets,
             "unlogged": self.unlogged,
+            "round_ended": self.round_ended,
             "concluded": self.concluded,
             **self.progress.facts(self.client_seconds),
             "tally": self.scores.facts(),
@@ -385,7 +388,7 @@ class Deployment(Run):
         self.transport.refused.update(facts["refused"])
         self.transport.bytes_sent, self.transport.bytes_received = facts["bytes"]
         self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
-        self.concluded = facts.get("concluded", False)
+        self.round_ended, self.concluded = facts.get("round_ended", False), facts.get("concluded", False)
         self.budgets = facts.get("budgets", {})
         self.client_seconds.update(self.progress.restore(facts, saved.kept))
         self._set_malicious(frozenset(facts["malicious"]))

@@ -58,6 +58,37 @@ def test_a_callback_sees_the_run(tmp_path: Path) -> None:
         Look().stop("too early")
 
 
+def test_a_run_stops_in_its_rounds_only_and_by_those_who_may() -> None:
+    class TooEarly(eq.Callback):
+        def on_run_begin(self) -> None:
+            self.stop("now")
+
+    class Watcher(StopAt):
+        affects_results = False
+
+    with pytest.raises(eq.EquipoiseError, match="a run cannot stop before its first round"):
+        train([TooEarly()])
+    with pytest.raises(eq.EquipoiseError, match="Watcher says affects_results = False, so it cannot stop a run"):
+        train([Watcher(round=2)])
+
+
+@pytest.mark.parametrize("evaluate_every", [1, 5])
+def test_a_message_may_stop_a_run_and_the_first_reason_counts(evaluate_every: int) -> None:
+    class Mine(eq.Callback):
+        def on_round_end(self, line: Line) -> None:
+            if line["round"] == 2:
+                self.run.report("round 2")
+                self.stop("later")
+
+        def on_message(self, text: str) -> None:
+            self.stop(text)
+
+    with pytest.warns(eq.RunWarning, match="round 2"):
+        result = train([Mine()], evaluate_every=evaluate_every)
+    assert (result.summary["rounds"], result.summary["stopped"]) == (2, "round 2")
+    assert "personal" in result.metrics[-1]
+
+
 def test_settings_of_a_callback_do_not_change_and_its_state_does() -> None:
     callback = StopAt(round=3)
     callback.count = 1

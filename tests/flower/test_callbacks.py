@@ -6,12 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-from flwr.app import Message
+from flwr.app import Context, Message, RecordDict
 from safetensors.torch import load_file
 
 import equipoise as eq
 from equipoise.callbacks.callback_list import CallbackList
-from tests.support.flower_memory import Killed, MemoryGrid, deployed, run, same, table
+from equipoise.flower import App
+from tests.support.flower_memory import (
+    SUPERLINK,
+    Killed,
+    MemoryGrid,
+    clock_of_its_own,
+    deployed,
+    run,
+    same,
+    speaking_as,
+    table,
+)
 from tests.support.problems import classification, simulation, small_mlp
 
 ALGORITHM = eq.Ditto(lr=0.5, batch=4)
@@ -144,6 +155,21 @@ def test_a_callback_that_raises_is_noted_and_the_run_can_be_resumed(tmp_path: Pa
     simulated(tmp_path / "simulated", rounds=4)
     assert other.done == 4
     same(lines(tmp_path / "run"), lines(tmp_path / "simulated"))
+
+
+def test_callbacks_of_an_app_are_called_on_the_server(tmp_path: Path) -> None:
+    class Mine(eq.Callback):
+        def on_round_end(self, line: dict[str, Any]) -> None:
+            if line["round"] == 2:
+                self.stop("mine")
+
+    both, grid = app(tmp_path / "app")
+    given = App(tmp_path / "app" / "app.py", model=small_mlp, callbacks=[Mine()])
+    context = Context(1, SUPERLINK, {}, RecordDict(), {"out": str(tmp_path / "run")})
+    with speaking_as(SUPERLINK), clock_of_its_own():
+        given._serve(grid, context)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["stopped"] == "mine"
+    assert both.callbacks == ()
 
 
 def test_clients_do_not_import_the_servers_callbacks(tmp_path: Path) -> None:
