@@ -95,8 +95,6 @@ class EngineContext(RunContext):
 
     def stop(self, reason: str) -> None:
         if self._run.callbacks.beginning:
-            raise EquipoiseError(
-                "a run cannot stop before its first round; call stop() in on_round_end"
-            )
+            raise EquipoiseError("a run cannot stop before its first round; call stop() in on_round_end")
         if self._run.stopped is None:
             self._run.stopped = reason
