@@ -29,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.base import Callback
 from equipoise.config.experiment import Experiment
 from equipoise.engine.model_files import load_model
 from equipoise.errors import EquipoiseError
@@ -161,7 +161,7 @@ class Counted(LocalDeployment):
         self.app_seconds = answer["runs"][0]["compute-time"]["clientapp-seconds"]
 
 
-class PrintedProgress(RunCallback):
+class PrintedProgress(Callback):
     def on_round_end(self, line):
         print(f"  round {line['round']}", file=sys.stderr, flush=True)
 

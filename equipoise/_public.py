@@ -29,6 +29,19 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.api import train
 from equipoise.attacks import ATTACKS, Attack, AttackContext, Gaussian, LabelPoison, SameValue, SignFlip
+from equipoise.callbacks import (
+    CALLBACKS,
+    BestModel,
+    Callback,
+    Checkpoints,
+    EarlyStopping,
+    MLflow,
+    Progress,
+    RunContext,
+    TensorBoard,
+    WandB,
+)
+from equipoise.callbacks.messages import RunWarning
 from equipoise.config.device_classes import Devices
 from equipoise.data.config import load_data
 from equipoise.data.federation import Federation, from_clients
@@ -60,14 +73,19 @@ from equipoise.state import RoundUploads, State, Upload, Uploads
 __all__ = [
     "ALGORITHMS",
     "ATTACKS",
+    "CALLBACKS",
     "CFL",
     "REDUCERS",
     "AdaptedClients",
     "Algorithm",
     "Attack",
     "AttackContext",
+    "BestModel",
+    "Callback",
+    "Checkpoints",
     "Devices",
     "Ditto",
+    "EarlyStopping",
     "EquipoiseError",
     "FeDEQ",
     "FedADMM",
@@ -96,6 +114,7 @@ __all__ = [
     "Local",
     "LocalData",
     "LpProj",
+    "MLflow",
     "Mean",
     "Median",
     "Metric",
@@ -106,18 +125,23 @@ __all__ = [
     "Partition",
     "Pool",
     "Privacy",
+    "Progress",
     "Reducer",
     "Result",
     "RoundUploads",
+    "RunContext",
     "RunFailed",
+    "RunWarning",
     "SameValue",
     "SignFlip",
     "Source",
     "Start",
     "State",
+    "TensorBoard",
     "TrimmedMean",
     "Upload",
     "Uploads",
+    "WandB",
     "WeightedMean",
     "from_clients",
     "load_data",

@@ -1,6 +1,5 @@
 """The Python interface: `train` takes any module and any clients' data."""
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,13 @@ from torch import Tensor, nn
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks import CALLBACKS, Callback, Progress, with_trackers
+from equipoise.callbacks.callback_list import CallbackList
+from equipoise.callbacks.messages import WarnMessages
+from equipoise.callbacks.progress import progress_from_python
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
+from equipoise.config.experiment import callback_tables
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.data.finite import check_finite
@@ -60,7 +63,8 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     track: Sequence[str] = (),
-    callback: RunCallback | None = None,
+    callbacks: Sequence[Callback | str] = (),
+    progress: bool | None = None,
 ) -> Result:
     """Train a federation, and return every client's model.
 
@@ -93,8 +97,9 @@ def train(
         precision: "float32", "float64" or "bf16-mixed".
         out: folder to write the run to, with all models at the end, so that `load_result` loads it.
         resume: continue the run in that folder.
-        track: trackers that log the rounds, "tensorboard" or "mlflow"; needs `out`.
-        callback: is called at the beginning, after every round and at the end.
+        track: trackers that log the rounds, "tensorboard", "mlflow" or "wandb"; needs `out`.
+        callbacks: are called during the run, such as `eq.EarlyStopping(patience=10)`, `"best-model"` or your own.
+        progress: whether to show progress; None does so in terminals and notebooks.
 
     Returns:
         The result: models as ordinary modules, and metrics.
@@ -127,8 +132,6 @@ def train(
     check_instance("privacy", privacy, Privacy, "equipoise.Privacy(clip=1.0, target_epsilon=8.0)")
     check_instance("devices", devices, Devices, "equipoise.Devices(iterations=(20, 10))")
     uploads = UploadSettings(attack, reducer, privacy)
-    if privacy is not None and callback is None:
-        warnings.warn("privacy covers what models are trained with, not the clients' scores", stacklevel=2)
     engine = read(Engine, {"mode": mode, "workers": workers, "precision": precision}, "")
     check_head(module, head, algorithm)
     federation = (
@@ -142,14 +145,17 @@ def train(
     if track and folder is None:
         raise EquipoiseError(f"track = {list(track)} needs a run folder; say out=...")
 
-    def build(folder: RunFolder | None, callback: RunCallback | None) -> Simulation:
-        return Simulation(task, federation, algorithm, schedule, engine, folder, callback, uploads, devices)
+    def build(folder: RunFolder | None, callbacks: CallbackList) -> Simulation:
+        return Simulation(task, federation, algorithm, schedule, engine, folder, callbacks, uploads, devices)
 
     def execute(simulation: Simulation) -> None:
         with torch.random.fork_rng(devices=[]):  # a module that draws from torch's own stream leaves the caller's alone
             start_or_resume(simulation, resume)
             if folder is not None:
                 Result(simulation).save(folder)
+
+    chosen = [_callback(given) for given in callbacks]
+    recorded = [callback for callback in chosen if callback.affects_results]
 
     def settings() -> dict[str, Any]:
         return {
@@ -159,19 +165,31 @@ def train(
             "reducer": {"name": name_of(REDUCERS, uploads.reducer), **uploads.reducer.table()},
             **({"privacy": privacy.table()} if privacy else {}),
             **({"devices": devices.table()} if devices else {}),
+            **callback_tables([name_of(CALLBACKS, callback) for callback in recorded], recorded),
             "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
             "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
             "engine": engine.table(),
         }
 
+    shown = [] if any(isinstance(callback, Progress) for callback in chosen) else progress_from_python(progress)
+    called = with_trackers([WarnMessages(), *shown, *chosen], schedule.track)
     if folder is None:
-        simulation = build(None, callback)
-        execute(simulation)
+        without_folder = CallbackList(called, settings())
+        with without_folder.watching():
+            simulation = build(None, without_folder)
+            execute(simulation)
         return Result(simulation, settings)
     written = {"mode": execution_mode(engine, task), PROBLEM: federation.problem()}
-    callback = callback or RunCallback()
-    return Result(
-        run_in_folder(
-            build, execute, folder, settings(), resume=resume, track=schedule.track, callback=callback, **written
+    return Result(run_in_folder(build, execute, folder, settings(), resume=resume, callbacks=called, **written))
+
+
+def _callback(given: Any) -> Callback:
+    """Return a callback that was given as such or by name."""
+    if isinstance(given, str):
+        return choose(CALLBACKS, {"callbacks": given}, "train", "callbacks")[1]
+    if not isinstance(given, Callback):
+        hint = f"; say {given.__name__}()" if isinstance(given, type) and issubclass(given, Callback) else ""
+        raise EquipoiseError(
+            f"callbacks has {given!r}, which is not a callback{hint or '; it must derive from equipoise.Callback'}"
         )
-    )
+    return given

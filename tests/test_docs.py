@@ -17,6 +17,7 @@ import equipoise
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS
+from equipoise.callbacks import CALLBACKS, Callback
 from equipoise.config.deployment import Deploy
 from equipoise.config.device_classes import Devices
 from equipoise.config.experiment import Experiment
@@ -253,6 +254,26 @@ def test_the_examples_are_experiments(path: Path) -> None:
 def test_a_file_for_many_runs_says_how_to_run_it() -> None:
     with pytest.raises(EquipoiseError, match="start them with `equipoise sweep`"):
         Experiment.load(ROOT / "examples" / "sweep.toml")
+
+
+def test_the_guide_names_every_callback_and_its_examples_work(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "guide.md").read_text()
+    section = text[text.index("## Callbacks") : text.index("## Models out of a run")]
+    for name, cls in CALLBACKS.items():
+        assert f"`{name}`" in section
+        assert f"`{cls.__name__}`" in section
+        for setting in cls.model_fields:
+            assert f"`{setting}`" in section
+    for hook in (name for name in vars(Callback) if name.startswith("on_") and name != "on_data_progress"):
+        assert f"`{hook}" in section
+    [own] = [block for block in blocks("docs/guide.md", "python") if "class EveryTenth" in block]
+    [tables] = [block for block in blocks("docs/guide.md", "toml") if "[[callbacks]]" in block]
+    (tmp_path / "mine.py").write_text(f"import equipoise as eq\n{own}")
+    (tmp_path / "run.toml").write_text((ROOT / "examples" / "digits.toml").read_text() + "\n" + tables)
+    options = ["--set", "rounds=2", "--set", "data.clients=4", "--out", "run", "--quiet"]
+    done = equipoise_command("run", "run.toml", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "best" / "personal.safetensors").exists()
 
 
 def test_every_attack_and_reducer_is_in_the_documentation() -> None:

@@ -1,4 +1,4 @@
-"""Experiment trackers: rounds and results are sent to TensorBoard or MLflow if the setting `track` names them.
+"""Experiment trackers: rounds and results are also sent to TensorBoard, MLflow or Weights & Biases.
 
 A tracker that fails is reported once and then dropped: no run fails because a tracking server is down.
 """
@@ -7,19 +7,23 @@ import json
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from equipoise.callbacks.base import RunCallback
-from equipoise.errors import EquipoiseError, Interrupted
+from equipoise.callbacks.base import Callback, Line
+from equipoise.errors import EquipoiseError
 from equipoise.storage import atomic_files
 from equipoise.storage.model_kinds import KINDS
-from equipoise.storage.run_folder import RunFolder, flatten
+from equipoise.storage.run_folder import flatten
 
 MLFLOW_RUN = "mlflow.json"
 """File in the run folder with the id of the run in MLflow, so that a resumed run continues there."""
+WANDB_RUN = "wandb.json"
+"""The same for Weights & Biases."""
+_PROJECT = "equipoise"
 
 
 def flatten_numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
@@ -33,40 +37,59 @@ def flatten_numbers(line: Mapping[str, Any], prefix: str = "") -> dict[str, floa
     return found
 
 
-class Tracker(RunCallback):
-    """Receives the events of a run, and its end if it does not finish."""
+def _figures(line: Line) -> dict[str, float]:
+    return flatten_numbers({k: v for k, v in line.items() if k != "round"})
 
-    def on_interrupted(self, failed: bool) -> None:
-        """Handle the end of a run that failed or was stopped."""
+
+class Tracker(Callback):
+    """Sends the figures of a run to a tracker; needs a run folder."""
+
+    affects_results: ClassVar[bool] = False
+    extra: ClassVar[str]
+    "name of the extra to install"
+
+    @property
+    def path(self) -> Path:
+        """Return the run folder."""
+        if self.run.folder is None:
+            raise EquipoiseError(f"{self.extra} needs a run folder; say out=...")
+        return self.run.folder
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Turn a failing import into advice to install the extra."""
+        try:
+            yield
+        except ImportError:
+            raise EquipoiseError(
+                f"track = [{self.extra!r}] needs {self.extra}, which is not installed; "
+                f"pip install 'equipoise[{self.extra}]'"
+            ) from None
 
 
 class TensorBoard(Tracker):
     """Writes event files into the folder tensorboard/ of the run."""
 
-    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]):
-        from torch.utils.tensorboard import SummaryWriter
+    extra: ClassVar[str] = "tensorboard"
 
-        self.make = lambda done: SummaryWriter(str(folder.path / "tensorboard"), purge_step=done + 1 if done else None)
-        self.settings = settings
-        self.writer: SummaryWriter | None = None
+    def on_run_begin(self) -> None:
+        with self.installed():
+            from torch.utils.tensorboard import SummaryWriter
+        done = self.run.done
+        self.writer = SummaryWriter(str(self.path / "tensorboard"), purge_step=done + 1 if done else None)
+        settings = flatten(dict(self.run.settings)).items()
+        self.writer.add_text("configuration", "\n".join(f"    {k} = {json.dumps(v)}" for k, v in settings), done)
 
-    def on_run_begin(self, rounds: int, done: int) -> None:
-        self.writer = self.make(done)
-        text = "\n".join(f"    {key} = {json.dumps(value)}" for key, value in flatten(dict(self.settings)).items())
-        self.writer.add_text("configuration", text, done)
-
-    def on_round_end(self, line: dict[str, Any]) -> None:
-        if self.writer is not None:
-            for name, value in flatten_numbers({k: v for k, v in line.items() if k != "round"}).items():
-                self.writer.add_scalar(name, value, line["round"])
-            self.writer.flush()
+    def on_round_end(self, line: Line) -> None:
+        for name, value in _figures(line).items():
+            self.writer.add_scalar(name, value, line["round"])
+        self.writer.flush()
 
     def on_run_end(self, summary: dict[str, Any]) -> None:
-        if self.writer is not None:
-            self.writer.close()
+        self.writer.close()
 
-    def on_interrupted(self, failed: bool) -> None:
-        if self.writer is not None:
+    def on_interrupt(self, failed: bool) -> None:
+        if "writer" in vars(self):
             self.writer.close()
 
 
@@ -77,113 +100,83 @@ class MLflow(Tracker):
     default equipoise.
     """
 
-    def __init__(self, folder: RunFolder, settings: Mapping[str, Any]):
-        from mlflow.tracking import MlflowClient
+    extra: ClassVar[str] = "mlflow"
 
+    def on_run_begin(self) -> None:
+        with self.installed():
+            from mlflow.tracking import MlflowClient
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # else it logs how it creates its tables
-        self.folder, self.settings = folder, settings
         self.client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{Path('mlflow.db').resolve()}"))
-        self.run = ""
-
-    def on_run_begin(self, rounds: int, done: int) -> None:
-        path = self.folder.path / MLFLOW_RUN
-        if done and path.exists():
-            self.run = json.loads(path.read_text())["run"]
-            self.client.update_run(self.run, status="RUNNING")
+        file = self.path / MLFLOW_RUN
+        if self.run.done and file.exists():
+            self.id = json.loads(file.read_text())["run"]
+            self.client.update_run(self.id, status="RUNNING")
             return
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "equipoise")
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
         found = self.client.get_experiment_by_name(name)
         experiment = self.client.create_experiment(name) if found is None else found.experiment_id
-        self.run = self.client.create_run(experiment, run_name=self.folder.path.resolve().name).info.run_id
-        atomic_files.write_json(path, {"run": self.run})
-        for key, value in flatten(dict(self.settings)).items():
-            self.client.log_param(self.run, key, json.dumps(value)[:500])
+        self.id = self.client.create_run(experiment, run_name=self.path.resolve().name).info.run_id
+        atomic_files.write_json(file, {"run": self.id})
+        for key, value in flatten(dict(self.run.settings)).items():
+            self.client.log_param(self.id, key, json.dumps(value)[:500])
 
-    def on_round_end(self, line: dict[str, Any]) -> None:
+    def on_round_end(self, line: Line) -> None:
         from mlflow.entities import Metric
 
-        found = flatten_numbers({k: v for k, v in line.items() if k != "round"})
         now = round(1000 * time.time())
-        self.client.log_batch(self.run, [Metric(name, value, now, line["round"]) for name, value in found.items()])
+        figures = [Metric(name, value, now, line["round"]) for name, value in _figures(line).items()]
+        self.client.log_batch(self.id, figures)
 
     def on_run_end(self, summary: dict[str, Any]) -> None:
         for name, value in flatten_numbers({k: v for k, v in summary.items() if k not in KINDS}).items():
-            self.client.log_metric(self.run, f"summary/{name}", value)
-        self.client.set_terminated(self.run)
+            self.client.log_metric(self.id, f"summary/{name}", value)
+        self.client.set_terminated(self.id)
 
-    def on_interrupted(self, failed: bool) -> None:
-        if self.run:
-            self.client.set_terminated(self.run, "FAILED" if failed else "KILLED")
-
-
-TRACKERS: dict[str, Callable[[RunFolder, Mapping[str, Any]], Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
+    def on_interrupt(self, failed: bool) -> None:
+        if "id" in vars(self):
+            self.client.set_terminated(self.id, "FAILED" if failed else "KILLED")
 
 
-class TrackedCallback(RunCallback):
-    """Forwards events to a callback and to trackers, and drops trackers that fail."""
+class WandB(Tracker):
+    """Logs to Weights & Biases.
 
-    def __init__(self, callback: RunCallback, trackers: dict[str, Tracker]):
-        self.callback, self.trackers = callback, trackers
+    Its own environment variables apply: with WANDB_MODE=offline, everything stays in the folder wandb/ of the run.
+    """
 
-    def on_data_progress(self, done: int, total: int) -> None:
-        self.callback.on_data_progress(done, total)
+    extra: ClassVar[str] = "wandb"
+    project: str | None = None
+    "project that the run belongs to; if left out, WANDB_PROJECT, or else equipoise"
 
-    def on_run_begin(self, rounds: int, done: int) -> None:
-        self.callback.on_run_begin(rounds, done)
-        self._forward(lambda tracker: tracker.on_run_begin(rounds, done))
+    def on_run_begin(self) -> None:
+        with self.installed():
+            import wandb
+        file = self.path / WANDB_RUN
+        known = json.loads(file.read_text())["run"] if self.run.done and file.exists() else None
+        self.id = known or uuid.uuid4().hex
+        atomic_files.write_json(file, {"run": self.id})
+        # The run folder says all that is worth knowing: nothing of the terminal, the code or the machine is recorded.
+        settings = wandb.Settings(
+            silent=True, console="off", disable_git=True, disable_code=True, x_disable_meta=True, x_disable_stats=True
+        )
+        self.session = wandb.init(
+            project=self.project or os.environ.get("WANDB_PROJECT", _PROJECT),
+            dir=str(self.path.resolve()),
+            id=self.id,
+            name=self.path.resolve().name,
+            resume="allow",
+            reinit="create_new",
+            config=flatten(dict(self.run.settings)),
+            settings=settings,
+        )
 
-    def on_round_end(self, line: dict[str, Any]) -> None:
-        self.callback.on_round_end(line)
-        self._forward(lambda tracker: tracker.on_round_end(line))
+    def on_round_end(self, line: Line) -> None:
+        self.session.log(_figures(line), step=line["round"])
 
     def on_run_end(self, summary: dict[str, Any]) -> None:
-        self.callback.on_run_end(summary)
-        self._forward(lambda tracker: tracker.on_run_end(summary))
+        figures = flatten_numbers({k: v for k, v in summary.items() if k not in KINDS})
+        self.session.summary.update({f"summary/{name}": value for name, value in figures.items()})
+        self.session.finish()
 
-    def on_message(self, text: str) -> None:
-        self.callback.on_message(text)
-
-    def on_interrupted(self, failed: bool) -> None:
-        """Report to the trackers that the run failed or was stopped."""
-        self._forward(lambda tracker: tracker.on_interrupted(failed))
-
-    def _forward(self, event: Callable[[Tracker], None]) -> None:
-        for name, tracker in list(self.trackers.items()):
-            try:
-                event(tracker)
-            except Exception as error:  # whatever the tracker's library raises, the run continues
-                del self.trackers[name]
-                self.callback.on_message(f"{name} failed and is not used any more: {type(error).__name__}: {error}")
-
-
-@contextmanager
-def with_trackers(
-    callback: RunCallback, names: Sequence[str], folder: RunFolder, settings: Mapping[str, Any]
-) -> Iterator[RunCallback]:
-    """Yield a callback that also reports to trackers, and report to them if the run fails or is stopped.
-
-    Args:
-        callback: the callback to extend.
-        names: names of trackers.
-        folder: the run folder.
-        settings: all settings of the run, which trackers record.
-    """
-    if not names:
-        yield callback
-        return
-    trackers = {}
-    for name in dict.fromkeys(names):
-        try:
-            trackers[name] = TRACKERS[name](folder, settings)
-        except ImportError:
-            raise EquipoiseError(
-                f"track = [{name!r}] needs {name}, which is not installed; pip install 'equipoise[{name}]'"
-            ) from None
-        except Exception as error:  # as above: no run fails because of a tracker
-            callback.on_message(f"{name} failed and is not used: {type(error).__name__}: {error}")
-    tracked = TrackedCallback(callback, trackers)
-    try:
-        yield tracked
-    except BaseException as error:
-        tracked.on_interrupted(failed=not isinstance(error, Interrupted | KeyboardInterrupt))
-        raise
+    def on_interrupt(self, failed: bool) -> None:
+        if "session" in vars(self):
+            self.session.finish(exit_code=1 if failed else 255)

@@ -1,14 +1,14 @@
 """Helpers of all commands: output streams, common options, progress bars."""
 
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks import progress as progress_callbacks
 
 out_console, err_console = Console(), Console(stderr=True)
 
@@ -25,54 +25,12 @@ Data = Annotated[
 
 def progress_bar(unit: str = "rounds") -> Progress:
     """Return a progress bar on stderr that counts these units."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[score]}"),
-        console=err_console,
-    )
+    return progress_callbacks.progress_bar(err_console, unit)
 
 
-class ProgressCallback(RunCallback):
-    """A callback that shows a run on a progress bar."""
-
-    def __init__(self, progress: Progress | None, name: str):
-        self.progress = progress
-        self.bar = None if progress is None else progress.add_task(name, total=None, score="")
-        self.done = 0
-
-    def on_data_progress(self, done: int, total: int) -> None:
-        """Show how much of the data has been read."""
-        if self.progress is not None and self.bar is not None:
-            self.progress.update(self.bar, total=total, completed=done, score="(reading the data)")
-
-    def on_run_begin(self, rounds: int, done: int) -> None:
-        """Start the bar at the finished rounds."""
-        self.done = done
-        if self.progress is not None and self.bar is not None:
-            self.progress.reset(self.bar, total=rounds, completed=done, score="")
-
-    def on_round_end(self, line: dict[str, Any]) -> None:
-        """Advance the bar and show the latest scores."""
-        self.done = line["round"]
-        if self.progress is not None and self.bar is not None:
-            texts = []
-            for kind in ("personal", "global"):
-                name, score = next(iter(line.get(kind, {}).items()), ("", None))
-                if score is not None:
-                    texts.append(f"{kind} {100 * score:.1f}%" if name == "accuracy" else f"{kind} {score:.4g}")
-            self.progress.update(self.bar, completed=self.done)
-            if texts:
-                self.progress.update(self.bar, score=" ".join(texts))
-
-    def on_message(self, text: str) -> None:
-        """Print a message on stderr."""
-        err_console.print(f"equipoise: {escape(text)}", highlight=False)
+def show_run(bar: Progress | None, name: str) -> progress_callbacks.BarCallback:
+    """Return a callback that shows a run on a bar, if there is one, and its messages on stderr."""
+    return progress_callbacks.BarCallback(bar, name, err_console)
 
 
 def interrupted(what: str, command: str) -> NoReturn:

@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 from equipoise.cli.command_group import CommandGroup
-from equipoise.cli.console import Data, ProgressCallback, err_console, interrupted, out_console, progress_bar
+from equipoise.cli.console import Data, err_console, interrupted, out_console, progress_bar, show_run
 
 data_app = typer.Typer(
     cls=CommandGroup, no_args_is_help=True, rich_markup_mode=None, help="List and download data sets."
@@ -87,7 +87,7 @@ def data_get(
 
             download(name, folder, mirror, meter)
         with progress_bar("") as reading:
-            entry = verify(name, folder, ProgressCallback(reading, name).on_data_progress)
+            entry = verify(name, folder, show_run(reading, name).on_data_progress)
     except KeyboardInterrupt:
         interrupted("stopped, the partial download is kept", shlex.join(["equipoise", *sys.argv[1:]]))
     out_console.print(

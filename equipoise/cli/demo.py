@@ -4,7 +4,7 @@ import shlex
 
 from rich.markup import escape
 
-from equipoise.cli.console import Out, ProgressCallback, interrupted, out_console, progress_bar
+from equipoise.cli.console import Out, interrupted, out_console, progress_bar, show_run
 from equipoise.errors import Interrupted
 
 
@@ -25,7 +25,7 @@ def demo(out: Out = None) -> None:
     progress = progress_bar()
     try:
         with progress:
-            found = run_demo(folder, lambda name: ProgressCallback(progress, name))
+            found = run_demo(folder, lambda name: show_run(progress, name))
     except Interrupted:
         again = ["equipoise", "demo", *(["--out", str(out)] if out else [])]
         interrupted("stopped, all rounds so far are saved", shlex.join(again))

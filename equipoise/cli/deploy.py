@@ -14,10 +14,11 @@ import typer
 from rich.markup import escape
 
 from equipoise.cli.command_group import CommandGroup, SettingsCommand
-from equipoise.cli.console import Data, Out, ProgressCallback, Sets, interrupted, out_console, progress_bar
+from equipoise.cli.console import Data, Out, Sets, interrupted, out_console, progress_bar, show_run
 from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
+    from equipoise.callbacks.base import Callback
     from equipoise.flower.local_apps import ExperimentApp
 
 _CLIENTS = 4  # of a local deployment, where nothing else is said
@@ -80,7 +81,7 @@ def init(
     )
     if not experiment.deploy.shape and experiment.data is not None:
         with progress_bar("") as progress:
-            bar = ProgressCallback(progress, experiment.data.name)
+            bar = show_run(progress, experiment.data.name)
             source = data_folder(folder_of_data(file, data, bar.on_message) if file else data)
             federation = experiment.federation(source, bar.on_data_progress)
         experiment = replace(experiment, deploy=app_template.describe(federation, experiment))
@@ -131,7 +132,7 @@ def local(
     from equipoise.storage import run_index
 
     progress = progress_bar()
-    bar = ProgressCallback(None if quiet else progress, file.stem)
+    bar = show_run(None if quiet else progress, file.stem)
     app: LocalApp
     if file.is_dir():
         app = OwnApp(file, sets or [], data, clients)
@@ -153,7 +154,7 @@ def local(
 
 
 def _experiment_app(
-    file: Path, clients: int | None, sets: list[str], data: Path | None, bar: ProgressCallback
+    file: Path, clients: int | None, sets: list[str], data: Path | None, bar: "Callback"
 ) -> "ExperimentApp":
     """Return the app for an experiment, with its data; without a number of clients, own data have all of theirs."""
     from equipoise.config.experiment import Experiment
@@ -269,7 +270,7 @@ def check(
     from equipoise.storage.run_folder import read_toml
 
     found = load_app(app)
-    one = Client(found.plan, read_toml(settings), found.data)
+    one = Client(found.client_plan, read_toml(settings), found.data)
     federation = one.checked_data()
     sizes = {name: int(getattr(federation, name).lengths[0]) for name in ("train", "validation", "test")}
     _print(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))

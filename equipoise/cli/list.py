@@ -19,6 +19,7 @@ class Kind(StrEnum):
     partitions = "partitions"
     attacks = "attacks"
     reducers = "reducers"
+    callbacks = "callbacks"
 
 
 _KINDS = f"What to list: {', '.join(Kind)}; without it, the kinds."

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from equipoise.cli.console import Data, Out, ProgressCallback, Sets, interrupted, out_console, progress_bar
+from equipoise.cli.console import Data, Out, Sets, interrupted, out_console, progress_bar, show_run
 from equipoise.errors import EquipoiseError, Interrupted
 
 
@@ -54,14 +54,14 @@ def run(
     experiment = Experiment.load(file, sets or [])
     folder = out or launch.default_folder(file, experiment)
     progress = None if quiet else progress_bar()
-    bar = ProgressCallback(progress, experiment.algorithm_name)
+    bar = show_run(progress, experiment.algorithm_name)
     source = launch.folder_of_data(file, data, bar.on_message)
     try:
         if progress is None:
-            launch.run(experiment, folder, source, resume, bar)
+            launch.run(experiment, folder, source, resume, [bar])
         else:
             with progress:
-                launch.run(experiment, folder, source, resume, bar)
+                launch.run(experiment, folder, source, resume, [bar])
     except Interrupted:
         again = ["equipoise", "run", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += ["--data", str(data)] if data else []

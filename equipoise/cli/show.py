@@ -8,7 +8,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.cli.console import Data, ProgressCallback, Sets, err_console, out_console, progress_bar
+from equipoise.cli.console import Data, Sets, err_console, out_console, progress_bar, show_run
 
 
 def show(
@@ -40,7 +40,7 @@ def show(
     check_picture(target)
     experiment = Experiment.load(file, sets or [])
     with progress_bar("") as progress:
-        bar = ProgressCallback(progress, experiment.data.name if experiment.data else "")
+        bar = show_run(progress, experiment.data.name if experiment.data else "")
         federation = experiment.federation(
             data_folder(folder_of_data(file, data, bar.on_message)), bar.on_data_progress
         )

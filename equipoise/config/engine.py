@@ -33,7 +33,7 @@ class Schedule(Settings):
     targets: tuple[float, ...] | None = None
     "scores; the summary reports the round in which each kind of model first reached them"
 
-    track: tuple[Literal["tensorboard", "mlflow"], ...] = ()
+    track: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = ()
     "trackers that also receive rounds and results, besides the run folder; each is an extra to install"
 
     @field_validator("metrics")

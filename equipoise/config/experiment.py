@@ -9,6 +9,7 @@ from typing import Any
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, Attack
+from equipoise.callbacks import CALLBACKS, Callback
 from equipoise.config.deployment import Deploy
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
@@ -28,6 +29,7 @@ from equipoise.settings import read
 from equipoise.storage.run_folder import FOLDERS, WRITTEN, made_in_python, read_toml
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
+_CALLBACKS = "callbacks"
 _NEEDED = ("data", "model", "algorithm")
 _NAMED = (*_NEEDED, "attack", "reducer")
 _REDUCER = "weighted-mean"
@@ -55,6 +57,9 @@ class Experiment:
     devices: Devices | None = None
     folders: tuple[Path, ...] = field(default=(), compare=False)
     "folders in which own code and relative paths are looked up, before the current one"
+    callback_names: tuple[str, ...] = ()
+    callbacks: tuple[Callback, ...] = ()
+    "tables [[callbacks]]"
 
     @staticmethod
     def parse(tables: Mapping[str, Any], needs: Sequence[str] = _NEEDED, folders: Sequence[Path] = ()) -> "Experiment":
@@ -81,7 +86,7 @@ class Experiment:
         for key, value in tables.items():
             if key in ("sweep", "variant", "scale") or (key in _SECTIONS and isinstance(value, list)):
                 raise EquipoiseError(f"the file describes many runs ([{key}]); start them with `equipoise sweep`")
-            known = [*_SECTIONS, *Schedule.model_fields]
+            known = [*_SECTIONS, _CALLBACKS, *Schedule.model_fields]
             if key not in known:
                 what = "section" if isinstance(value, dict) else "setting"
                 raise EquipoiseError(f"unknown {what} {key}{suggest_setting(key, tables, known)}")
@@ -91,7 +96,7 @@ class Experiment:
         for section in needs:
             if section not in tables:
                 raise EquipoiseError(f"the section [{section}] is missing")
-        schedule = read(Schedule, {k: v for k, v in tables.items() if k not in _SECTIONS}, "")
+        schedule = read(Schedule, {k: v for k, v in tables.items() if k not in (*_SECTIONS, _CALLBACKS)}, "")
         find_metrics(schedule.metrics or ())  # an unknown name is an error before any data are loaded
         data = DataSection.parse(tables["data"]) if "data" in tables else None
         model_name, model = choose(MODELS, dict(tables["model"]), "model") if "model" in tables else ("", None)
@@ -102,6 +107,7 @@ class Experiment:
         deploy = read(Deploy, tables.get("deploy", {}), "deploy")
         attack_name, attack = choose(ATTACKS, dict(tables["attack"]), "attack") if "attack" in tables else ("", None)
         reducer_name, reducer = choose(REDUCERS, dict(tables.get("reducer", {"name": _REDUCER})), "reducer")
+        callbacks = read_callbacks(tables.get(_CALLBACKS, []))
         return Experiment(
             schedule=schedule,
             data=data,
@@ -117,6 +123,8 @@ class Experiment:
             devices=devices,
             engine=engine,
             deploy=deploy,
+            callback_names=tuple(name for name, _ in callbacks),
+            callbacks=tuple(callback for _, callback in callbacks),
         )
 
     @staticmethod
@@ -158,6 +166,7 @@ class Experiment:
             "reducer": {"name": self.reducer_name, **self.reducer.table()},
             **({"privacy": self.privacy.table()} if self.privacy else {}),
             **({"devices": self.devices.table()} if self.devices else {}),
+            **callback_tables(self.callback_names, self.callbacks),
             "engine": self.engine.table(),
             **({"deploy": self.deploy.table()} if self.engine.kind == "flower" else {}),
         }
@@ -184,6 +193,28 @@ def recorded_folders(tables: Mapping[str, Any], folders: Sequence[Path] = ()) ->
     named = written.get(FOLDERS) if isinstance(written, Mapping) else None
     recorded = [Path(text) for text in named if isinstance(text, str)] if isinstance(named, list) else []
     return tuple(dict.fromkeys(folder.resolve() for folder in (*recorded, *folders)))
+
+
+def read_callbacks(tables: Any) -> list[tuple[str, Callback]]:
+    """Read the tables [[callbacks]]; return names and callbacks."""
+    if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise EquipoiseError(
+            f"{_CALLBACKS} = {tables!r} is not allowed; it must be a list of tables with a name, [[{_CALLBACKS}]]"
+        )
+    found = [choose(CALLBACKS, table, _CALLBACKS) for table in tables]
+    for name, callback in found:
+        if type(callback).__init__ is not Callback.__init__:
+            raise EquipoiseError(
+                f"{_CALLBACKS}.name = {name!r} has an __init__ of its own, so a file cannot give its settings; "
+                "make them annotated attributes of the class, and set up its state in on_run_begin"
+            )
+    return found
+
+
+def callback_tables(names: Sequence[str], callbacks: Sequence[Callback]) -> dict[str, Any]:
+    """Return the tables [[callbacks]] of a configuration; nothing if there are none."""
+    tables = [{"name": name, **callback.table()} for name, callback in zip(names, callbacks, strict=True)]
+    return {_CALLBACKS: tables} if tables else {}
 
 
 def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:

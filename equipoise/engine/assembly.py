@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
-from equipoise.callbacks.base import RunCallback
-from equipoise.callbacks.trackers import with_trackers
+from equipoise.callbacks.base import Callback
+from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.engine import Engine
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
@@ -82,33 +82,29 @@ def experiment_task(experiment: Experiment, federation: Federation) -> Task:
 
 
 def run_in_folder(
-    build: Callable[[RunFolder, RunCallback], AnyRun],
+    build: Callable[[RunFolder, CallbackList], AnyRun],
     execute: Callable[[AnyRun], None],
     out: Path,
     tables: Mapping[str, Any],
     *,
     resume: bool,
-    track: Sequence[str],
-    callback: RunCallback,
+    callbacks: Sequence[Callback],
     **written: Any,
 ) -> AnyRun:
-    """Run in a locked run folder, with progress reported to `callback` and to the trackers.
+    """Run in a locked run folder.
 
     Args:
-        build: makes the run, given its folder and the callback to report to.
+        build: makes the run, given its folder and its callbacks.
         execute: runs it.
         out: the run folder.
         tables: all settings, for run.toml.
         resume: whether the folder may already hold a run with the same settings, which is then resumed.
-        track: names of trackers.
-        callback: receives the events of the run.
+        callbacks: receive the events of the run.
         **written: more facts for the section [written] of run.toml.
     """
-    with (
-        RunFolder.at_work(out, dict(tables), resume, **written) as folder,
-        with_trackers(callback, track, folder, tables) as tracked,
-    ):
-        run = build(folder, tracked)
+    called = CallbackList(callbacks, tables)
+    with RunFolder.at_work(out, dict(tables), resume, **written) as folder, called.watching():
+        run = build(folder, called)
         execute(run)
     return run
 

@@ -5,6 +5,7 @@ damaged.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -52,7 +53,7 @@ class CheckpointFolder:
         round: int,
         step: int,
         server: State,
-        store: ClientStore,
+        stores: Mapping[str, ClientStore],
         kept: dict[str, Tensor],
         facts: dict[str, Any],
     ) -> None:
@@ -62,30 +63,37 @@ class CheckpointFolder:
             round: number of finished rounds.
             step: number of finished exchanges of the next round.
             server: the server's state.
-            store: the clients' states.
+            stores: the clients' states as "store", and others by name.
             kept: other tensors of the run.
             facts: other values of the run, as JSON.
         """
-        store.flush()
+        for store in stores.values():
+            store.flush()
         when = f"{round:06d}" + (f"s{step:03d}" if step else "")
         names = [f"server-{when}{letter}.safetensors" for letter in ("", "b")]
         name = next((name for name in names if not (self.folder / name).exists()), names[0])
         tensors = {f"server.{k}": t for k, t in server.items()}
         tensors |= {f"kept.{k}": t for k, t in kept.items()}
-        tensors |= {f"store.{k}": t for k, t in store.table().items()}
+        tensors |= {f"{group}.{k}": t for group, store in stores.items() for k, t in store.table().items()}
         tensor_files.write_tensors(self.folder / name, {k: t.clone() for k, t in tensors.items()})
         self.digests.pop(name, None)
         manifest = {
             "round": round,
             "step": step,
             "server": name,
-            "files": {path.name: self._digest(path) for path in [self.folder / name, *store.segments()]},
-            "store": {"written": store.written, "rows": {str(k): v for k, v in store.rows.items()}},
+            "files": {
+                path.name: self._digest(path)
+                for path in [self.folder / name, *(path for store in stores.values() for path in store.segments())]
+            },
+            **{
+                group: {"written": store.written, "rows": {str(k): v for k, v in store.rows.items()}}
+                for group, store in stores.items()
+            },
             "facts": facts,
         }
         newest = f"round-{when}.json"
         atomic_files.write_json(self.folder / newest, {**manifest, "digest": _digest_of(manifest)})
-        self._remove_old(store, newest)
+        self._remove_old(stores.values(), newest)
 
     def _digest(self, path: Path) -> str:
         if path.name not in self.digests:
@@ -96,7 +104,7 @@ class CheckpointFolder:
         """Return the manifests, the newest first."""
         return sorted(self.folder.glob("round-*.json"), reverse=True)
 
-    def _remove_old(self, store: ClientStore, newest: str) -> None:
+    def _remove_old(self, stores: Iterable[ClientStore], newest: str) -> None:
         """Remove the files that none of the kept checkpoints needs.
 
         Manifests of later rounds are removed too: the run resumed from before them, so they were damaged.
@@ -107,15 +115,17 @@ class CheckpointFolder:
                 keep |= {path.name, *json.loads(path.read_text())["files"]}
             except (ValueError, KeyError):
                 continue
-        for pattern in ("round-*.json", "server-*.safetensors", "clients-*.safetensors", "*.part"):
+        segments = [f"{store.prefix}-*.safetensors" for store in stores]
+        for pattern in ("round-*.json", "server-*.safetensors", *segments, "*.part"):
             for path in self.folder.glob(pattern):
                 if path.name not in keep:
                     path.unlink()
-        for number in list(store.rows):
-            if f"clients-{number:06d}.safetensors" not in keep:
-                del store.rows[number]
+        for store in stores:
+            for number in list(store.rows):
+                if store.segment_name(number) not in keep:
+                    del store.rows[number]
 
-    def load(self, store: ClientStore) -> tuple[Checkpoint | None, list[str]]:
+    def load(self, stores: Mapping[str, ClientStore]) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest intact checkpoint, if there is one, and complaints about newer ones that are damaged."""
         complaints: list[str] = []
         for path in self.manifests():
@@ -128,12 +138,14 @@ class CheckpointFolder:
                         raise ValueError(f"{name} is damaged")
                 name = manifest.get("server", f"server-{manifest['round']:06d}.safetensors")
                 tensors = load_file(self.folder / name)
-                groups: dict[str, dict[str, Tensor]] = {"server": {}, "kept": {}, "store": {}}
+                groups: dict[str, dict[str, Tensor]] = {"server": {}, "kept": {}, **{group: {} for group in stores}}
                 for key, tensor in tensors.items():
                     group, field = key.split(".", 1)
                     groups[group][field] = tensor
-                rows = {int(k): v for k, v in manifest["store"]["rows"].items()}
-                store.restore(groups["store"], manifest["store"]["written"], rows)
+                for group, store in stores.items():
+                    if group in manifest:
+                        rows = {int(k): v for k, v in manifest[group]["rows"].items()}
+                        store.restore(groups[group], manifest[group]["written"], rows)
                 self.digests = dict(manifest["files"])
                 round, step = manifest["round"], manifest.get("step", 0)
                 return Checkpoint(round, step, State(groups["server"]), groups["kept"], manifest["facts"]), complaints

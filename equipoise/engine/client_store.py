@@ -94,7 +94,9 @@ class RenumberedStore:
 class ClientStore:
     """The states of all clients of a run."""
 
-    def __init__(self, clients: int, initial: State, folder: Path | None = None, memory: int = 1 << 30):
+    def __init__(
+        self, clients: int, initial: State, folder: Path | None = None, memory: int = 1 << 30, prefix: str = "clients"
+    ):
         """Create a store.
 
         Args:
@@ -102,8 +104,9 @@ class ClientStore:
             initial: the state of clients that have none yet.
             folder: the folder for segments; without it all states stay in memory.
             memory: memory limit in bytes, if there is a folder.
+            prefix: what the names of the segments begin with.
         """
-        self.initial, self.folder, self.memory = initial, folder, memory
+        self.initial, self.folder, self.memory, self.prefix = initial, folder, memory, prefix
         self.segment = np.full(clients, _NOT_SAVED, dtype=np.int64)  # where each client's newest saved state is
         self.row = np.zeros(clients, dtype=np.int64)
         self.changed = _Pending()  # not in a segment yet
@@ -185,7 +188,11 @@ class ClientStore:
 
     def _path(self, number: int) -> Path:
         assert self.folder is not None
-        return self.folder / f"clients-{number:06d}.safetensors"
+        return self.folder / self.segment_name(number)
+
+    def segment_name(self, number: int) -> str:
+        """Return the file name of a segment."""
+        return f"{self.prefix}-{number:06d}.safetensors"
 
     def _opened(self, who: int) -> _Segment:
         """Return the open segment with a client's newest saved state."""

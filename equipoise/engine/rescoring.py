@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from equipoise.engine.run_context import EngineContext
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.storage.model_kinds import KINDS
@@ -28,7 +29,7 @@ def rescore(run: Simulation, lines: list[dict[str, Any]]) -> None:
         run.close()
     run.counters.seconds += time.perf_counter() - began
     own = [kind for kind in KINDS if kind != "global"]
-    run.callback.on_run_begin(run.schedule.rounds, 0)
+    run.callbacks.on_run_begin(EngineContext(run))
     for line in lines:
         kept = {k: v for k, v in line.items() if k not in own}
         scored = run.scores.training.board().summary() if line["round"] == run.done else {}

@@ -2,20 +2,22 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from heapq import nlargest
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import Start
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
 from equipoise.config.uploads import UploadSettings
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
+from equipoise.engine.best_models import FOLDER, BestModels
 from equipoise.engine.checkpoint import Checkpoint, CheckpointFolder
 from equipoise.engine.client_store import ClientStore
 from equipoise.engine.compatibility import check_compatibility
@@ -25,6 +27,7 @@ from equipoise.engine.shared_buffers import initial_server, message_schema
 from equipoise.engine.traps import find_traps
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.executors.base import ClientModel
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise
 from equipoise.state import RoundUploads, State
@@ -47,12 +50,12 @@ class Run(ABC):
         schedule: Schedule,
         start: Start,
         folder: RunFolder | None,
-        callback: RunCallback | None,
+        callbacks: CallbackList | None,
         uploads: UploadSettings | None = None,
         devices: Devices | None = None,
     ):
         self.task, self.algorithm, self.schedule, self.start = task, algorithm, schedule, start
-        self.folder, self.callback = folder, callback or RunCallback()
+        self.folder, self.callbacks = folder, callbacks or CallbackList()
         self.devices = devices or Devices()
         check_compatibility(task, algorithm, schedule, self.devices)
         uploads = uploads or UploadSettings()
@@ -70,12 +73,15 @@ class Run(ABC):
         self.counters = Counters()
         self.client_seconds: defaultdict[str, float] = defaultdict(float)
         "seconds that clients have taken in the current round, by name, where each is trained alone"
+        self.stopped: str | None = None
+        "why a callback ended the run before its last round, if one did"
         self.done, self.step = 0, 0
         "finished rounds, and finished exchanges of the next one, if the engine can stop between two"
         self.lines: list[dict[str, Any]] = []
         self.reported_unconverged = 0.0
         "the unconverged fraction of solves when it was last reported"
         self.store: ClientStore
+        self.best: BestModels
 
     @property
     def upload_store(self) -> UploadStore:
@@ -98,6 +104,34 @@ class Run(ABC):
     @abstractmethod
     def restored(self, saved: Checkpoint) -> None:
         """Restore what `facts` and the engine's own tensors saved."""
+
+    @abstractmethod
+    def save_checkpoint(self) -> None:
+        """Write a checkpoint of the run as it is."""
+
+    @abstractmethod
+    def training_clients(self) -> list[str]:
+        """Return the names of the clients that train, as far as they are known."""
+
+    @abstractmethod
+    def no_validation(self) -> str:
+        """Return why no model can be scored on validation samples; empty if they can."""
+
+    @abstractmethod
+    def validation_scores(self, kind: str) -> dict[str, float]:
+        """Return the last scores of a kind of model of the benign clients with validation samples, by name."""
+
+    @abstractmethod
+    def no_personal_models(self) -> str:
+        """Return why the server cannot make personal models; empty if it can."""
+
+    @abstractmethod
+    def personal_models(self, clients: Sequence[str]) -> Iterator[ClientModel]:
+        """Yield the current personal models of these clients."""
+
+    def module_of(self, model: ClientModel) -> nn.Module:
+        """Return the module that a client predicts with."""
+        return self.task.to_module(model.vector, model.buffers)
 
     @cached_property
     @abstractmethod
@@ -151,7 +185,7 @@ class Run(ABC):
 
     def warn(self, text: str) -> None:
         """Report something important to the user before the run begins."""
-        self.callback.on_message(text)
+        self.callbacks.on_message(text)
 
     def failure(self, round: int, what: str, advice: str = _ADVICE) -> str:
         """Return the sentence for a run that cannot continue."""
@@ -166,7 +200,7 @@ class Run(ABC):
         if failed >= max(_WORTH_REPORTING, 2 * self.reported_unconverged):
             self.reported_unconverged = failed
             counts = f"{failed:.0%} of the solves of equilibrium layers did not converge; see the clients' logs"
-            self.callback.on_message(f"round {round}: {complaint or counts}")
+            self.callbacks.on_message(f"round {round}: {complaint or counts}")
         return solver_figures(solves)
 
     def timing(self, round: int, train: float, evaluate: float) -> dict[str, Any]:
@@ -177,12 +211,22 @@ class Run(ABC):
         return {"round": round, "train": train, "evaluate": evaluate, **({"slowest": slowest} if slowest else {})}
 
     def log(self, line: dict[str, Any], timing: dict[str, Any]) -> None:
-        """Write the lines of a round, and report it."""
+        """Write the lines of a round, and report it to callbacks that only watch."""
         self.lines.append(line)
         if self.folder is not None:
             self.folder.append(self.folder.metrics, line)
             self.folder.append(self.folder.timings, timing)
-        self.callback.on_round_end(line)
+        self.callbacks.on_round_end(line, affects_results=False)
+
+    def report_end(self, summary: dict[str, Any]) -> None:
+        """Report the end of the run, and why a callback ended it, if one did."""
+        if self.stopped is not None:
+            self.report_stop(f"the run stopped after round {self.done}: {self.stopped}")
+        self.callbacks.on_run_end(summary)
+
+    def report_stop(self, text: str) -> None:
+        """Report that a callback ended the run."""
+        self.callbacks.on_stop(text)
 
     def save(self, kept: dict[str, Any]) -> None:
         """Write a checkpoint that includes these tensors of the engine."""
@@ -193,17 +237,20 @@ class Run(ABC):
             "logs": {log.name: self.folder.length(log) for log in self.folder.logs},
             "fingerprint": self.fingerprint,
             **self.pipeline.facts(),
+            **({"stopped": self.stopped} if self.stopped is not None else {}),
+            **({"callbacks": states} if (states := self.callbacks.state()) else {}),
             **self.facts(),
         }
         tensors = kept | self.pipeline.tensors()
-        self.checkpoints.save(self.done, self.step, self.server, self.store, tensors, facts)
+        stores = {"store": self.store, **self.best.stores()}
+        self.checkpoints.save(self.done, self.step, self.server, stores, tensors, facts)
 
     def restore(self) -> dict[str, int] | None:
         """Restore the newest valid checkpoint; return the lengths of the logs then, or None if there is none."""
         assert self.checkpoints is not None
-        saved, complaints = self.checkpoints.load(self.store)
+        saved, complaints = self.checkpoints.load({"store": self.store, FOLDER: self.best.store})
         for complaint in complaints:
-            self.callback.on_message(complaint + ("; the one before is used" if saved else "; the run starts again"))
+            self.callbacks.on_message(complaint + ("; the one before is used" if saved else "; the run starts again"))
         if saved is None:
             return None
         if (difference := self.find_difference(saved.facts["fingerprint"])) is not None:
@@ -214,6 +261,7 @@ class Run(ABC):
                 "algorithm.buffers = 'local'"
             )
         self.done, self.step, self.server = saved.round, saved.step, saved.server
+        self.stopped, self.callbacks.saved = saved.facts.get("stopped"), saved.facts.get("callbacks", {})
         self.pipeline.restore_ledger(saved.facts, saved.kept, self.schedule.rounds)
         counted = dict(saved.facts["counters"])
         solves = counted.pop("solves", {})
@@ -234,6 +282,6 @@ class Run(ABC):
         for log in self.folder.logs:
             self.folder.cut(log, lengths.get(log.name, 0))
         self.lines = self.folder.read_metrics()
-        if self.done < self.schedule.rounds:
+        if self.done < self.schedule.rounds and self.stopped is None:
             self.folder.unfinished()
         self.folder.write_config()

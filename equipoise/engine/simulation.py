@@ -4,41 +4,50 @@ import copy
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.attacks import poison_labels
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
+from equipoise.engine.best_models import BestModels
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore, RenumberedStore
 from equipoise.engine.compatibility import check_batches, check_data
 from equipoise.engine.origin import describe_origin, find_difference, find_legacy_difference, legacy_fingerprint
 from equipoise.engine.run import Run
+from equipoise.engine.run_context import EngineContext
 from equipoise.engine.run_output import shown_states, write_results
 from equipoise.engine.signals import stop_on_interrupt
 from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+from equipoise.evaluation.evaluator import AT_ONCE
 from equipoise.evaluation.kept_predictions import check_room
 from equipoise.evaluation.run_scores import RunScores
 from equipoise.evaluation.scoreboard import score_columns
-from equipoise.executors.base import SENT, ClientJob, ClientResult, HeldState, with_engine_state
+from equipoise.executors.base import SENT, ClientJob, ClientModel, ClientResult, HeldState, with_engine_state
 from equipoise.executors.build import build_executor
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, public_reference, seeded_noise
 from equipoise.state import RoundUploads, State, Upload
+from equipoise.storage.model_kinds import COLUMNS
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.buffers import broadcast
 from equipoise.training.task import Task
+
+_NAMED = 3
+"""Number of clients that a message names; of others it says how many there are."""
 
 
 class Simulation(Run):
@@ -52,7 +61,7 @@ class Simulation(Run):
         schedule: Schedule,
         engine: Engine,
         folder: RunFolder | None = None,
-        callback: RunCallback | None = None,
+        callbacks: CallbackList | None = None,
         uploads: UploadSettings | None = None,
         devices: Devices | None = None,
     ):
@@ -65,7 +74,7 @@ class Simulation(Run):
             schedule: number of rounds, participation, evaluation and checkpoints.
             engine: how clients are trained on this machine.
             folder: the run folder; without it nothing is written.
-            callback: receives the events of the run.
+            callbacks: receive the events of the run.
             uploads: the attack, the reducer and privacy.
             devices: the device classes of the clients.
         """
@@ -76,7 +85,7 @@ class Simulation(Run):
         self.number = federation.numbers
         samples = int(federation.train.lengths[self.training].sum())
         start = task.start(len(self.training), samples, schedule.seed)
-        super().__init__(task, algorithm, schedule, start, folder, callback, uploads, devices)
+        super().__init__(task, algorithm, schedule, start, folder, callbacks, uploads, devices)
         self.longest = int(federation.train.lengths[self.training].max())
         sizes = federation.train.lengths.tolist()
         check_batches(task, algorithm, dict(zip(federation.names, sizes, strict=True)))
@@ -96,6 +105,7 @@ class Simulation(Run):
             initial |= self.pipeline.last.initial
         states = None if folder is None else folder.checkpoint
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
+        self.best = BestModels(task, len(federation), states, engine.memory_mb << 20)
         self.interrupted = threading.Event()
         self.executor = build_executor(engine, task, self.federation, algorithm, schedule)
         self.scores = self.new_scores()
@@ -115,7 +125,7 @@ class Simulation(Run):
             )
         if without:
             others = f" and {len(without) - 1} others have" if len(without) > 1 else " has"
-            self.callback.on_message(
+            self.callbacks.on_message(
                 f"{without[0]}{others} no validation samples, so nothing is learned from validation there"
             )
 
@@ -148,20 +158,26 @@ class Simulation(Run):
 
     def run(self) -> None:
         """Run all rounds that are left."""
-        self.callback.on_run_begin(self.schedule.rounds, self.done)
         try:
+            self.callbacks.on_run_begin(EngineContext(self))
             with stop_on_interrupt(self.interrupted):
-                if self.scores_missing and self.done == self.schedule.rounds:
+                if self.scores_missing and self.over:
                     self.score()
-                while self.done < self.schedule.rounds:
+                while not self.over:
                     if not self.advance():
                         break
+                    self.callbacks.check()
+            if self.interrupted.is_set() and not self.over:
+                self.save_checkpoint()
+                raise Interrupted
+            self.finish()
         finally:
             self.close()
-        if self.interrupted.is_set() and self.done < self.schedule.rounds:
-            self.save_checkpoint()
-            raise Interrupted
-        self.finish()
+
+    @property
+    def over(self) -> bool:
+        """Tell whether no round is left, because all are done or a callback stopped the run."""
+        return self.done >= self.schedule.rounds or self.stopped is not None
 
     def score(self) -> None:
         """Score the models of the run's last round, including those of unseen clients."""
@@ -185,7 +201,7 @@ class Simulation(Run):
         round = self.done + 1
         began = time.perf_counter()
         self.client_seconds.clear()
-        before = self.server, copy.deepcopy(self.counters)
+        before = self.server, copy.deepcopy(self.counters), self.stopped
         snapshot = self.pipeline.snapshot()
         jobs = [self.job(who) for who in self.sample(round)]
         asked, solves, sent = len(jobs), [], {}
@@ -198,7 +214,7 @@ class Simulation(Run):
                 if result.seconds is not None:
                     self.client_seconds[self.federation.names[result.who]] += result.seconds
             if self.interrupted.is_set():
-                self.server, self.counters = before
+                self.server, self.counters, self.stopped = before
                 self.pipeline.rollback(snapshot)
                 return False
             if self.pipeline.settings.privacy is not None:
@@ -213,19 +229,26 @@ class Simulation(Run):
             self.store.put(result.who, State(result.client, **sent.get(self.number[result.who], {})))
         self.done = round
         trained = time.perf_counter()
-        line: dict[str, Any] = {"round": round, "clients": asked, "left_out": asked - len(accepted)}
-        line["lr"] = self.learning_rate(round)
-        solved = self.count_solves(round, *self.task.judge(solves))
-        if self.evaluates(round):
-            self.scores.training(round, self.server, self.store)
-            line |= self.scores.training.board().summary()
-        self.scores.adapt(round, self.server, self.store, last=round == self.schedule.rounds)
-        line |= solved | self.counters.sums()
+        head: dict[str, Any] = {"round": round, "clients": asked, "left_out": asked - len(accepted)}
+        head["lr"] = self.learning_rate(round)
+        rest = self.count_solves(round, *self.task.judge(solves)) | self.counters.sums()
+        line = self._evaluated(head, rest) if self.evaluates(round) else head | rest
+        self.callbacks.on_round_end(line, affects_results=True)
+        if self.stopped is not None and not self.evaluates(round):  # the last round is always evaluated
+            line = self._evaluated(head, rest)
+        self.scores.adapt(round, self.server, self.store, last=self.over)
         self.counters.seconds += time.perf_counter() - began
         self.log(line, self.timing(round, trained - began, time.perf_counter() - trained))
-        if round % self.schedule.checkpoint_every == 0 or round == self.schedule.rounds:
+        if round % self.schedule.checkpoint_every == 0 or self.over or self.callbacks.failure is not None:
             self.save_checkpoint()
         return True
+
+    def _evaluated(self, head: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
+        """Score the models of the current round; return its line, with the scores between its two parts."""
+        self.scores.training(self.done, self.server, self.store)
+        line = head | self.scores.training.board().summary() | rest
+        self.callbacks.on_evaluation(line)
+        return line
 
     def _planned_releases(self) -> ReleaseCount:
         """Return the most that one client will release in the whole run, given how cohorts are drawn."""
@@ -273,7 +296,7 @@ class Simulation(Run):
         """Return the results with finite numbers; a client whose update is dropped keeps its old state."""
         for job in jobs:
             self.counters.bytes_down += job.down.nbytes
-        accepted = []
+        accepted, dropped = [], []
         for result in results:
             wire = result.upload.wire
             if wire.shapes() != self.schema.up:
@@ -283,18 +306,60 @@ class Simulation(Run):
             if result.finite:
                 accepted.append(result)
                 continue
-            self.counters.left_out += 1
-            name = self.federation.names[result.who]
-            _, complaint = self.task.judge([result.solves])
-            why = f"; {complaint}" if complaint else ""
-            self.callback.on_message(
-                f"round {round}: the update of {name} has NaN or infinite numbers and was left out{why}"
-            )
-        if not accepted:
-            _, complaint = self.task.judge(result.solves for result in results)
+            dropped.append(result)
+        if dropped:
+            self._report_dropped(round, dropped, len(results))
+        return accepted
+
+    def _report_dropped(self, round: int, dropped: list[ClientResult], asked: int) -> None:
+        """Count updates that are not finite, and report them in one sentence; if all are, the run fails."""
+        self.counters.left_out += len(dropped)
+        _, complaint = self.task.judge(result.solves for result in dropped)
+        if len(dropped) == asked:
             why = f" ({complaint})" if complaint else ""
             raise RunFailed(self.failure(round, f"every client's update has NaN or infinite numbers{why}"))
-        return accepted
+        names = [self.federation.names[result.who] for result in dropped]
+        more = f" and {len(names) - _NAMED} others" if len(names) > _NAMED else ""
+        what = (
+            f"the update of {names[0]} has NaN or infinite numbers and was left out"
+            if len(names) == 1
+            else f"{len(names)} of {asked} updates have NaN or infinite numbers and were left out: "
+            f"{', '.join(names[:_NAMED])}{more}"
+        )
+        self.callbacks.on_message(f"round {round}: {what}" + (f"; {complaint}" if complaint else ""))
+
+    def training_clients(self) -> list[str]:
+        return [self.federation.names[who] for who in self.training]
+
+    def no_validation(self) -> str:
+        for part in ("validation", "test"):  # figures over clients exist only where there are test samples too
+            if not getattr(self.federation, part).lengths[self.training].any():
+                return f"no client has {part} samples; add a {part} part to data.split"
+        return ""
+
+    def validation_scores(self, kind: str) -> dict[str, float]:
+        board = self.scores.training.board()
+        table = board.tables()[kind]
+        column = COLUMNS.index("validation_metric")
+        return {self.federation.names[who]: float(table[who, column]) for who in np.flatnonzero(board.validates)}
+
+    def no_personal_models(self) -> str:
+        return ""
+
+    def personal_models(self, clients: Sequence[str]) -> Iterator[ClientModel]:
+        numbers = {self.federation.names[who]: who for who in self.training}
+        if unknown := [name for name in clients if name not in numbers]:
+            raise EquipoiseError(f"there is no client {unknown[0]!r} that trains; they are {', '.join(numbers)}")
+        for first in range(0, len(clients), AT_ONCE):
+            jobs = [self.job(numbers[name]) for name in clients[first : first + AT_ONCE]]
+            for model, _ in self.executor.models(self.done, jobs, "personal"):
+                if model is None:
+                    raise EquipoiseError(f"{type(self.algorithm).__name__} has no personal models")
+                yield model
+
+    def module_of(self, model: ClientModel) -> nn.Module:
+        module = super().module_of(model)
+        return self.executor.predictor(module, model.who) if model.looks_up else module
 
     def save_checkpoint(self) -> None:
         """Write a checkpoint of the run as it is."""
@@ -309,7 +374,8 @@ class Simulation(Run):
     def finish(self) -> None:
         """Write the results into the run folder, and report the end of the run."""
         if self.folder is not None:
-            self.callback.on_run_end(self.write_results(self.folder))
+            self.best.write(self.folder.path, {name: who for who, name in enumerate(self.federation.names)})
+        self.report_end(self.summary() if self.folder is None else self.write_results(self.folder))
 
     def write_results(self, folder: RunFolder) -> dict[str, Any]:
         """Write the results of the run as it is into a folder, and return its summary."""

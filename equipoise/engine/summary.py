@@ -31,6 +31,7 @@ def summarize_run(
         "seed": run.schedule.seed,
         "clients": clients,
         "rounds": run.done,
+        **({"stopped": run.stopped} if run.stopped is not None else {}),
         "metric": run.task.metric.name,
         "higher_is_better": run.task.metric.higher_is_better,
         "metrics": {metric.name: _described(metric) for metric in run.task.metrics.metrics},

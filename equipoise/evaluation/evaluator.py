@@ -20,7 +20,8 @@ from equipoise.state import ClientStates, State
 from equipoise.storage.model_kinds import SCORED
 from equipoise.training.buffers import BUFFERS, broadcast
 
-_AT_ONCE = 256  # clients whose personal models are in memory together
+AT_ONCE = 256
+"""Number of clients whose personal models are in memory together."""
 
 
 class ScoreTable:
@@ -169,8 +170,8 @@ class Evaluator:
 
     def _own_models(self, kind: str, made: ModelKind, round: int, server: State, store: ClientStates) -> None:
         """Make and score the models of a kind of which every client has its own."""
-        for first in range(0, len(self.order), _AT_ONCE):
-            jobs = [self._job(who, server, store) for who in self.order[first : first + _AT_ONCE]]
+        for first in range(0, len(self.order), AT_ONCE):
+            jobs = [self._job(who, server, store) for who in self.order[first : first + AT_ONCE]]
             models = []
             for model, samples in self.executor.models(round, jobs, made):
                 self.adaptation_samples += samples

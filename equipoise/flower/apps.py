@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import Attack
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks import Callback, Progress, with_trackers
 from equipoise.engine.assembly import run_in_folder, start_or_resume
 from equipoise.errors import EquipoiseError
 from equipoise.flower.client import work
@@ -26,7 +26,7 @@ from equipoise.models.base import ModelSettings
 from equipoise.parameter_space import Selection
 from equipoise.reducers import Reducer
 from equipoise.registry import allow_only
-from equipoise.storage.run_folder import read_toml
+from equipoise.storage.run_folder import CALLBACKS, read_toml
 
 
 def _set_up_logging() -> None:
@@ -40,15 +40,14 @@ def _set_up_logging() -> None:
         log.propagate = False
 
 
-class LogCallback(RunCallback):
+class LogCallback(Callback):
     """Prints the progress of a run, which Flower writes to the log of the run."""
 
-    def __init__(self) -> None:
-        self.rounds = 0
+    affects_results: ClassVar[bool] = False
 
-    def on_run_begin(self, rounds: int, done: int) -> None:
-        self.rounds = rounds
-        self.on_message(f"{rounds - done} of {rounds} rounds left")
+    def on_run_begin(self) -> None:
+        rounds = self.run.rounds
+        self.on_message(f"{rounds - self.run.done} of {rounds} rounds left")
 
     def on_round_end(self, line: dict[str, Any]) -> None:
         scores = []
@@ -57,7 +56,7 @@ class LogCallback(RunCallback):
             if score is not None:
                 scores.append(f"{kind} {name} {score:.4f}")
         clients = f"{line['clients'] - line['left_out']} of {line['clients']} clients"
-        self.on_message(", ".join([f"round {line['round']} of {self.rounds}: {clients}", *scores]))
+        self.on_message(", ".join([f"round {line['round']} of {self.run.rounds}: {clients}", *scores]))
 
     def on_message(self, text: str) -> None:
         print(f"equipoise: {text}", flush=True)
@@ -81,6 +80,7 @@ class App:
         metric: MetricLike | Sequence[MetricLike] | None = None,
         attack: type[Attack] | Attack | None = None,
         reducer: type[Reducer] | Reducer | None = None,
+        callbacks: Sequence[Callback] = (),
     ):
         """Create both halves of the app.
 
@@ -101,11 +101,12 @@ class App:
                 those of the experiment.
             attack: the user's own attack, a class or an attack with its settings.
             reducer: the user's own reducer, a class or a reducer with its settings.
+            callbacks: are called on the server, besides those of experiment.toml.
         """
         self.folder = Path(file).resolve().parent
         self.parts = {"algorithm": algorithm, "attack": attack, "reducer": reducer}
-        self.own = {"model": model, "head": head, "loss": loss, "metric": metric}
-        self.data = data
+        self.own: dict[str, Any] = {"model": model, "head": head, "loss": loss, "metric": metric}
+        self.data, self.callbacks = data, callbacks
         self.server, self.client = ServerApp(), ClientApp()
         self.server.main()(self._serve)
         for register in (self.client.train(), self.client.evaluate(), self.client.query()):
@@ -120,17 +121,24 @@ class App:
         """Return what the deployment would do with this content of experiment.toml."""
         return DeploymentPlan.of(tables, self.parts, **self.own)
 
+    @property
+    def client_plan(self) -> DeploymentPlan:
+        """Return the same without callbacks, whose code may be on the server only."""
+        tables = read_toml(self.folder / EXPERIMENT)
+        return self.plan_of({k: v for k, v in tables.items() if k != CALLBACKS})
+
     def _serve(self, grid: Grid, context: Context) -> None:
         out = context.run_config.get("out")
         if not isinstance(out, str) or not out:
             raise EquipoiseError("the run folder is missing: --run-config 'out=\"/path/to/folder\"'")
         with allow_only({}):
-            serve(self.plan, grid, Path(out).expanduser(), bool(context.run_config.get("resume", False)))
+            resume = bool(context.run_config.get("resume", False))
+            serve(self.plan, grid, Path(out).expanduser(), resume, [LogCallback(), *self.callbacks])
 
     def _work(self, message: Message, context: Context) -> Message:
         _set_up_logging()
         with allow_only({}):
-            return work(self.plan, context.node_config, self.data, message)
+            return work(self.client_plan, context.node_config, self.data, message)
 
 
 def load_app(folder: Path) -> App:
@@ -159,7 +167,7 @@ def load_app(folder: Path) -> App:
     return found
 
 
-def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callback: RunCallback | None = None) -> Deployment:
+def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callbacks: Sequence[Callback] = ()) -> Deployment:
     """Run the server.
 
     Args:
@@ -167,7 +175,7 @@ def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callback: R
         grid: Flower's connection to the clients.
         out: the run folder.
         resume: whether to continue from the last checkpoint in `out`.
-        callback: gets the progress; without one it is printed.
+        callbacks: are called besides those of the experiment.
     """
     experiment = plan.experiment.deployed()
 
@@ -178,13 +186,13 @@ def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callback: R
             deployment.note("failed", text=str(error))
             raise
 
+    chosen = [callback for callback in experiment.callbacks if not isinstance(callback, Progress)]
     return run_in_folder(
-        lambda folder, callback: Deployment(plan, grid, folder, callback),
+        lambda folder, callbacks: Deployment(plan, grid, folder, callbacks),
         execute,
         out,
         experiment.tables(),
         resume=resume,
-        track=experiment.schedule.track,
-        callback=callback or LogCallback(),
+        callbacks=with_trackers([*callbacks, *chosen], experiment.schedule.track),
         mode="flower",
     )

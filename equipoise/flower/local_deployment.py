@@ -11,7 +11,7 @@ from typing import Any
 
 import tomli_w
 
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.base import Callback, RunContext
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.local_apps import LocalApp
@@ -28,7 +28,7 @@ _STATUS_POLL = 60.0  # seconds between two requests to the SuperLink for the sta
 class LocalDeployment:
     """A deployment in the folder `deployment` of a run folder, which contains app, keys, clients and logs."""
 
-    def __init__(self, local_app: LocalApp, out: Path, callback: RunCallback):
+    def __init__(self, local_app: LocalApp, out: Path, callback: Callback):
         """Create a deployment; nothing is written yet.
 
         Args:
@@ -137,10 +137,25 @@ class LocalDeployment:
             time.sleep(_POLL)
 
 
+class FollowedRun(RunContext):
+    """What a callback may see of a run that another process does: how far it was when it began."""
+
+    def __init__(self, rounds: int, done: int):
+        self._rounds, self._done = rounds, done
+
+    @property
+    def rounds(self) -> int:
+        return self._rounds
+
+    @property
+    def done(self) -> int:
+        return self._done
+
+
 class Follower:
     """Reads what the server writes to its run folder, and passes it to a callback."""
 
-    def __init__(self, folder: RunFolder, callback: RunCallback):
+    def __init__(self, folder: RunFolder, callback: Callback):
         self.folder, self.callback = folder, callback
         self.read = {path: folder.length(path) for path in (folder.metrics, folder.events)}
 
@@ -155,7 +170,10 @@ class Follower:
                 return event
             if event["event"] == "begin":
                 self.read[self.folder.metrics] = self.folder.length(self.folder.metrics)
-                self.callback.on_run_begin(event["rounds"], event["round"])
+                self.callback.attach(FollowedRun(event["rounds"], event["round"]))
+                self.callback.on_run_begin()
+            elif event["event"] == "stopped":
+                self.callback.on_stop(event["text"])
             else:
                 self.callback.on_message(event["text"])
         return None

@@ -3,11 +3,14 @@
 An exchange is one order to each client that is asked, and its reply. The first exchange of round k trains its cohort
 and, in the same orders, has all clients score the models of round k - 1, because both need the same broadcast. The last
 exchange of the run only scores. A round therefore costs no more exchanges than its algorithm needs, usually one.
+
+If a callback stops the run because of the scores of round k - 1, the updates of round k have already arrived. They are
+dropped, so that the run ends with the models that were scored.
 """
 
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -16,15 +19,18 @@ from flwr.serverapp import Grid
 
 from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of
 from equipoise.algorithms.local_data import Start
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.callback_list import CallbackList
+from equipoise.engine.best_models import BestModels
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore
 from equipoise.engine.model_files import write_model
 from equipoise.engine.run import Run
+from equipoise.engine.run_context import EngineContext
 from equipoise.engine.shared_buffers import initial_server
 from equipoise.engine.summary import summarize_run
 from equipoise.equilibrium import Solves
-from equipoise.errors import RunFailed
+from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.executors.base import ClientModel
 from equipoise.flower.attendance import Attendance, TooFewClients
 from equipoise.flower.codec import RejectedMessage, group
 from equipoise.flower.deployment_plan import DeploymentPlan
@@ -41,7 +47,7 @@ from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, secure_noise
 from equipoise.state import RoundUploads, State, Upload
 from equipoise.storage import atomic_files
-from equipoise.storage.model_kinds import SCORED
+from equipoise.storage.model_kinds import COLUMNS, SCORED
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.buffers import BUFFERS, broadcast
 
@@ -53,16 +59,17 @@ Accepted = tuple[Member, Upload]
 class Deployment(Run):
     """The server's side of a run with real clients."""
 
-    def __init__(self, plan: DeploymentPlan, grid: Grid, folder: RunFolder, callback: RunCallback | None = None):
+    def __init__(self, plan: DeploymentPlan, grid: Grid, folder: RunFolder, callbacks: CallbackList | None = None):
         self.plan, self.settings = plan, plan.experiment.deploy
         task, experiment = plan.task(), plan.experiment
         start = task.start(self.settings.clients, seed=experiment.schedule.seed)
         settings = experiment.algorithm, experiment.schedule
-        super().__init__(task, *settings, start, folder, callback, experiment.uploads, experiment.devices)
+        super().__init__(task, *settings, start, folder, callbacks, experiment.uploads, experiment.devices)
         self.buffers = task.buffers
         # Clients keep their states themselves; the server may have to keep their last uploads.
         initial = State() if self.pipeline.last is None else self.pipeline.last.initial
         self.store = ClientStore(0, initial, folder.checkpoint, experiment.engine.memory_mb << 20)
+        self.best = BestModels(task, 0, folder.checkpoint, experiment.engine.memory_mb << 20)
         kinds = [kind for kind in SCORED if kind != "consensus" or isinstance(self.algorithm, HasConsensusModel)]
         self.transport = Transport(grid, answer_shapes(self.schema, task.metrics, kinds), self.report)
         self.roster = Roster(self.settings.names)
@@ -74,6 +81,10 @@ class Deployment(Run):
         self.progress = RoundProgress()
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the lines of a round whose models are still to be scored"
+        self.round_ended = False
+        "whether callbacks were already told that this round ended, before they get its scores"
+        self.concluded = False
+        "whether all clients were asked for the scores of the last round"
         self.starts, self.orders = 0, 0
         "number of starts of the server in this run, and of exchanges since then: together they number an order"
         self.warn_about_traps()
@@ -103,7 +114,7 @@ class Deployment(Run):
 
     def report(self, event: str, text: str) -> None:
         """Show a message to the operator, and keep it in events.jsonl."""
-        self.callback.on_message(text)
+        self.callbacks.on_message(text)
         self.note(event, text=text)
 
     def warn(self, text: str) -> None:
@@ -116,12 +127,12 @@ class Deployment(Run):
 
     def run(self) -> None:
         """Wait for clients, do the remaining rounds, and write the results."""
-        self.callback.on_run_begin(self.schedule.rounds, self.done)
+        self.callbacks.on_run_begin(EngineContext(self))
         self.note("begin", rounds=self.schedule.rounds)
         wanted, wait = self.settings.clients, self.settings.wait
-        if self.done < self.schedule.rounds or self.unlogged is not None:
+        if self._unfinished:
             self.starts += 1
-            self._save()  # before any client learns the run's id or gets an order of this start
+            self.save_checkpoint()  # before any client learns the run's id or gets an order of this start
             self.report("waiting", f"waiting for {wanted} clients, at most {wait:g} seconds")
             try:
                 self.attendance.gather(self.done + 1, wanted, wait)
@@ -130,15 +141,26 @@ class Deployment(Run):
             if self.done == 0 and not self.step:
                 self.roster.renumber()
                 self._settle()
-        while self.done < self.schedule.rounds or self.unlogged is not None:
+        while self._unfinished:
             began = time.perf_counter()
-            if self.done < self.schedule.rounds:
+            if self._trains:
                 self._exchange()
             else:
                 self._conclude()
             self.counters.seconds += time.perf_counter() - began
-            self._save()
+            self.save_checkpoint()
+            self.callbacks.check()
         self._finish()
+
+    @property
+    def _trains(self) -> bool:
+        """Tell whether there is a next round."""
+        return self.stopped is None and self.done < self.schedule.rounds
+
+    @property
+    def _unfinished(self) -> bool:
+        """Tell whether an exchange is left: of a round, or the last one, which only scores."""
+        return self._trains or self.unlogged is not None or (self.stopped is not None and not self.concluded)
 
     def _settle(self) -> None:
         """Fix, before the first round, what depends on who is here."""
@@ -185,10 +207,13 @@ class Deployment(Run):
             if self.unlogged is not None:
                 members |= {member.name: member for member in self.enrolment.present()}
             exchange = self._ask(round, cohort, members.values())
-            self._take_scores(exchange.replies)
+            self._take_scores(exchange.replies, self.done if self.unlogged is not None else 0)
             accepted = self._accept(round, cohort, exchange.replies)
             if len(accepted) >= self.settings.minimum:
                 self._log_scores()
+                if self.stopped is not None:
+                    self.client_seconds.clear()
+                    return
                 self._aggregate(round, cohort, accepted, exchange.number, time.perf_counter() - began)
                 return
             again = "; asking again" if attempt + 1 < self.settings.attempts else ""
@@ -222,23 +247,24 @@ class Deployment(Run):
             if silent is not None:  # a client that refused would refuse again
                 members = [member for member in members if member.name in silent]
             exchange = self._ask(self.done + 1, [], members, last=True)
-            self._take_scores(exchange.replies)
+            self._take_scores(exchange.replies, self.done)
             finished |= exchange.replies.keys()
             if not (silent := exchange.silent):
                 break
         if not finished:
             raise RunFailed(self.failure(self.done, "no client could be asked for its last scores", _RESUME))
         self._log_scores()
+        self.concluded = True
 
     def _ask(self, round: int, cohort: list[Member], members: Iterable[Member], last: bool = False) -> Exchange:
         """Send the orders of an exchange, and wait for the replies until all are there or time is up."""
         self.orders += 1
         exchange = Exchange(self.starts << 32 | self.orders, round, self.transport, self.enrolment, self.report)
-        scoring = self.done if self.unlogged is not None else 0
+        scoring = self.done if self.unlogged is not None or last else 0
         members = list(members)
         if self.pipeline.settings.privacy is not None and cohort:
             self.pipeline.ledger.released.update(member.name for member in cohort)
-            self._save()  # before any client can release anything
+            self.save_checkpoint()  # before any client can release anything
         global_model = self.algorithm.global_model(self.server) if scoring else None
         context = OrderContext(
             self.id, self.start.clients, self.start.samples, self.start.w0, self.buffers, bool(self.schema.client)
@@ -301,20 +327,26 @@ class Deployment(Run):
         self._end_round()
         left_out = progress.asked - len(accepted)
         self.counters.left_out += left_out
-        self.done = round
+        self.done, self.concluded = round, False
         line: dict[str, Any] = {"round": round, "clients": progress.asked, "left_out": left_out}
         line["lr"] = self.learning_rate(round)
         line |= self.count_solves(round, progress.solves)
         timing = self.timing(round, progress.seconds, 0.0)
         self.progress = RoundProgress()
-        if round == self.schedule.rounds or (self.settings.evaluate and self.evaluates(round)):
-            self.unlogged = line | self.counters.sums(), timing  # its models are scored in the next exchange
+        line |= self.counters.sums()
+        scored = round == self.schedule.rounds or (self.settings.evaluate and self.evaluates(round))
+        self.round_ended = not scored
+        if not scored:
+            self.callbacks.on_round_end(line, affects_results=True)
+        if scored or self.stopped is not None:
+            self.unlogged = line, timing  # its models are scored in the next exchange
         else:
-            self.log(line | self.counters.sums(), timing)
+            self.log(line, timing)
 
-    def _take_scores(self, replies: dict[str, Reply]) -> None:
+    def _take_scores(self, replies: dict[str, Reply], round: int) -> None:
+        """Take the scores of the models of a round; 0 if none were asked for."""
         for name, reply in replies.items():
-            if self.unlogged is None or reply.answer.evaluated != self.unlogged[0]["round"]:
+            if not round or reply.answer.evaluated != round:
                 continue
             try:
                 unseen = self.roster.members[name].unseen
@@ -328,8 +360,12 @@ class Deployment(Run):
         if self.unlogged is not None:
             line, timing = self.unlogged
             head = {k: line[k] for k in ("round", "clients", "left_out")}
-            self.log(head | self.scores.board().summary() | line, timing)
+            whole = head | self.scores.board().summary() | line
             self.unlogged = None
+            self.callbacks.on_evaluation(whole)
+            if not self.round_ended:
+                self.callbacks.on_round_end(whole, affects_results=True)
+            self.log(whole, timing)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -343,6 +379,8 @@ class Deployment(Run):
             "malicious": sorted(self.pipeline.malicious),
             "budgets": self.budgets,
             "unlogged": self.unlogged,
+            "round_ended": self.round_ended,
+            "concluded": self.concluded,
             **self.progress.facts(self.client_seconds),
             "tally": self.scores.facts(),
         }
@@ -356,13 +394,31 @@ class Deployment(Run):
         self.transport.refused.update(facts["refused"])
         self.transport.bytes_sent, self.transport.bytes_received = facts["bytes"]
         self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
+        self.round_ended, self.concluded = facts.get("round_ended", False), facts.get("concluded", False)
         self.budgets = facts.get("budgets", {})
         self.client_seconds.update(self.progress.restore(facts, saved.kept))
         self._set_malicious(frozenset(facts["malicious"]))
         self._begin(replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"]))
         self.buffers = saved.kept["buffers"]
 
-    def _save(self) -> None:
+    def training_clients(self) -> list[str]:
+        return sorted(name for name, member in self.roster.members.items() if not member.unseen)
+
+    def no_validation(self) -> str:
+        return "" if self.settings.evaluate else "clients do not report any, as deploy.evaluate = false"
+
+    def validation_scores(self, kind: str) -> dict[str, float]:
+        board, names = self.scores.board(), self.scores.names(unseen=False)
+        column = board.tables()[kind][:, COLUMNS.index("validation_metric")]
+        return {name: float(score) for name, score, has in zip(names, column, board.validates, strict=True) if has}
+
+    def no_personal_models(self) -> str:
+        return "in a deployment, personal models stay with their clients"
+
+    def personal_models(self, clients: Sequence[str]) -> Iterator[ClientModel]:
+        raise EquipoiseError(self.no_personal_models())
+
+    def save_checkpoint(self) -> None:
         """Write a checkpoint after every exchange: clients learn only then which updates were accepted."""
         start = {"w0": self.start.w0, "buffers": self.buffers}
         self.save(start | self.progress.tensors(begun=self.step > 0) | self.scores.tensors())
@@ -381,11 +437,16 @@ class Deployment(Run):
         assert self.folder is not None
         if self.scores.rows:
             self.folder.write_clients(*self.scores.tables())
+        self.best.write(self.folder.path, {})
         vector = self.algorithm.global_model(self.server)
         if vector is not None and (BUFFERS in self.server or not self.task.buffer_names):
             module = self.task.to_module(vector, self.global_buffers())
             write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global")
         summary = self.summary()
         atomic_files.write_json(self.folder.summary, summary)
-        self.callback.on_run_end(summary)
+        self.report_end(summary)
         self.note("finished")
+
+    def report_stop(self, text: str) -> None:
+        super().report_stop(text)
+        self.note("stopped", text=text)

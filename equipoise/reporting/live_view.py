@@ -159,6 +159,8 @@ def render(view: RunView, width: int, height: int) -> RenderableType:
     progress = ProgressBar(total=view.rounds, completed=view.done, width=max(10, width // 3))
     bar.add_row(progress, f"{view.done}/{view.rounds} rounds", clock(view.seconds), left, view.state)
     parts.append(bar)
+    if view.summary is not None and "stopped" in view.summary:
+        parts.append(Text(f"stopped early: {view.summary['stopped']}"))
     curves = view.curves()
     if curves:
         parts.append(_scores(view, curves))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.base import Callback
 from equipoise.config.experiment import Experiment
 from equipoise.runs.launch import run
 from equipoise.storage.run_index import FinishedRun, find_runs
@@ -33,8 +33,8 @@ def experiment(name: str) -> Experiment:
     )
 
 
-def demo(out: Path, callback_of: Callable[[str], RunCallback]) -> list[FinishedRun]:
+def demo(out: Path, callback_of: Callable[[str], Callback]) -> list[FinishedRun]:
     """Run every method, or resume where an earlier demonstration stopped, and return the finished runs."""
     for name in METHODS:
-        run(experiment(name), out / name, resume=True, callback=callback_of(name))
+        run(experiment(name), out / name, resume=True, callbacks=[callback_of(name)])
     return find_runs([out / name for name in METHODS])

@@ -1,11 +1,12 @@
 """Start, resume and reopen runs of an experiment."""
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks import Callback, Progress, with_trackers
+from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.data.finite import check_finite
@@ -17,7 +18,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
 from equipoise.registry import short_name, use_folders
 from equipoise.runs.result import Result
-from equipoise.storage.run_folder import FOLDERS, WRITTEN, RunFolder, made_in_python, read_toml
+from equipoise.storage.run_folder import CALLBACKS, FOLDERS, WRITTEN, RunFolder, made_in_python, read_toml
 from equipoise.training.task import Task
 
 _TRAINED = "trained"
@@ -65,7 +66,7 @@ def run(
     out: Path,
     data: Path | None = None,
     resume: bool = False,
-    callback: RunCallback | None = None,
+    callbacks: Sequence[Callback] = (),
     trained: Path | None = None,
 ) -> Result:
     """Run an experiment.
@@ -75,7 +76,7 @@ def run(
         out: the run folder.
         data: the folder of data sets, or None for the default.
         resume: whether to continue from the last checkpoint, if there is one.
-        callback: receives progress and messages.
+        callbacks: are called besides those of the experiment, whose progress they show in their own way.
         trained: folder of a finished run with the same training. Its models are scored as this method uses them, and
             nothing is trained.
 
@@ -83,24 +84,32 @@ def run(
         The finished run.
     """
     with use_folders(experiment.folders):
-        return _run(experiment, out, data, resume, callback or RunCallback(), trained)
+        return _run(experiment, out, data, resume, callbacks, trained)
 
 
 def _run(
-    experiment: Experiment, out: Path, data: Path | None, resume: bool, callback: RunCallback, trained: Path | None
+    experiment: Experiment,
+    out: Path,
+    data: Path | None,
+    resume: bool,
+    callbacks: Sequence[Callback],
+    trained: Path | None,
 ) -> Result:
+    chosen = [each for each in experiment.callbacks if not (callbacks and isinstance(each, Progress))]
+    given = CallbackList(callbacks)
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
             "engine.kind = 'flower' is a federation over real machines; start it with `equipoise deploy local` or "
             "`equipoise deploy init`, or simulate it with --set engine.kind=simulate"
         )
     if resume and data is None:
-        data = folder_of_data(RunFolder(out).config, None, callback.on_message)
+        data = folder_of_data(RunFolder(out).config, None, given.on_message)
     source = data_folder(data).resolve()
-    federation = experiment.federation(source, callback.on_data_progress)
+    federation = experiment.federation(source, given.on_data_progress)
     check_finite(federation)
     for note in federation.notes:
-        callback.on_message(note)
+        given.on_message(note)
+    given.check()
     task = experiment_task(experiment, federation)
     written = {
         "data": str(source),
@@ -110,10 +119,10 @@ def _run(
     if trained is not None:
         written[_TRAINED] = trained.name
 
-    def build(folder: RunFolder, callback: RunCallback) -> Simulation:
+    def build(folder: RunFolder, callbacks: CallbackList) -> Simulation:
         if trained is not None:
             shutil.copytree(RunFolder(trained).checkpoint, folder.checkpoint, dirs_exist_ok=True)
-        return _simulation(experiment, federation, task, folder, callback)
+        return _simulation(experiment, federation, task, folder, callbacks)
 
     def execute(simulation: Simulation) -> None:
         if trained is not None:
@@ -128,8 +137,7 @@ def _run(
             out,
             experiment.tables(),
             resume=resume,
-            track=experiment.schedule.track,
-            callback=callback,
+            callbacks=with_trackers([*callbacks, *chosen], experiment.schedule.track),
             **written,
         )
     )
@@ -159,6 +167,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
             f"equipoise.load_result({str(path)!r}, module=..., clients=...) loads it, and its method similarity() "
             "compares models as `equipoise cka` does"
         )
+    tables.pop(CALLBACKS, None)  # nothing is run, so their code need not be there
     experiment = Experiment.parse(tables, needs=("algorithm",), folders=[path])
     if experiment.engine.kind != "simulate":
         raise EquipoiseError(
@@ -176,7 +185,7 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
 
 
 def _simulation(
-    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, callback: RunCallback | None = None
+    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, callbacks: CallbackList | None = None
 ) -> Simulation:
     settings = (experiment.algorithm, experiment.schedule, experiment.engine)
-    return Simulation(task, federation, *settings, folder, callback, experiment.uploads, experiment.devices)
+    return Simulation(task, federation, *settings, folder, callbacks, experiment.uploads, experiment.devices)

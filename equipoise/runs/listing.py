@@ -17,7 +17,7 @@ from equipoise.storage import atomic_files
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 _PACKAGE = Path(__file__).parents[1]
-_SOURCES = ("algorithms", "attacks", "data", "equilibrium", "models", "reducers", "settings.py")
+_SOURCES = ("algorithms", "attacks", "callbacks", "data", "equilibrium", "models", "reducers", "settings.py")
 Listing = dict[str, list[dict[str, Any]]]
 
 
@@ -28,7 +28,7 @@ def listing(kind: str, name: str | None = None) -> list[dict[str, Any]]:
     empty for those of Equipoise.
 
     Args:
-        kind: "algorithms", "models", "data", "partitions", "attacks" or "reducers".
+        kind: "algorithms", "models", "data", "partitions", "attacks", "reducers" or "callbacks".
         name: the name of one entry, or the place of own code.
     """
     if name is not None and is_own_code(name):
@@ -62,6 +62,7 @@ def from_registries() -> Listing:
 def _registries() -> dict[str, Registry[Any]]:
     from equipoise.algorithms import ALGORITHMS
     from equipoise.attacks import ATTACKS
+    from equipoise.callbacks import CALLBACKS
     from equipoise.data.partitions import PARTITIONS
     from equipoise.data.sources import SOURCES
     from equipoise.models import MODELS
@@ -74,6 +75,7 @@ def _registries() -> dict[str, Registry[Any]]:
         "partitions": PARTITIONS,
         "attacks": ATTACKS,
         "reducers": REDUCERS,
+        "callbacks": CALLBACKS,
     }
 
 

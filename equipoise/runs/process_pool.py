@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.base import Callback
 from equipoise.config.experiment import Experiment
 from equipoise.errors import Interrupted, RunFailed
 from equipoise.runs.launch import clear_if_half_scored, has_models, run
@@ -30,8 +30,11 @@ _stopping = threading.Event()
 """In a worker: start no further run."""
 
 
-class _MessageCollector(RunCallback):
+class _MessageCollector(Callback):
+    affects_results: ClassVar[bool] = False
+
     def __init__(self) -> None:
+        super().__init__()
         self.texts: Notes = []
 
     def on_message(self, text: str) -> None:
@@ -54,7 +57,7 @@ def work(experiment: Experiment, folder: Path, data: Path | None, trained: Path 
     try:
         clear_if_half_scored(folder)
         begun = (folder / "run.toml").exists()
-        run(experiment, folder, data, begun, collector, None if begun else trained)
+        run(experiment, folder, data, begun, [collector], None if begun else trained)
     except RunFailed as error:
         collector.on_message(f"failed: {error}")
         atomic_files.write_json(folder / FAILED, {"why": str(error)})

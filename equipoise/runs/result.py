@@ -103,6 +103,20 @@ class Result:
         module = self._trained.to_module(model.vector, model.buffers)
         return self._trained.predictor(module, model.who) if model.looks_up else module
 
+    def best(self, client: int | str | None = None) -> nn.Module:
+        """Return the best model by validation that the callback `BestModel` kept.
+
+        Args:
+            client: number or name of a client, for its best personal model; None for the best global model.
+        """
+        run = self.simulation
+        row = run.best.global_row if client is None else self._number(client)
+        if (found := run.best.get(row)) is None:
+            which = "global model" if client is None else f"personal model of {client!r}"
+            raise EquipoiseError(f"no best {which} was kept; train with callbacks=[eq.BestModel()]")
+        looks_up = client is not None and self.looks_up
+        return self._module(ClientModel(row, found.vector, found.buffers, looks_up))
+
     def global_vector(self) -> Tensor:
         """Return the parameters of the global model."""
         vector = self._trained.global_vector()

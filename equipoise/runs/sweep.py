@@ -32,7 +32,7 @@ from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
 from equipoise.registry import Registry, short_name, use_folders
 from equipoise.settings import Settings, read
-from equipoise.storage.run_folder import ASIDE, FAILED, RunFolder, flatten
+from equipoise.storage.run_folder import ASIDE, CALLBACKS, FAILED, RunFolder, flatten
 from equipoise.storage.run_index import higher_is_better
 from equipoise.storage.sweep_choices import record_choices
 
@@ -65,6 +65,7 @@ _ALWAYS: dict[str, type[Settings]] = {"data": DataSettings, "devices": Devices, 
 def _list_settings(section: str, name: str) -> frozenset[str]:
     """Return the settings of a section whose value is itself a list; for these, only a list of lists is many values."""
     found = _lists_of(_ALWAYS[section]) if section in _ALWAYS else frozenset()
+    found |= {CALLBACKS} if section == "" else set()
     if section in _REGISTRIES and name:
         with suppress(EquipoiseError):  # a name that is wrong is reported when the run is checked
             cls: type[Settings] = _REGISTRIES[section].find(name, section)
@@ -259,7 +260,9 @@ def group(cell: SweepRun, tune: Sequence[str]) -> str:
 
 
 def _training(cell: SweepRun) -> str:
-    """Return a digest of all settings that determine training."""
+    """Return a digest of all settings that determine training; a run that a callback may stop shares with no other."""
+    if any(callback.affects_results for callback in cell.experiment.callbacks):
+        return f"{cell.identity} {cell.seed}"
     settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training_settings()}
     flat = {k: v for k, v in flatten(settings).items() if k not in ("select", "targets")}
     return _digest({k: v for k, v in flat.items() if k == "seed" or not k.startswith(_NOT_THE_RUN)})

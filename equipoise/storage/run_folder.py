@@ -48,9 +48,16 @@ CKA = "cka.json"
 DEPLOYMENT = "deployment"
 """Folder of the keys, clients and logs of a deployment on one machine."""
 
-ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb")
-"""Settings that do not affect results."""
 _RENAMED = {"engine.dtype": "engine.precision"}
+CALLBACKS = "callbacks"
+"""The list of tables [[callbacks]] in a configuration."""
+
+ONLY_WATCH = ("progress", "checkpoints", "tensorboard", "mlflow", "wandb")
+"""Names of the callbacks that do not affect results."""
+
+_WATCHING = tuple(f"{CALLBACKS}.{name}." for name in ONLY_WATCH)
+ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb", *_WATCHING)
+"""Settings that do not affect results, or how their names begin."""
 _MAY_CHANGE = {"rounds", *ASIDE}  # when a run is resumed
 _FROM_PYTHON = {"model.parameters", "model.layout", "data.clients", "data.samples"}  # explained by the checkpoint
 _TRIES = 8
@@ -66,9 +73,11 @@ def _lock(file: IO[str], kind: int, wait: float = 0.05) -> bool:
 
 
 def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables into one, with dotted names."""
+    """Flatten nested tables into one, with dotted names; a callback's begin with `callbacks.NAME`."""
     flat: dict[str, Any] = {}
     for key, value in tables.items():
+        if key == CALLBACKS and not prefix and isinstance(value, list):
+            value = _by_name(value)
         flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
     return flat
 
@@ -82,6 +91,17 @@ def made_in_python(tables: Mapping[str, Any]) -> bool:
     """Tell whether a run.toml is that of `equipoise.train`, which cannot name the user's module and data."""
     model = tables.get("model")
     return isinstance(model, dict) and "layout" in model
+
+
+def _by_name(callbacks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the tables of callbacks by name; the second of a name gets a number."""
+    found: dict[str, Any] = {}
+    for table in callbacks:
+        name = number = str(table.get("name"))
+        while number in found:
+            number = f"{name} {len(found) + 1}"
+        found[number] = table
+    return found
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -171,7 +191,7 @@ class RunFolder:
         saved = read_toml(self.config)
         passed = _MAY_CHANGE | (_FROM_PYTHON if made_in_python(saved) and made_in_python(settings) else set())
         for key in sorted(old.keys() | new.keys()):
-            if key in passed or key.startswith(f"{WRITTEN}."):
+            if key in passed or key.startswith((f"{WRITTEN}.", *_WATCHING)):
                 continue
             if older and key not in old:  # a setting that did not exist when the run began
                 continue

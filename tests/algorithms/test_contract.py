@@ -238,7 +238,7 @@ def test_a_bad_update_is_left_out_and_changes_nothing(algorithm: Algorithm, monk
 
     run = simulation(algorithm, replace(federation, x=x), participation=1.0, rounds=2)
     told: list[str] = []
-    monkeypatch.setattr(run.callback, "on_message", told.append)
+    monkeypatch.setattr(run.callbacks, "on_message", told.append)
     before = run.store.get(2)
     run.run()
     assert [line["left_out"] for line in run.lines] == [1, 1]

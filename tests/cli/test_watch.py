@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.reporting.live_view import RunView, clock, render
 from equipoise.runs.launch import run
@@ -116,7 +115,7 @@ def test_who_looks_keeps_nobody_from_working(tmp_path: Path, monkeypatch: pytest
 
 def test_times_of_clients_are_written_where_each_is_worked_on_alone(tmp_path: Path) -> None:
     experiment = Experiment.parse(small(rounds=2, engine={"mode": "threads"}))
-    run(experiment, tmp_path / "run", None, False, RunCallback())
+    run(experiment, tmp_path / "run")
     for line in map(json.loads, (tmp_path / "run" / "timings.jsonl").read_text().splitlines()):
         assert len(line["slowest"]) == 3
         assert sum(line["slowest"].values()) > 0

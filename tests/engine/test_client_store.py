@@ -42,12 +42,12 @@ def test_the_store_is_a_dictionary_however_little_memory_it_has(tmp_path_factory
             store.put(who, state(value))
             expected[who] = value
         elif what == "flush":
-            checkpoints.save(count, 0, State(), store, {}, {})
+            checkpoints.save(count, 0, State(), {"store": store}, {}, {})
             saved = dict(expected)
         else:  # as after a crash: back to what was last saved
             store = ClientStore(10, state(0), folder, memory)
             checkpoints = CheckpointFolder(folder)
-            checkpoints.load(store)
+            checkpoints.load({"store": store})
             expected = dict(saved)
         for client in range(10):
             found = store.get(client)
@@ -62,7 +62,7 @@ def test_superseded_files_go(tmp_path: Path) -> None:
     for round in range(1, 30):
         for who in range(4):
             store.put(who, state(round * 10 + who))
-        checkpoints.save(round, 0, State(), store, {}, {})
+        checkpoints.save(round, 0, State(), {"store": store}, {}, {})
     assert len(list(tmp_path.glob("clients-*"))) == 2  # the last two checkpoints'
     assert len(list(tmp_path.glob("round-*"))) == 2
     assert store.get(3).n.item() == 293
@@ -73,11 +73,11 @@ def test_a_file_that_is_mostly_superseded_gives_up_its_rest(tmp_path: Path) -> N
     checkpoints = CheckpointFolder(tmp_path)
     for who in range(100):
         store.put(who, state(who))
-    checkpoints.save(1, 0, State(), store, {}, {})
+    checkpoints.save(1, 0, State(), {"store": store}, {}, {})
     for round in range(2, 40):
         for who in range(round, 100):  # client 0 and those passed never change again
             store.put(who, state(1000 * round + who))
-        checkpoints.save(round, 0, State(), store, {}, {})
+        checkpoints.save(round, 0, State(), {"store": store}, {}, {})
     assert len(list(tmp_path.glob("clients-*"))) <= 6
     assert store.get(0).n.item() == 0
     assert store.get(99).n.item() == 39099
@@ -116,7 +116,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_used(
         (folder / "round-000006.json").write_text('{"round": 6, "fil')
     run = simulation(Ditto(lr=0.05, batch=4), folder=tmp_path / "whole", rounds=6, checkpoint_every=2, new=False)
     told: list[str] = []
-    monkeypatch.setattr(run.callback, "on_message", told.append)
+    monkeypatch.setattr(run.callbacks, "on_message", told.append)
     run.resume()
     assert run.done == 4
     assert len(told) == 1

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 import equipoise as eq
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.base import Callback
+from equipoise.callbacks.callback_list import CallbackList
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.simulation import Simulation
 from equipoise.equilibrium import ContractiveLinear, Equilibrium, layers
@@ -217,12 +218,11 @@ def test_a_projected_model_that_diverges_is_told_like_any_other(name: str) -> No
     module = MODELS[name](**SMALL[name], contraction=True).build((1, 8, 8), 4)
     algorithm = ALGORITHMS["fedavg"](lr=1e30, batch=2)
     run = simulation(algorithm, images(name), module, dtype="float32", rounds=2, participation=1.0)
-    run.callback = Heard()
     with pytest.raises(RunFailed, match="every client's update has NaN or infinite numbers"):
         run.run()
 
 
-class Heard(RunCallback):
+class Heard(Callback):
     def __init__(self) -> None:
         self.texts: list[str] = []
 
@@ -232,7 +232,8 @@ class Heard(RunCallback):
 
 def test_a_run_whose_layer_does_not_converge_says_so_once() -> None:
     run = simulation(ALGORITHMS["fedavg"](lr=0.01, batch=4), module=small(tol=1e-9, limit=3), rounds=4)
-    run.callback = heard = Heard()
+    heard = Heard()
+    run.callbacks = CallbackList([heard])
     run.run()
     (text,) = heard.texts
     assert text.startswith("round 1: the equilibrium layer 'body.1' did not converge in")
@@ -247,7 +248,8 @@ def test_a_run_that_diverges_says_which_layer_and_stops() -> None:
     """Without a projection and with huge steps, f leaves the numbers: no NaN is ever handed on."""
     module = small(None, limit=500)
     run = simulation(ALGORITHMS["fedavg"](lr=1e4, batch=4), module=module, rounds=4, participation=1.0)
-    run.callback = heard = Heard()
+    heard = Heard()
+    run.callbacks = CallbackList([heard])
     with pytest.raises(RunFailed, match=r"the equilibrium layer 'body.1' (diverged|did not converge)"):
         run.run()
     assert any("was left out; the equilibrium layer 'body.1'" in text for text in heard.texts)

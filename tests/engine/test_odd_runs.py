@@ -70,7 +70,7 @@ def test_a_manifest_vouches_for_itself(tmp_path: Path, monkeypatch: pytest.Monke
         manifest.write_text(json.dumps(change(json.loads(manifest.read_text()))))
         run = simulation(algorithm, folder=folder, rounds=4, checkpoint_every=2, new=False)
         told: list[str] = []
-        monkeypatch.setattr(run.callback, "on_message", told.append)
+        monkeypatch.setattr(run.callbacks, "on_message", told.append)
         run.resume()
         assert run.done == 2
         assert "cannot be used" in told[0]

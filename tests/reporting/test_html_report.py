@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from playwright.sync_api import Browser, Page
 
 import equipoise as eq
-from equipoise.callbacks.base import RunCallback
 from equipoise.config.experiment import Experiment
 from equipoise.reporting import html as pages
 from equipoise.reporting.html.chart import plain
@@ -266,7 +265,7 @@ def cells_of(page: Path, name: str) -> list[str]:
 def test_errors_and_clients_that_took_no_part_are_in_the_table_with_deviations(tmp_path: Path) -> None:
     for seed in (0, 1):
         tables = small(seed=seed, data={"clients": 6, "unseen": 0.4})
-        run(Experiment.parse(tables), tmp_path / "runs" / str(seed), None, False, RunCallback())
+        run(Experiment.parse(tables), tmp_path / "runs" / str(seed))
     done = equipoise_command("report", "runs", "--out", "page.html", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     both = summaries(tmp_path / "runs", "0", "1")

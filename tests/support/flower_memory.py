@@ -20,7 +20,6 @@ from torch import nn
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
-from equipoise.callbacks.base import RunCallback
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
 from equipoise.engine.simulation import Simulation
@@ -162,7 +161,7 @@ def clock_of_its_own() -> Iterator[None]:
 
 def run(app: App, grid: MemoryGrid, out: Path, resume: bool = False) -> Deployment:
     with speaking_as(SUPERLINK), clock_of_its_own():
-        return serve(app.plan, grid, out, resume, RunCallback())
+        return serve(app.plan, grid, out, resume, [])
 
 
 def in_both_engines(
