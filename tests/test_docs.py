@@ -354,7 +354,7 @@ def test_the_published_figures_are_those_of_the_benchmarks(name: str) -> None:
 
 def test_the_guides_example_from_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    [code] = [block for block in blocks("docs/guide.md", "python") if "eq.train(" in block]
+    [code] = [block for block in blocks("docs/guide.md", "python") if "newcomers" in block]
     names: dict[str, object] = {"__name__": "guide"}
     exec(code, names)
     assert (tmp_path / "newcomers" / "dora.safetensors").exists()

@@ -196,7 +196,7 @@ def test_a_tied_parameter_is_selected_by_all_its_names_or_none() -> None:
 
 def test_a_space_tells_what_it_holds() -> None:
     space = ParameterSpace(nn.Sequential(nn.Linear(40, 30), nn.Linear(30, 2)), "*.bias")
-    assert repr(space) == "ParameterSpace(body: 1,260 numbers in 2 parameters; head: 32 in 2)"
+    assert repr(space) == "ParameterSpace(4 parameters, 1292 numbers: body 1260, head 32)"
 
 
 def test_a_replica_is_loaded_by_one_copy() -> None:

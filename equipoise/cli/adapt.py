@@ -72,7 +72,7 @@ def adapt(
     if out is not None:
         own = "" if model is None else ", module=..."
         text = f"Models: {out}; load one with equipoise.load_model({str(out / 'NAME.safetensors')!r}{own})"
-        out_console.print(escape(text), highlight=False)
+        out_console.print(escape(text), highlight=False, soft_wrap=True)
 
 
 def _table(adapted: "AdaptedClients", metric: str) -> Table:

@@ -32,4 +32,4 @@ def export(
         raise EquipoiseError("name the model to export: either --client K or --global")
     name, own = export_model(folder, client, out, data)
     load = f"equipoise.load_model({str(out)!r}{', module=Net()' if own else ''})"
-    out_console.print(escape(f"The model of {name} is in {out}; load it with {load}"), highlight=False)
+    out_console.print(escape(f"The model of {name} is in {out}; load it with {load}"), highlight=False, soft_wrap=True)

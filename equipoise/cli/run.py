@@ -46,6 +46,7 @@ def run(
     from equipoise.storage import run_index
 
     if (file / "run.toml").is_file():
+        Experiment.load(file / "run.toml")  # says so if the run was made from Python
         toml = shlex.quote(str(file / "run.toml"))
         raise EquipoiseError(
             f"{file} is the folder of a run; resume it with `equipoise run {toml} --out {shlex.quote(str(file))} "

@@ -136,9 +136,6 @@ class Experiment:
             sets: changes as `section.key=value`.
             needs: the sections that must be there.
         """
-        if (written := path / "run.toml").is_file():
-            Experiment.parse(read_toml(written), ())  # a run made from Python says so
-            raise EquipoiseError(f"{path} is the folder of a run; run its settings again with {written} in its place")
         return Experiment.parse(override(read_toml(path), sets), needs, [path.resolve().parent])
 
     @property

@@ -28,25 +28,41 @@ class AppCode:
 
     @staticmethod
     def of(experiment: Experiment) -> "AppCode":
-        """Find the code that an experiment names for its algorithm, model, attack and reducer.
+        """Find the code that an experiment names: algorithm, schedule, model, attack, reducer, metrics and callbacks.
 
         Args:
             experiment: the experiment; the code that it names has been imported.
         """
-        found = AppCode()
+        found, folders = AppCode(), [*experiment.folders, Path.cwd()]
         names = {
             "algorithm": experiment.algorithm_name,
+            "schedule": experiment.algorithm.schedule.function,
             "model": experiment.model_name,
             "attack": experiment.attack_name,
             "reducer": experiment.reducer_name,
         }
         for section, name in names.items():
             if is_own_code(name):
-                place, _, attribute = name.rpartition(":")
-                module = found._add(place, [*experiment.folders, Path.cwd()])
-                found.modules += [module] if module not in found.modules else []
-                found.given[section] = f"{module}.{attribute}"
+                found.given[section] = found._expression(name, folders)
+        metrics = experiment.schedule.metrics or ()
+        if any(map(is_own_code, metrics)):
+            named = (found._expression(name, folders) if is_own_code(name) else repr(name) for name in metrics)
+            found.given["metric"] = f"[{', '.join(named)}]"
+        own = [
+            f"{found._expression(name, folders)}(**{callback.table()!r})"
+            for name, callback in zip(experiment.callback_names, experiment.callbacks, strict=True)
+            if is_own_code(name)
+        ]
+        if own:
+            found.given["callbacks"] = f"[{', '.join(own)}]"
         return found
+
+    def _expression(self, name: str, folders: list[Path]) -> str:
+        """Add the code at a place, and return the expression for it in app.py."""
+        place, _, attribute = name.rpartition(":")
+        module = self._add(place, folders)
+        self.modules += [module] if module not in self.modules else []
+        return f"{module}.{attribute}"
 
     def _add(self, place: str, folders: list[Path]) -> str:
         """Add the code at this place, and what it imports from beside it; return the name of its module in the app."""

@@ -16,6 +16,7 @@ from equipoise.flower.app_code import AppCode
 from equipoise.flower.deployment_plan import EXPERIMENT, DeploymentPlan
 from equipoise.registry import is_own_code, short_name
 from equipoise.storage import atomic_files
+from equipoise.storage.run_folder import CALLBACKS
 
 _APP = '''"""The two halves of this Flower app: the SuperLink runs `server`, every SuperNode runs `client`.
 
@@ -158,10 +159,20 @@ def write_app(folder: Path, experiment: Experiment, out: Path) -> AppCode:
     listed = "".join(f"- `{target}`: own code that `experiment.toml` names\n" for target in sorted(code.files))
     name = _project_name(experiment)
     atomic_files.write_text(folder / "pyproject.toml", tomli_w.dumps(project(experiment, str(out.resolve()))))
-    atomic_files.write_text(folder / EXPERIMENT, tomli_w.dumps(experiment.tables()))
+    atomic_files.write_text(folder / EXPERIMENT, tomli_w.dumps(_without_passed(experiment.tables())))
     atomic_files.write_text(folder / "app.py", _APP.replace("{imports}", imports).replace("{given}", given))
     atomic_files.write_text(folder / "README.md", _README.format(name=name, files=listed))
     return code
+
+
+def _without_passed(tables: dict[str, Any]) -> dict[str, Any]:
+    """Return the tables of an experiment without own metrics and callbacks, which app.py passes."""
+    kept = dict(tables)
+    if any(map(is_own_code, kept.get("metrics", ()))):
+        del kept["metrics"]
+    if CALLBACKS in kept:
+        kept[CALLBACKS] = [table for table in kept[CALLBACKS] if not is_own_code(table["name"])]
+    return kept
 
 
 def write_settings(folder: Path, name: str, data: Path, unseen: bool = False) -> Path:

@@ -23,6 +23,7 @@ from equipoise.flower.deployment_plan import EXPERIMENT, DeploymentPlan
 from equipoise.flower.server import Deployment
 from equipoise.metrics import MetricLike
 from equipoise.models.base import ModelSettings
+from equipoise.optimizers.schedules import RateFunction
 from equipoise.parameter_space import Selection
 from equipoise.reducers import Reducer
 from equipoise.registry import allow_only
@@ -80,6 +81,7 @@ class App:
         metric: MetricLike | Sequence[MetricLike] | None = None,
         attack: type[Attack] | Attack | None = None,
         reducer: type[Reducer] | Reducer | None = None,
+        schedule: RateFunction | None = None,
         callbacks: Sequence[Callback] = (),
     ):
         """Create both halves of the app.
@@ -101,10 +103,12 @@ class App:
                 those of the experiment.
             attack: the user's own attack, a class or an attack with its settings.
             reducer: the user's own reducer, a class or a reducer with its settings.
+            schedule: the user's own schedule of learning rates, where [algorithm] names one.
             callbacks: are called on the server, besides those of experiment.toml.
         """
         self.folder = Path(file).resolve().parent
         self.parts = {"algorithm": algorithm, "attack": attack, "reducer": reducer}
+        self.schedule = schedule
         self.own: dict[str, Any] = {"model": model, "head": head, "loss": loss, "metric": metric}
         self.data, self.callbacks = data, callbacks
         self.server, self.client = ServerApp(), ClientApp()
@@ -119,7 +123,7 @@ class App:
 
     def plan_of(self, tables: Mapping[str, Any]) -> DeploymentPlan:
         """Return what the deployment would do with this content of experiment.toml."""
-        return DeploymentPlan.of(tables, self.parts, **self.own)
+        return DeploymentPlan.of(tables, self.parts, schedule=self.schedule, **self.own)
 
     @property
     def client_plan(self) -> DeploymentPlan:

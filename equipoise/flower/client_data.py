@@ -33,14 +33,7 @@ def client_data(
     """
     if hook is not None:
         where = f"the data of {name}"
-        try:
-            given = hook(settings)
-        except EquipoiseError:
-            raise
-        except Exception as error:  # whatever the user's function raises
-            raise EquipoiseError(
-                f"{where}: the function data() of app.py failed: {type(error).__name__}: {error}"
-            ) from error
+        given = hook(settings)
         if given is None or isinstance(given, (str, bytes, int, float)):
             raise EquipoiseError(
                 f"{where}: the function data() of app.py returned {type(given).__name__}; it must return (x, y), "

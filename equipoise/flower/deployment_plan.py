@@ -53,7 +53,9 @@ class DeploymentPlan:
         check_split(self.split)
 
     @staticmethod
-    def of(tables: Mapping[str, Any], parts: Mapping[str, Any], model: Any = None, **own: Any) -> "DeploymentPlan":
+    def of(
+        tables: Mapping[str, Any], parts: Mapping[str, Any], model: Any = None, schedule: Any = None, **own: Any
+    ) -> "DeploymentPlan":
         """Make the plan of an app.
 
         Nothing is imported by name, because the names may come from another machine: sections that name own code get
@@ -63,12 +65,15 @@ class DeploymentPlan:
             tables: the content of experiment.toml.
             parts: the user's own algorithm, attack and reducer, where app.py passes them.
             model: the user's own model: what [model] names, or a function that returns a module.
+            schedule: the user's own schedule of learning rates, which [algorithm] names.
             **own: the user's own head, loss and metric.
         """
         tables, given = dict(tables), {}
         for section, part in parts.items():
             if part is not None:
                 tables[section], given[f"{section}.name"] = _own_section(tables.get(section, {}), section, part)
+        if schedule is not None:
+            given["algorithm.schedule.function"] = schedule
         named = tables.get("model")
         by_name = isinstance(named, Mapping) and is_own_code(named.get("name"))
         if model is not None and by_name:

@@ -118,20 +118,25 @@ def test_models_that_look_samples_up_do_so_at_their_best() -> None:
     assert type(result.best(0)) is type(result.personal(0))
 
 
-def test_buffers_are_part_of_a_personal_model_and_forbid_a_global_one() -> None:
+def test_buffers_that_stay_with_clients_are_part_of_a_personal_model_and_forbid_a_global_one() -> None:
     def normed() -> nn.Module:
         torch.manual_seed(0)
         return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
 
+    def local(lr: float = 0.01) -> eq.Ditto:
+        return eq.Ditto(batch=7, lr=lr, buffers="local")
+
     record, heard = Record(), Listener()
     with pytest.warns(eq.RunWarning, match="best-model keeps the personal model only: its buffers"):
         result = eq.train(
-            normed(), CLIENTS, eq.Ditto(batch=7, lr=0.3), head=None, rounds=5, callbacks=[record, heard, eq.BestModel()]
+            normed(), CLIENTS, local(lr=0.3), head=None, rounds=5, callbacks=[record, heard, eq.BestModel()]
         )
     for name in NAMES:
         assert same(result.best(name), record.models[record.best_round(name)][name])
     with pytest.raises(eq.EquipoiseError, match="best-model cannot keep the global model: its buffers"):
-        eq.train(normed(), CLIENTS, eq.Ditto(batch=7), head=None, rounds=1, callbacks=[eq.BestModel(model="global")])
+        eq.train(normed(), CLIENTS, local(), head=None, rounds=1, callbacks=[eq.BestModel(model="global")])
+    averaged = eq.train(normed(), CLIENTS, eq.Ditto(batch=7), head=None, rounds=1, callbacks=[eq.BestModel()])
+    assert same(averaged.best(), averaged.global_model())
 
 
 @pytest.mark.parametrize(

@@ -317,7 +317,7 @@ def test_a_callback_of_ones_own_from_a_file(tmp_path: Path) -> None:
         ({"name": "own.py:Mine", "last": "x"}, 2, ["callbacks.last = 'x' is not allowed; it must be a whole number"]),
         ({"name": "own.py:Initialised"}, 2, ["has an __init__ of its own"]),
         ({"name": "own.py:Other"}, 2, ["must be a class that derives from equipoise.Callback"]),
-        ({"name": "own.py:Nothing"}, 2, ["has no Nothing"]),
+        ({"name": "own.py:Nothing"}, 2, ["there is no Nothing in own.py"]),
         ({"patience": 3}, 2, ["callbacks.name is missing; available: progress, early-stopping"]),
         ({"name": "early-stopping", "patience": 0}, 2, ["callbacks.patience = 0 is not allowed"]),
         ({"name": "checkpoints"}, 2, ["callbacks is not allowed: it needs every"]),

@@ -135,7 +135,7 @@ def test_a_sweep_of_own_code_is_tuned_in_worker_processes(file: Path, elsewhere:
 def test_own_code_is_listed_with_its_settings(file: Path) -> None:
     for kind, name, settings in (
         ("algorithms", "mine.py:Mine", {"lam": 0.5, "lr": 0.01}),
-        ("models", "net.py:Net", {"hidden": 4, "head": "head"}),
+        ("models", "net.py:Net", {"hidden": 4, "head": None}),
         ("data", "blobs.py:make", {"samples": 20, "folder": None}),
         ("partitions", "rest.py:InTurn", {"start": 0}),
         ("attacks", "rest.py:Louder", {"factor": 10.0}),
@@ -144,7 +144,8 @@ def test_own_code_is_listed_with_its_settings(file: Path) -> None:
         done = equipoise_command("list", kind, f"code/{name}", "--json", cwd=file.parent)
         assert done.returncode == 0, done.stderr
         [entry] = json.loads(done.stdout)
-        assert settings.items() <= {row["name"]: row["default"] for row in entry["parameters"]}.items()
+        found = {row["name"]: row["default"] for row in entry["parameters"]}
+        assert {name: found[name] for name in settings} == settings
         assert entry["summary"]
         assert "kind" not in [row["name"] for row in entry["parameters"]]
     shown = equipoise_command("list", "models", "code/net.py:Net", cwd=file.parent).stdout

@@ -51,7 +51,7 @@ WRONG = [
     ({"metrics": "accuracy"}, "metrics = 'accuracy' is not allowed; it must be a list, each a string"),
     ({"metrics": ["macro-f"]}, "unknown metric 'macro-f' .*did you mean 'macro-f1'"),
     ({"metrics": ["confusion-matrix"]}, "'confusion-matrix' is not one number, so it cannot be the first metric"),
-    ({"metrics": ["nowhere.py:f"]}, "metrics names the file .*nowhere.py, which does not exist"),
+    ({"metrics": ["nowhere.py:f"]}, "metrics names the file 'nowhere.py', which does not exist"),
     ({"rounds": 0}, "rounds = 0 is not allowed; it must be a whole number >= 1"),
     (
         {"participation": 1.5},

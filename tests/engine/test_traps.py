@@ -1,7 +1,8 @@
 """What is allowed and probably not meant is said before the first round."""
 
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tomli_w
@@ -10,16 +11,18 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.algorithms import ALGORITHMS
-from equipoise.callbacks.base import RunCallback
+from equipoise.callbacks.base import Callback
 from tests.support.commands import equipoise_command, small
 
 
-class Messages(RunCallback):
-    def __init__(self) -> None:
-        self.texts: list[str] = []
+class Messages(Callback):
+    affects_results: ClassVar[bool] = False
 
     def on_message(self, text: str) -> None:
-        self.texts.append(text)
+        TEXTS.append(text)
+
+
+TEXTS: list[str] = []
 
 
 class Net(nn.Module):
@@ -35,9 +38,11 @@ class Net(nn.Module):
 def told(algorithm: Any, body: bool = True, **more: Any) -> list[str]:
     generator = torch.Generator().manual_seed(0)
     clients = [(torch.randn(12, 3, generator=generator), torch.arange(12) % 2) for _ in range(3)]
-    messages = Messages()
-    eq.train(Net(body), clients, algorithm, rounds=1, callback=messages, **more)
-    return messages.texts
+    TEXTS.clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", eq.RunWarning)
+        eq.train(Net(body), clients, algorithm, rounds=1, callbacks=[Messages()], **more)
+    return list(TEXTS)
 
 
 @pytest.mark.parametrize("name", ["fedper", "fedrep", "fedeq", "fedbabu", "fedreco"])

@@ -71,14 +71,13 @@ def test_a_deployment_stops_at_the_same_round_with_the_same_models(tmp_path: Pat
 
 
 def test_a_stop_in_a_round_that_is_not_scored_scores_it(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "import equipoise as eq\n"
-        "class Mine(eq.Callback):\n"
-        "    def on_round_end(self, line):\n"
-        "        if line['round'] == 2:\n"
-        "            self.stop('enough')\n"
-    )
-    both, grid = app(tmp_path / "app", {"name": f"{tmp_path}/own.py:Mine"}, evaluate_every=5)
+    class Mine(eq.Callback):
+        def on_round_end(self, line: dict[str, Any]) -> None:
+            if line["round"] == 2:
+                self.stop("enough")
+
+    both, grid = app(tmp_path / "app", evaluate_every=5)
+    both.callbacks = [Mine()]
     other = run(both, grid, tmp_path / "run")
     one = simulated(tmp_path / "simulated", rounds=2, evaluate_every=5)
     assert (other.done, other.stopped) == (2, "enough")
@@ -137,14 +136,13 @@ def test_what_a_deployment_cannot_do_is_said(
 
 
 def test_a_callback_that_raises_is_noted_and_the_run_can_be_resumed(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(
-        "import os, equipoise as eq\n"
-        "class Mine(eq.Callback):\n"
-        "    def on_round_end(self, line):\n"
-        f"        if line['round'] == 2 and not os.path.exists({str(tmp_path / 'fixed')!r}):\n"
-        "            raise ValueError('oh no')\n"
-    )
-    both, grid = app(tmp_path / "app", {"name": f"{tmp_path}/own.py:Mine"}, {"name": "best-model"}, rounds=4)
+    class Mine(eq.Callback):
+        def on_round_end(self, line: dict[str, Any]) -> None:
+            if line["round"] == 2 and not (tmp_path / "fixed").exists():
+                raise ValueError("oh no")
+
+    both, grid = app(tmp_path / "app", {"name": "best-model"}, rounds=4)
+    both.callbacks = [Mine()]
     with pytest.raises(eq.RunFailed, match=r"the callback Mine failed in on_round_end: ValueError: oh no"):
         run(both, grid, tmp_path / "run")
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
@@ -174,7 +172,7 @@ def test_callbacks_of_an_app_are_called_on_the_server(tmp_path: Path) -> None:
 
 def test_clients_do_not_import_the_servers_callbacks(tmp_path: Path) -> None:
     both, _ = app(tmp_path / "app", {"name": "nowhere.py:Mine"})
-    with pytest.raises(eq.EquipoiseError, match=r"nowhere\.py, which does not exist"):
+    with pytest.raises(eq.EquipoiseError, match=r"a deployment imports no code by name; import it in app\.py"):
         _ = both.plan
     assert both.client_plan.experiment.callbacks == ()
 

@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -425,13 +425,6 @@ def test_a_file_that_may_not_be_read_brings_a_sentence(
 )
 def test_what_the_users_python_may_not_return_brings_a_sentence(given: Any, words: str, plan: DeploymentPlan) -> None:
     said(plan, "", words, hook=lambda settings: given)
-
-
-def test_a_function_of_the_user_that_fails_brings_a_sentence(plan: DeploymentPlan) -> None:
-    def fails(settings: Mapping[str, Any]) -> None:
-        raise ConnectionError("no route to the ward")
-
-    said(plan, "", "the function data() of app.py failed: ConnectionError: no route to the ward", hook=fails)
 
 
 def test_a_plan_without_a_shape_brings_a_sentence(tmp_path: Path) -> None:

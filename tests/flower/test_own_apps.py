@@ -170,6 +170,35 @@ def test_init_copies_own_code_and_what_it_imports(study: Path, tmp_path: Path) -
     assert Path(sys.modules["mine"].__file__ or "").parent == tmp_path / "app"
 
 
+def test_init_passes_own_metrics_callbacks_and_schedules(tmp_path: Path) -> None:
+    (tmp_path / "extras.py").write_text(
+        "import equipoise as eq\n"
+        "def top2(outputs, targets):\n"
+        "    return (outputs.topk(2, 1).indices == targets[:, None]).any(1).float()\n"
+        "def falling(round, rounds):\n"
+        "    return 1 / round\n"
+        "class Watch(eq.Callback):\n"
+        "    every: int = 1\n"
+    )
+    tables = {
+        "metrics": ["accuracy", "extras.py:top2"],
+        "model": {"name": "mlp"},
+        "data": {"name": "digits-by-writer", "clients": 2},
+        "algorithm": {"name": "fedavg", "schedule": "extras.py:falling"},
+        "callbacks": [{"name": "extras.py:Watch", "every": 3}, {"name": "best-model"}],
+    }
+    (tmp_path / "study.toml").write_text(tomli_w.dumps(tables))
+    done = equipoise_command("deploy", "init", "app", "study.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (tmp_path / "extras.py").unlink()
+    app = load_app(tmp_path / "app")
+    assert [metric.name for metric in app.plan.task().metrics.metrics] == ["accuracy", "top2"]
+    assert app.plan.experiment.algorithm.schedule.factor(4, 9) == 1 / 4
+    assert [type(callback).__name__ for callback in app.callbacks] == ["Watch"]
+    assert app.callbacks[0].every == 3
+    assert app.plan.experiment.callback_names == ("best-model",)
+
+
 def test_init_copies_packages_that_lie_there_and_names_installed_ones(study: Path, tmp_path: Path) -> None:
     package = study.parent / "local_package"
     (package / "inner").mkdir(parents=True)

@@ -29,9 +29,9 @@ class Mine(ModelSettings):
         return nn.Sequential(nn.Linear(*shape, self.width), nn.Linear(self.width, outputs))
 
 
-def function(outputs, *, inputs: int = 5, head: int = 3):
+def function(outputs, *, inputs: int = 5, times: int = 3):
     """A function."""
-    return nn.Linear(inputs, outputs * head)
+    return nn.Linear(inputs, outputs * times)
 
 
 class Child(nn.Linear):
@@ -75,7 +75,7 @@ def test_a_class_of_modules_has_checked_settings(code: Path) -> None:
     module = made.build((2, 3), 5)
     assert isinstance(module, nn.Module)
     assert [tuple(p.shape) for p in module.parameters()] == [(7, 6), (7,), (5, 7), (5,)]
-    assert made.table() == {"head": "head", "hidden": 7, "sizes": [3]}
+    assert made.table() == {"hidden": 7, "sizes": [3]}
     assert model(name, hidden=7, sizes=[3]) == made
     for settings, words in (
         ({"hiden": 3}, "unknown setting model.hiden; did you mean 'hidden'?"),
@@ -90,9 +90,9 @@ def test_a_class_of_modules_has_checked_settings(code: Path) -> None:
 
 
 def test_a_function_and_a_class_of_settings_and_inherited_arguments(code: Path) -> None:
-    assert [p.shape[0] for p in model(f"{code}/extra.py:function", head=2).build((1,), 4).parameters()] == [8, 8]
+    assert [p.shape[0] for p in model(f"{code}/extra.py:function", times=2).build((1,), 4).parameters()] == [8, 8]
     assert len(list(model(f"{code}/extra.py:Mine", width=3).build((2,), 4).parameters())) == 4
-    assert model(f"{code}/extra.py:Grandchild", wide=True).table() == {"head": "head", "wide": True}
+    assert model(f"{code}/extra.py:Grandchild", wide=True).table() == {"wide": True}
 
 
 @pytest.mark.parametrize(
@@ -120,5 +120,5 @@ def test_the_setting_head_names_the_head(head: object, size: int, code: Path, tm
 
 def test_a_head_that_is_not_there_brings_a_sentence(code: Path, tmp_path: Path) -> None:
     experiment = Experiment.parse(small(model={"name": f"{code}/net.py:Net", "head": "lats"}))
-    with pytest.raises(EquipoiseError, match="the model has no parameters under head='lats'; it has first, last"):
+    with pytest.raises(EquipoiseError, match="head='lats' matches no parameter of the model; did you mean 'last'"):
         experiment_task(experiment, experiment.federation(tmp_path))

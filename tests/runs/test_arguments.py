@@ -114,7 +114,7 @@ def test_a_module_is_found_by_its_place(tmp_path: Path) -> None:
         ("four", "is of type int; it must give a torch nn.Module"),
         ("nothing", "is of type NoneType; it must give"),
         ("Linear", "cannot be called without arguments: TypeError"),
-        ("net2", "has no net2; did you mean 'net'?"),
+        ("net2", "net.py; did you mean 'net'?"),
     ):
         with pytest.raises(eq.EquipoiseError) as error:
             own_module(f"{file}:{name}")

@@ -161,7 +161,7 @@ def clock_of_its_own() -> Iterator[None]:
 
 def run(app: App, grid: MemoryGrid, out: Path, resume: bool = False) -> Deployment:
     with speaking_as(SUPERLINK), clock_of_its_own():
-        return serve(app.plan, grid, out, resume, [])
+        return serve(app.plan, grid, out, resume, app.callbacks)
 
 
 def in_both_engines(
