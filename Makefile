@@ -3,11 +3,12 @@
 # make test-fast   the same without the tests that are slow, need a browser or start a deployment
 # make docs        build the documentation into site/; a warning is an error
 # make format      format the code, and write the catalogue that `equipoise list` reads (make catalogue)
+# make notebooks   execute the notebooks in examples/ and store their outputs
 # make setup       only install into .venv
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-fast lint docs format catalogue clean
+.PHONY: setup demo test test-fast lint docs format catalogue notebooks clean
 
 setup: .venv/installed
 
@@ -43,6 +44,9 @@ format: setup
 
 catalogue: setup
 	$(BIN)/python -m equipoise.runs.listing
+
+notebooks: setup
+	$(BIN)/python scripts/notebooks.py
 
 clean:
 	rm -rf .venv build site *.egg-info

@@ -30,6 +30,10 @@ def adapt(
         str | None,
         typer.Option("--model", metavar="FILE.py:NAME", help="Your own module, for a run made from Python."),
     ] = None,
+    algorithm: Annotated[
+        str | None,
+        typer.Option("--algorithm", metavar="FILE.py:NAME", help="Your own algorithm, for a run made from Python."),
+    ] = None,
     target: Annotated[
         list[str] | None, typer.Option("--target", metavar="COLUMN", help="Column to predict, if the files are tables.")
     ] = None,
@@ -50,13 +54,15 @@ def adapt(
     clients (adapt_epochs).
     """
     from equipoise.data.client_files import TableFormat, read_clients
+    from equipoise.registry import load_object
     from equipoise.runs.arguments import own_module
     from equipoise.runs.load import load_result
 
     if model is None and made_in_python(read_toml(RunFolder.open(folder).config)):
         raise EquipoiseError(f"{folder} was trained with a module of your own; name it with --model FILE.py:NAME")
     clients = read_clients(data, TableFormat(tuple(target or ())))
-    result = load_result(folder, None if model is None else own_module(model))
+    own = None if algorithm is None else load_object(algorithm, "--algorithm")
+    result = load_result(folder, None if model is None else own_module(model), algorithm=own)
     adapted = result.adapt(clients)
     if out is not None:
         adapted.save(out)

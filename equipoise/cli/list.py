@@ -19,6 +19,7 @@ class Kind(StrEnum):
     partitions = "partitions"
     attacks = "attacks"
     reducers = "reducers"
+    metrics = "metrics"
     callbacks = "callbacks"
 
 

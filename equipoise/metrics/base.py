@@ -41,6 +41,8 @@ class Metric:
     "the smallest and the largest possible score"
     targets: Targets = "any"
     "the targets that it is for"
+    summary: str = ""
+    "what it is, in one sentence, for `equipoise list metrics`"
 
     def better(self, a: Any, b: Any) -> Any:
         """Tell whether a is strictly better than b."""
@@ -81,6 +83,8 @@ class SetMetric:
     "one number, one number per class, or one per pair of classes"
     most_classes: int | None = None
     "largest number of classes for which it is computed"
+    summary: str = ""
+    "what it is, in one sentence"
 
     def better(self, a: Any, b: Any) -> Any:
         """Tell whether a is strictly better than b."""

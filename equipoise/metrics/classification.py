@@ -75,13 +75,48 @@ def _classes(name: str, compute: Callable[[Predictions], Any], need: Need, **mor
 
 
 CLASSIFICATION: tuple[Metric | SetMetric, ...] = (
-    Metric("accuracy", _accuracy, bounds=_UNIT, targets="classes"),
-    _classes("balanced-accuracy", _balanced_accuracy, "classes", most_classes=_MOST_CLASSES),
-    _classes("macro-f1", _macro_f1, "classes", most_classes=_MOST_CLASSES),
-    _classes("auroc", lambda p: _mean_over_classes(p, "binary_auroc"), "outputs"),
-    _classes("average-precision", lambda p: _mean_over_classes(p, "binary_average_precision"), "outputs"),
-    _classes("calibration-error", _calibration_error, "confidence", higher_is_better=False),
-    _classes("per-class-recall", _recalls, "classes", form="class", most_classes=_MOST_SHOWN),
+    Metric("accuracy", _accuracy, bounds=_UNIT, targets="classes", summary="The share of right predictions."),
+    _classes(
+        "balanced-accuracy",
+        _balanced_accuracy,
+        "classes",
+        most_classes=_MOST_CLASSES,
+        summary="The mean recall of the classes that have samples.",
+    ),
+    _classes(
+        "macro-f1",
+        _macro_f1,
+        "classes",
+        most_classes=_MOST_CLASSES,
+        summary="The mean F1 score of the classes that have samples or are predicted.",
+    ),
+    _classes(
+        "auroc",
+        lambda p: _mean_over_classes(p, "binary_auroc"),
+        "outputs",
+        summary="The area under the ROC curve, one class against the others, mean over classes.",
+    ),
+    _classes(
+        "average-precision",
+        lambda p: _mean_over_classes(p, "binary_average_precision"),
+        "outputs",
+        summary="The area under the precision-recall curve, mean over classes.",
+    ),
+    _classes(
+        "calibration-error",
+        _calibration_error,
+        "confidence",
+        higher_is_better=False,
+        summary="The expected calibration error of the predicted class; lower is better.",
+    ),
+    _classes(
+        "per-class-recall",
+        _recalls,
+        "classes",
+        form="class",
+        most_classes=_MOST_SHOWN,
+        summary="The recall of each class (not the first metric).",
+    ),
     _classes(
         "confusion-matrix",
         lambda p: p.confusion,
@@ -89,5 +124,6 @@ CLASSIFICATION: tuple[Metric | SetMetric, ...] = (
         bounds=(0.0, inf),
         form="matrix",
         most_classes=_MOST_SHOWN,
+        summary="The number of samples of each class and predicted class (not the first metric).",
     ),
 )

@@ -8,16 +8,23 @@ import json
 from hashlib import blake2b
 from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import EquipoiseError
 from equipoise.registry import Registry, installed, is_own_code
 from equipoise.settings import Settings, nearest
 from equipoise.storage import atomic_files
 
+if TYPE_CHECKING:
+    from equipoise.metrics import AnyMetric
+
 CATALOGUE = Path(__file__).with_name("catalogue.json")
 _PACKAGE = Path(__file__).parents[1]
-_SOURCES = ("algorithms", "attacks", "callbacks", "data", "equilibrium", "models", "reducers", "settings.py")
+_METRICS = "metrics"
+_SOURCES = (
+    *("algorithms", "attacks", "callbacks", "data", "equilibrium", _METRICS, "models", "optimizers", "reducers"),
+    "settings.py",
+)
 Listing = dict[str, list[dict[str, Any]]]
 
 
@@ -28,11 +35,11 @@ def listing(kind: str, name: str | None = None) -> list[dict[str, Any]]:
     empty for those of Equipoise.
 
     Args:
-        kind: "algorithms", "models", "data", "partitions", "attacks", "reducers" or "callbacks".
+        kind: "algorithms", "models", "data", "partitions", "attacks", "reducers", "metrics" or "callbacks".
         name: the name of one entry, or the place of own code.
     """
     if name is not None and is_own_code(name):
-        return [{**_entry(name, _registries()[kind].find(name, kind)), "package": ""}]
+        return [{**_found(kind, name), "package": ""}]
     entries = [{**entry, "package": ""} for entry in _from_catalogue().get(kind) or from_registries()[kind]]
     names = [entry["name"] for entry in entries]
     plugins = {key: point for key, point in installed(kind).items() if key not in names}
@@ -48,15 +55,32 @@ def listing(kind: str, name: str | None = None) -> list[dict[str, Any]]:
 def _plugin_entry(kind: str, point: EntryPoint) -> dict[str, Any]:
     package = "" if point.dist is None else f"{point.dist.name} {point.dist.version}"
     try:
-        return {**_entry(point.name, _registries()[kind].find(point.name, kind)), "package": package}
+        return {**_found(kind, point.name), "package": package}
     except EquipoiseError as error:  # one broken plug-in does not hide the others
         described = {"name": point.name, "summary": str(error), "paper": "", "parameters": [], "of_layer": []}
         return {**described, "package": package}
 
 
+def _found(kind: str, name: str) -> dict[str, Any]:
+    """Describe a plug-in or own code."""
+    if kind != _METRICS:
+        return _entry(name, _registries()[kind].find(name, kind))
+    from equipoise.metrics import find_metrics
+
+    return _metric_entry(find_metrics(name)[0])
+
+
 def from_registries() -> Listing:
     """Describe everything in the registries, without plug-ins."""
-    return {kind: [_entry(name, cls) for name, cls in registry.items()] for kind, registry in _registries().items()}
+    from equipoise.metrics import METRICS
+
+    found = {kind: [_entry(name, cls) for name, cls in registry.items()] for kind, registry in _registries().items()}
+    return {**found, _METRICS: [_metric_entry(metric) for metric in METRICS.values()]}
+
+
+def _metric_entry(metric: "AnyMetric") -> dict[str, Any]:
+    """Describe a metric, which has no settings."""
+    return {"name": metric.name, "summary": metric.summary, "paper": "", "parameters": [], "of_layer": []}
 
 
 def _registries() -> dict[str, Registry[Any]]:
