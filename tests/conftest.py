@@ -10,8 +10,11 @@ from hypothesis import HealthCheck, settings
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
+from tests.support.browser import chromium
 from tests.support.marks import slow_except
 from tests.support.problems import IN_MODES, KINDS, LeastSquares, registered
+
+__all__ = ["chromium"]  # a fixture of all tests
 
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("equipoise", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -359,7 +359,7 @@ class Deployment(Run):
         """Write the lines of the round before, with its scores."""
         if self.unlogged is not None:
             line, timing = self.unlogged
-            head = {k: line[k] for k in ("round", "clients", "left_out")}
+            head = {k: line[k] for k in ("round", "clients", "left_out", "lr") if k in line}
             whole = head | self.scores.board().summary() | line
             self.unlogged = None
             self.callbacks.on_evaluation(whole)

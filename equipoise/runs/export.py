@@ -5,6 +5,7 @@ from pathlib import Path
 
 from equipoise.engine.model_files import write_model, write_tensors_of_model
 from equipoise.errors import EquipoiseError
+from equipoise.registry import is_own_code
 from equipoise.runs.launch import reopen
 from equipoise.runs.predictions import client_number
 from equipoise.runs.saved_models import SavedModels
@@ -40,7 +41,7 @@ def export_model(folder: Path, client: str | None, path: Path, data: Path | None
     federation = result.federation
     shape = federation.sample()[0].shape[1:]
     write_model(path, module, experiment, shape, federation.outputs, federation.title, name)
-    return name, False
+    return name, is_own_code(experiment.model_name)
 
 
 def _export_saved(models: SavedModels, client: str | None, path: Path) -> str:
@@ -49,9 +50,9 @@ def _export_saved(models: SavedModels, client: str | None, path: Path) -> str:
     if client is None:
         if models.shared is None:
             raise EquipoiseError(f"{method} has no global model; export a client's personal model with --client")
-        if facts["buffers"]:
+        if facts["buffers"] and models.averaged is None:
             raise EquipoiseError("the model's buffers stay with the clients, so there is no global model without one")
-        name, tensors = "global", models.tensors(models.shared, None)
+        name, tensors = "global", models.tensors(models.shared, models.averaged)
     else:
         who = _number(models.names, client)
         model = models.personal(who)

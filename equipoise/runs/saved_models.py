@@ -22,6 +22,7 @@ from equipoise.training.task import Task
 
 _FORMAT = "equipoise-models-1"
 _MODULE, _SERVER, _SCORES = "module.", "server.", "scores."
+_GLOBAL_BUFFERS = "global_buffers"
 _PERSONAL, _PERSONAL_BUFFERS, _CLIENT_BUFFERS = "personal", "personal_buffers", "client_buffers"
 
 
@@ -40,6 +41,8 @@ def write_models(trained: SimulatedRun, path: Path) -> None:
     tensors["choices"] = torch.from_numpy(trained.hybrid_choices())
     if (shared := trained.global_vector()) is not None:
         tensors["global"] = shared
+        if (averaged := trained.global_buffers()) is not None:
+            tensors[_GLOBAL_BUFFERS] = averaged
     tables = {_PERSONAL: ((len(owners), task.space.size), task.dtype)} if owners else {}
     if kept := len(task.buffers):
         tables[_CLIENT_BUFFERS] = ((len(trained.names), kept), task.dtype)
@@ -119,6 +122,8 @@ class SavedModels:
         self.tables = {kind: table.numpy() for kind, table in _group(tensors, _SCORES).items()}
         self.choices: np.ndarray = tensors["choices"].numpy()
         self.shared: Tensor | None = tensors.get("global")
+        self.averaged: Tensor | None = tensors.get(_GLOBAL_BUFFERS)
+        "the buffers of the global model, where they are averaged"
         self.rows = {who: row for row, who in enumerate(tensors["owners"].tolist())}
         self.dtype: torch.dtype = getattr(torch, self.facts["dtype"])
 

@@ -28,7 +28,6 @@ from equipoise.runs.trained import Trained, library_model
 from equipoise.settings import read
 from equipoise.state import State
 from equipoise.storage.run_folder import RunFolder, read_toml
-from equipoise.training.buffers import BUFFERS, BufferLayout, read_buffers
 from equipoise.training.task import Task, build_module
 
 
@@ -169,10 +168,7 @@ class SavedRun(Trained):
         return self.models.shared
 
     def global_buffers(self) -> Tensor | None:
-        shared, names = self.server.get(BUFFERS), self.buffer_names
-        if shared is None:
-            return None
-        return BufferLayout(self.template, names).merged(shared, read_buffers(self.template, names, self.dtype))
+        return self.models.averaged
 
     def client_buffers(self, who: int) -> Tensor | None:
         return self.models.client_buffers(who)

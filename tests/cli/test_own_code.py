@@ -123,7 +123,7 @@ def test_a_sweep_of_own_code_is_tuned_in_worker_processes(file: Path, elsewhere:
     file.write_text(tomli_w.dumps(sweep_tables() | {"seed": 0}))
     done = equipoise_command("sweep", file, "--jobs", "2", "--out", "runs", cwd=elsewhere)
     assert done.returncode == 0, done.stderr
-    runs = list((elsewhere / "runs").iterdir())
+    runs = [path for path in (elsewhere / "runs").iterdir() if path.is_dir()]
     assert len(runs) == 2 * (2 + 1)
     assert all((run / "summary.json").exists() for run in runs)
     alone = equipoise_command("sweep", file, "--out", "alone", cwd=elsewhere)

@@ -144,6 +144,18 @@ def test_engines_agree_where_clients_count_by_their_samples(tmp_path: Path) -> N
     np.testing.assert_allclose(over_flower.server.w, simulated.server.w, rtol=1e-9, atol=1e-12)
 
 
+def test_engines_agree_on_a_training_recipe(tmp_path: Path) -> None:
+    recipe = {"optimizer": "adamw", "weight_decay": 0.1, "drop_last": True}
+    schedule = {"kind": "cosine", "warmup": 1, "final": 0.1}
+    algorithm = ALGORITHMS["ditto"](lr=0.05, batch=4, schedule=schedule, **recipe)
+    over_flower, simulated = in_both_engines(tmp_path, algorithm, classification(), small_mlp(), participation=0.5)
+    np.testing.assert_allclose(over_flower.server.w, simulated.server.w, rtol=1e-9, atol=1e-12)
+    rates = [line["lr"] for line in over_flower.lines]
+    assert rates == [line["lr"] for line in simulated.lines]
+    assert rates[0] == 0.05
+    assert rates[-1] == pytest.approx(0.005)
+
+
 @pytest.mark.parametrize("buffers", ["average", "local"])
 def test_engines_agree_on_a_model_with_buffers(buffers: str, tmp_path: Path) -> None:
     """BatchNorm's statistics are averaged, or stay with the client and go on from round to round."""

@@ -17,11 +17,10 @@ from equipoise.reporting.html import per_class
 from equipoise.reporting.html.clients import Clients
 from equipoise.storage.run_index import FinishedRun, find_runs
 from tests.reporting.test_html_report import own_clients
-from tests.support.browser import chromium, open_page
+from tests.support.browser import open_page
 from tests.support.commands import equipoise_command
 from tests.support.problems import small_mlp
 
-__all__ = ["chromium"]
 METRICS = ["accuracy", "macro-f1", "per-class-recall", "confusion-matrix"]
 
 
@@ -115,6 +114,7 @@ def test_a_browser_draws_the_confusion_matrix(chromium: Browser, runs: list[Fini
     opened.page.wait_for_selector("[data-chart=confusion-0-personal] svg.main-svg", state="attached")
     figure = opened.page.locator("figure", has=opened.page.locator("[data-chart=confusion-0-personal]"))
     figure.locator("summary").click()
+    figure.locator("details table").wait_for()  # it is made when the details open
     assert figure.locator("tbody tr").count() == 9
     assert opened.errors == []
     opened.page.context.close()
