@@ -62,6 +62,10 @@ class LocalData(Protocol):
         """Return the number of training samples, of shape (1,), or (cohort, 1)."""
 
     @property
+    def lr(self) -> float:
+        """Return the learning rate of the round: the algorithm's own times the factor of its schedule."""
+
+    @property
     def local_steps(self) -> Tensor:
         """Return the number of steps of `descend` with the algorithm's own epochs or steps, of the shape of `size`."""
 

@@ -62,7 +62,7 @@ class ShapeProbe:
 
     def __init__(self, start: Start):
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
-        self.outputs, self.start, self.round = start.outputs, start, 1
+        self.outputs, self.start, self.round, self.lr = start.outputs, start, 1, 1.0
         self.size = self.iterations = self.local_steps = torch.ones(1, dtype=start.w0.dtype)
 
     def point(self, name: str) -> RepresentationPoint:

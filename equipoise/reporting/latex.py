@@ -8,7 +8,7 @@ from equipoise.reporting.comparison_table import WORDS, cells, note
 from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_index import FinishedRun, grouped, higher_is_better
 
-_BY_METRIC = (*KINDS, "unseen", "score", "worst", "best", "worst tenth")
+_BY_METRIC = (*KINDS, "pooled", "unseen", "score", "worst", "best", "worst tenth")
 """Columns in which the metric decides whether higher or lower is better."""
 _LOWER = ("spread", "sent MB", "variance", "Gini", "loss variance")
 """Columns in which lower is always better; in those that are in neither list nothing is bold."""

@@ -73,6 +73,11 @@ class LocalTrainer(ABC):
         return (self.algorithm.lr if lr is None else lr) * self.factor
 
     @property
+    def lr(self) -> float:
+        """Return the learning rate of the round; see `LocalData.lr`."""
+        return self.algorithm.lr * self.factor
+
+    @property
     def smallest_batch(self) -> int:
         """Return the smallest last batch of an epoch that is trained on."""
         return self.algorithm.batch if self.algorithm.drop_last else self.task.smallest_batch

@@ -66,7 +66,7 @@ def test_a_run_of_own_code_can_be_used_from_anywhere(file: Path, tmp_path: Path,
     good("cka", run)
     assert json.loads(good("show", run / "run.toml", "--json"))["clients"] == 3
     assert "module=" in good("export", run, "--global", "--out", "global.safetensors")
-    with pytest.raises(EquipoiseError, match="holds a custom model"):  # a file never names code to run
+    with pytest.raises(EquipoiseError, match="holds a model of your own"):  # a file never names code to run
         eq.load_model(elsewhere / "global.safetensors")
     assert len(compare(find_runs([run, elsewhere / "again"]))) == 1, "they are runs of the same settings"
     shutil.rmtree(file.parent / "code")

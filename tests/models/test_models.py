@@ -306,7 +306,7 @@ def test_the_heads_of_the_attention_share_the_width() -> None:
         (torch.zeros(2, 6).long(), torch.zeros(2, 6).long(), "^the transformer reads at most 5 characters"),
         (torch.zeros(2, 5).long(), torch.zeros(2, 4).long(), r"or one per position .*\(2, 5, 4\) and targets \(2, 4\)"),
         (torch.zeros(2, 5).long(), torch.zeros(2, 5, 4).long(), "needs one whole number per sample"),
-        (torch.zeros(2, 5).long(), torch.zeros(2, 5), "needs classes as whole numbers, .* or use loss='squared'"),
+        (torch.zeros(2, 5).long(), torch.zeros(2, 5), "one whole number per sample .*use 'squared'"),
         (torch.zeros(2, 5).long(), torch.zeros(2), "needs classes as whole numbers"),
     ],
 )

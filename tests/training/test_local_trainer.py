@@ -175,11 +175,12 @@ def test_local_steps_are_those_that_are_taken(mode: str, settings: dict[str, Any
         taken = torch.zeros_like(data.size)
         for _, done in data.batches(data.algorithm.epochs, data.algorithm.steps, 0, None):
             taken += 1.0 if done is None else (~done)[:, None].double()
-        return torch.cat([data.local_steps, taken, torch.full_like(taken, data.round)], dim=-1)
+        facts = [torch.full_like(taken, data.round), torch.full_like(taken, data.lr)]
+        return torch.cat([data.local_steps, taken, *facts], dim=-1)
 
-    for said, taken, round in trained(run, counted, who):
+    for said, taken, round, lr in trained(run, counted, who):
         assert said == taken
-        assert round == 1
+        assert (round, lr) == (1, 0.1)
     run.close()
 
 
