@@ -3,9 +3,7 @@
 import copy
 import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -30,17 +28,18 @@ from equipoise.engine.run import Run
 from equipoise.engine.run_context import EngineContext
 from equipoise.engine.run_output import shown_states, write_results
 from equipoise.engine.signals import stop_on_interrupt
+from equipoise.engine.simulated_releases import SimulatedReleases
 from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.evaluation.evaluator import AT_ONCE
 from equipoise.evaluation.kept_predictions import check_room
 from equipoise.evaluation.run_scores import RunScores
 from equipoise.evaluation.scoreboard import score_columns
-from equipoise.executors.base import SENT, ClientJob, ClientModel, ClientResult, HeldState, with_engine_state
+from equipoise.executors.base import ClientJob, ClientModel, ClientResult, HeldState, with_engine_state
 from equipoise.executors.build import build_executor
 from equipoise.privacy.accounting import ReleaseCount
-from equipoise.privacy.mechanisms import Noise, public_reference, seeded_noise
-from equipoise.state import RoundUploads, State, Upload
+from equipoise.privacy.mechanisms import Noise, seeded_noise
+from equipoise.state import RoundUploads, State
 from equipoise.storage.model_kinds import COLUMNS
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.buffers import broadcast
@@ -99,7 +98,8 @@ class Simulation(Run):
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
         self.warn_about_traps()
-        self.plan_privacy(self._planned_releases(), ["scores", "failures to train"])
+        self.privacy = SimulatedReleases(self.pipeline, schedule, len(self.training), self.cohort, self.sample)
+        self.plan_privacy(self.privacy.planned(), ["scores", "failures to train"])
         initial = with_engine_state(algorithm.init_client(start), task, int(federation.train.lengths.max()))
         if self.pipeline.last is not None:
             initial |= self.pipeline.last.initial
@@ -219,7 +219,8 @@ class Simulation(Run):
                 return False
             if self.pipeline.settings.privacy is not None:
                 results = [
-                    self._released(round, exchange, job, result) for job, result in zip(jobs, results, strict=True)
+                    self.privacy.released(round, exchange, job, result, self.federation.names[job.who], self.store)
+                    for job, result in zip(jobs, results, strict=True)
                 ]
             accepted = self._accept(round, jobs, results)
             uploads = RoundUploads(tuple(self.number[r.who] for r in accepted), tuple(r.upload for r in accepted))
@@ -250,47 +251,11 @@ class Simulation(Run):
         self.callbacks.on_evaluation(line)
         return line
 
-    def _planned_releases(self) -> ReleaseCount:
-        """Return the most that one client will release in the whole run, given how cohorts are drawn."""
-        clients, exchanges = len(self.training), exchanges_of(self.algorithm)
-        if (privacy := self.pipeline.settings.privacy) is None:
-            return ReleaseCount(0)
-        if privacy.central:
-            return self._central_releases(self.schedule.rounds)
-        if self.cohort == clients:
-            return ReleaseCount(self.schedule.rounds, exchanges)
-        drawn = Counter(who for round in range(1, self.schedule.rounds + 1) for who in self.sample(round))
-        return ReleaseCount(max(drawn.values()), exchanges)
-
-    def _central_releases(self, rounds: int) -> ReleaseCount:
-        """Return the releases of so many rounds with central noise, where only the server knows the cohorts."""
-        return ReleaseCount(rounds, exchanges_of(self.algorithm), len(self.training), self.cohort)
-
     def releases(self) -> ReleaseCount:
-        privacy, released = self.pipeline.settings.privacy, self.pipeline.ledger.released
-        assert privacy is not None
-        if privacy.central:
-            return self._central_releases(self.done)
-        exchanges = exchanges_of(self.algorithm)
-        return ReleaseCount(-(-max(released.values(), default=0) // exchanges), exchanges)
+        return self.privacy.so_far(self.done)
 
     def draw_noise(self, number: int, purpose: str) -> Noise:
         return seeded_noise(self.schedule.seed, number, purpose)
-
-    def _released(self, round: int, exchange: int, job: ClientJob, result: ClientResult) -> ClientResult:
-        """Return a result whose upload is clipped and noised, as it leaves the client."""
-        privacy, name = self.pipeline.settings.privacy, self.federation.names[job.who]
-        assert privacy is not None
-        self.pipeline.ledger.released[name] += 1
-        if not result.finite:
-            return replace(result, upload=Upload(result.upload.message))
-        if self.pipeline.last is None:
-            known = public_reference(result.upload, job.down)
-        else:
-            kept = self.store.get(job.who)
-            known = State({k: kept[SENT + k] for k in result.upload.message})
-        noise = self.draw_noise(round, f"{exchange} {name}")
-        return replace(result, upload=privacy.release(result.upload, known, self.pipeline.ledger.sigma, noise))
 
     def _accept(self, round: int, jobs: list[ClientJob], results: list[ClientResult]) -> list[ClientResult]:
         """Return the results with finite numbers; a client whose update is dropped keeps its old state."""
