@@ -194,15 +194,6 @@ class RoundUploads(Uploads):
     def columns(self, name: str, low: int, high: int) -> Tensor:
         return torch.stack([u.message[name].flatten()[low:high] for u in self.uploads])
 
-    def part(self, *names: str) -> "RoundUploads":
-        """Return the same uploads with these fields only, each client with its weight."""
-
-        def chosen(state: State | None) -> State | None:
-            return None if state is None else State({k: state[k] for k in names if k in state})
-
-        uploads = (Upload(chosen(u.message) or State(), chosen(u.reference), u.weight) for u in self.uploads)
-        return RoundUploads(self.who, tuple(uploads))
-
     def only(self, *names: str) -> "RoundUploads":
         chosen = (Upload(State({k: u.message[k] for k in names})) for u in self.uploads)
         return RoundUploads(self.who, tuple(chosen))

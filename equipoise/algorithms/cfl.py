@@ -1,6 +1,6 @@
 """CFL: one model for all clients until their updates contradict each other, then one model per group of clients."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -21,6 +21,9 @@ class CFL(Algorithm):
     """
 
     paper: ClassVar[str] = "Sattler et al., Clustered Federated Learning, 2020, Algorithms 1 and 3"
+
+    buffers: Literal["average", "local"] | None = "local"
+    "BatchNorm statistics: kept by each client, because groups of clients differ; or averaged over all"
 
     eps1: Positive = 0.4
     "norm of a group's mean update below which it may be split"

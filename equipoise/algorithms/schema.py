@@ -12,7 +12,6 @@ from equipoise.parameter_space import linear_head
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
-from equipoise.state import State
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -29,16 +28,13 @@ class MessageSchema:
     parameters_personal: int
 
 
-def infer_schema(
-    algorithm: Algorithm, start: Start, weighted: bool = True, shared: State | None = None
-) -> MessageSchema:
+def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> MessageSchema:
     """Infer the schema of an algorithm.
 
     Args:
         algorithm: whose hooks are called.
         start: what is known before the first round.
         weighted: whether clients send their weights; they do not under privacy.
-        shared: what the engine adds to the server's state and to both messages: the averaged buffers.
     """
     server, client = algorithm.init_server(start), algorithm.init_client(start)
     down = algorithm.broadcast(server, 0)
@@ -46,14 +42,8 @@ def infer_schema(
     if after.shapes() != client.shapes():
         raise TypeError(f"{type(algorithm).__name__}.local_update changes the shape of the client's state")
     up = upload.wire if weighted else upload.message
-    added = {} if shared is None else shared.shapes()
     return MessageSchema(
-        server.shapes() | added,
-        client.shapes(),
-        down.shapes() | added,
-        up.shapes() | added,
-        upload.message.numel,
-        client.numel,
+        server.shapes(), client.shapes(), down.shapes(), up.shapes(), upload.message.numel, client.numel
     )
 
 

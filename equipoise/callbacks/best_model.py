@@ -4,7 +4,7 @@ from math import isnan, nan
 from typing import Any, Literal
 
 from equipoise.callbacks.base import Callback, Line
-from equipoise.callbacks.early_stopping import validation_score
+from equipoise.callbacks.early_stopping import has_scores, validation_score
 from equipoise.errors import EquipoiseError
 
 
@@ -32,14 +32,14 @@ class BestModel(Callback):
     def on_evaluation(self, line: Line) -> None:
         if "personal" in self.kinds and line.get("personal"):
             self._keep_personal(line["round"])
-        elif self.model == "personal":
+        elif self.model == "personal" and has_scores(line):
             raise EquipoiseError("best-model keeps personal models, but this method has none; say model = 'global'")
         if "global" in self.kinds and line.get("global"):
-            score = validation_score(line, "global", self.run.metric, "best-model")
+            score = validation_score(line, "global", self.run.metric)
             if score is not None and (self.shared is None or self._better(score, self.shared[0])):
                 self.run.keep_best("global")
                 self.shared = score, line["round"]
-        elif self.model == "global":
+        elif self.model == "global" and has_scores(line):
             raise EquipoiseError("best-model keeps the global model, but this method has none; say model = 'personal'")
 
     def _keep_personal(self, round: int) -> None:

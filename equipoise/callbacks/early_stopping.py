@@ -25,8 +25,12 @@ class EarlyStopping(Callback):
         self.best_round, self.waited = 0, 0
 
     def on_evaluation(self, line: Line) -> None:
+        if not has_scores(line):
+            return
         kind = watched_kind(line, self.model, "early-stopping")
-        score = validation_score(line, kind, self.run.metric, "early-stopping")
+        if validation_key(self.run.metric) not in line[kind]:
+            return
+        score = validation_score(line, kind, self.run.metric)
         if self._improves(score):
             self.best, self.best_round, self.waited = score, line["round"], 0
             return
@@ -68,17 +72,23 @@ def watched_kind(line: Line, wanted: str | None, who: str) -> str:
     return wanted
 
 
-def validation_score(line: Line, kind: str, metric: str, who: str) -> float | None:
-    """Return the mean score of a kind of model on validation samples; None if it is NaN.
+def has_scores(line: Line) -> bool:
+    """Tell whether a line has scores; in a deployment, it may be that no client reported any this time."""
+    return any(line.get(kind) for kind in KINDS)
+
+
+def validation_key(metric: str) -> str:
+    """Return the name of a metric's mean on validation samples in a line."""
+    return f"validation_{metric}"
+
+
+def validation_score(line: Line, kind: str, metric: str) -> float | None:
+    """Return the mean score of a kind of model on validation samples; None if it is NaN or was not reported.
 
     Args:
         line: a line with scores.
         kind: the kind of model.
         metric: name of the metric.
-        who: name of the callback, for error messages.
     """
-    key = f"validation_{metric}"
-    if key not in line[kind]:
-        raise EquipoiseError(f"{who} needs scores on validation samples, but no client has any")
-    score: float | None = line[kind][key]
+    score: float | None = line[kind].get(validation_key(metric))
     return score

@@ -36,7 +36,12 @@ class AggregationPipeline:
     """Applies an attack, central noise and a reducer to uploads, and calls `Algorithm.aggregate`."""
 
     def __init__(
-        self, settings: UploadSettings, algorithm: Algorithm, start: Start, draw_noise: Callable[[int, str], Noise]
+        self,
+        settings: UploadSettings,
+        algorithm: Algorithm,
+        start: Start,
+        draw_noise: Callable[[int, str], Noise],
+        buffers: Tensor | None = None,
     ):
         """Create the pipeline of a run.
 
@@ -45,6 +50,7 @@ class AggregationPipeline:
             algorithm: the algorithm that aggregates.
             start: what is known before the first round.
             draw_noise: returns the source of privacy's noise for a number and a purpose.
+            buffers: the initial buffers, where they are averaged.
         """
         self.settings, self.algorithm, self.draw_noise = settings, algorithm, draw_noise
         self.seed = start.seed
@@ -54,11 +60,18 @@ class AggregationPipeline:
         self.noise = State()
         "central noise that is in the sum of last uploads"
         self.last: LastUploadTracker | None = None
-        self.begin(start)
+        self.begin(start, buffers)
 
-    def begin(self, start: Start) -> None:
-        """Set what is assumed of clients that have not taken part yet."""
+    def begin(self, start: Start, buffers: Tensor | None = None) -> None:
+        """Set what is assumed of clients that have not taken part yet.
+
+        Args:
+            start: what is known before the first round.
+            buffers: the initial buffers, where they are averaged.
+        """
         first = initial_upload_of(self.algorithm, start)
+        if first is not None and buffers is not None:
+            first = State(first, **{BUFFERS: buffers})
         if first is not None and exchanges_of(self.algorithm) > 1:
             raise TypeError(f"{type(self.algorithm).__name__}: last uploads need rounds with one exchange only")
         self.last = None if first is None else LastUploadTracker(first, start.clients)
@@ -79,19 +92,36 @@ class AggregationPipeline:
             The server's next state, and what is to be kept of each upload.
         """
         uploads = self.attacked(round, server, uploads, names)
-        shared = State()
-        if BUFFERS in server:  # averaged by the same rule as the rest, but not by the algorithm
-            shared = self.settings.reducer(uploads.part(BUFFERS))
-            server, uploads = without_buffers(server), uploads.part(*(k for k in uploads.like if k != BUFFERS))
         everyone = None if self.last is None else self.last.with_round(uploads, store)
         seen: Uploads = uploads if everyone is None else everyone
         reduce: Reduce = self.settings.reducer
         if self.settings.privacy is not None and self.settings.privacy.central:
             seen = self.noised(seen, everyone is not None)
             reduce = lambda noised: noised.mean()  # noqa: E731
-        server = self.algorithm.aggregate(server, seen, reduce)
-        kept = {} if self.last is None or everyone is None else self.last.take(everyone)
-        return State(server, **shared), kept
+        if BUFFERS in server:
+            server = self._with_buffers(server, seen, reduce)
+        else:
+            server = self.algorithm.aggregate(server, seen, reduce)
+        return server, {} if self.last is None or everyone is None else self.last.take(everyone)
+
+    def _with_buffers(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        """Return the server's next state, where buffers are averaged.
+
+        They are reduced together with the rest of the messages, so that a rule that selects clients (Krum) does not
+        join one client's parameters with another's statistics. The algorithm never sees them in what it reduces.
+        """
+        found: list[State] = []
+
+        def together(uploads: Uploads) -> State:
+            message = reduce(uploads)
+            if BUFFERS in message:
+                found.append(State({BUFFERS: message[BUFFERS]}))
+            return without_buffers(message)
+
+        state = self.algorithm.aggregate(without_buffers(server), uploads, together)
+        # An algorithm that reduces several groups, or its fields one by one, has no one message to take them from.
+        shared = found[0] if len(found) == 1 else reduce(uploads.only(BUFFERS))
+        return State(without_buffers(state), **shared)
 
     def attacked(self, round: int, server: State, uploads: RoundUploads, names: Sequence[str]) -> RoundUploads:
         """Replace what malicious clients send."""

@@ -31,7 +31,7 @@ from equipoise.executors.base import ClientModel
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise
 from equipoise.state import RoundUploads, State
-from equipoise.storage.run_folder import RunFolder
+from equipoise.storage.run_folder import RunFolder, read_toml
 from equipoise.training.buffers import BUFFERS
 from equipoise.training.task import Task
 
@@ -63,7 +63,7 @@ class Run(ABC):
         self.server = initial_server(task, algorithm, start, self.private)
         self.schema = message_schema(task, algorithm, start, self.private)
         self.checkpoints = None if folder is None else CheckpointFolder(folder.checkpoint)
-        self.pipeline = AggregationPipeline(uploads, algorithm, start, self.draw_noise)
+        self.pipeline = AggregationPipeline(uploads, algorithm, start, self.draw_noise, self.server.get(BUFFERS))
         self.rescored = False
         "whether its training was taken from another run"
         self.longest: int | None = None
@@ -71,6 +71,8 @@ class Run(ABC):
         self.budgets: dict[str, int] = {}
         "iteration limit of each client by name, where devices are of several classes"
         self.counters = Counters()
+        self.checkpoint_wanted = False
+        "whether a callback asked for a checkpoint after this round"
         self.client_seconds: defaultdict[str, float] = defaultdict(float)
         "seconds that clients have taken in the current round, by name, where each is trained alone"
         self.stopped: str | None = None
@@ -278,6 +280,12 @@ class Run(ABC):
         if self.done > self.schedule.rounds:
             raise EquipoiseError(
                 f"the run in {self.folder.path} has done {self.done} rounds; rounds = {self.schedule.rounds} is less"
+            )
+        before = read_toml(self.folder.config).get("rounds")
+        if before not in (None, self.schedule.rounds) and self.algorithm.schedule.depends_on_rounds:
+            self.warn(
+                f"algorithm.schedule depends on the number of rounds, which was {before} and is now "
+                f"{self.schedule.rounds}: rounds from here on have other rates than in a run that began with it"
             )
         for log in self.folder.logs:
             self.folder.cut(log, lengths.get(log.name, 0))

@@ -89,7 +89,7 @@ class EngineContext(RunContext):
         run.best.keep(run.best.global_row, global_model, run.global_buffers(), run.done)
 
     def save_checkpoint(self) -> None:
-        self._run.save_checkpoint()
+        self._run.checkpoint_wanted = True  # after the round is logged, so that none of its lines is lost
 
     def report(self, text: str) -> None:
         self._run.warn(text)

@@ -1,5 +1,7 @@
 """Whether a run averages the model's buffers (BatchNorm statistics), and what that adds to states and messages."""
 
+from dataclasses import replace
+
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import Start
 from equipoise.algorithms.schema import MessageSchema, infer_schema
@@ -49,5 +51,14 @@ def initial_server(task: Task, algorithm: Algorithm, start: Start, private: bool
 def message_schema(task: Task, algorithm: Algorithm, start: Start, private: bool) -> MessageSchema:
     """Return the shapes of all states and messages of a run; the arguments are those of `initial_server`."""
     server = initial_server(task, algorithm, start, private)
-    shared = State({BUFFERS: server[BUFFERS]}) if BUFFERS in server else None
-    return infer_schema(algorithm, start, weighted=not private, shared=shared)
+    schema = infer_schema(algorithm, start, weighted=not private)
+    for what in (schema.server, schema.client, schema.down, schema.up):
+        if BUFFERS in what:
+            raise EquipoiseError(
+                f"{type(algorithm).__name__} has a field named {BUFFERS!r}, which is the name of BatchNorm statistics; "
+                "give it another name"
+            )
+    if BUFFERS not in server:
+        return schema
+    shared = State({BUFFERS: server[BUFFERS]}).shapes()
+    return replace(schema, server=schema.server | shared, down=schema.down | shared, up=schema.up | shared)

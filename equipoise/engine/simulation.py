@@ -240,8 +240,10 @@ class Simulation(Run):
         self.scores.adapt(round, self.server, self.store, last=self.over)
         self.counters.seconds += time.perf_counter() - began
         self.log(line, self.timing(round, trained - began, time.perf_counter() - trained))
-        if round % self.schedule.checkpoint_every == 0 or self.over or self.callbacks.failure is not None:
+        due = round % self.schedule.checkpoint_every == 0 or self.checkpoint_wanted
+        if due or self.over or self.callbacks.failure is not None:
             self.save_checkpoint()
+            self.checkpoint_wanted = False
         return True
 
     def _evaluated(self, head: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:

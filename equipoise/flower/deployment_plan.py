@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import LabelPoison
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import SPLIT, check_split
@@ -72,8 +73,13 @@ class DeploymentPlan:
         for section, part in parts.items():
             if part is not None:
                 tables[section], given[f"{section}.name"] = _own_section(tables.get(section, {}), section, part)
+        passed = parts.get("algorithm")
+        if isinstance(passed, Algorithm) and passed.schedule.own_function is not None:
+            schedule = passed.schedule.own_function
         if schedule is not None:
             given["algorithm.schedule.function"] = schedule
+        if own.get("metric") is not None:
+            tables.pop("metrics", None)
         named = tables.get("model")
         by_name = isinstance(named, Mapping) and is_own_code(named.get("name"))
         if model is not None and by_name:
@@ -82,6 +88,10 @@ class DeploymentPlan:
             tables.pop("model", None)
         with allow_only(given):
             experiment = Experiment.parse(tables, needs=("algorithm",))
+        if schedule is not None and experiment.algorithm.schedule.kind != "function":
+            raise EquipoiseError(
+                "app.py passes a schedule, but experiment.toml names none; write algorithm.schedule = 'app.py:NAME'"
+            )
         return DeploymentPlan(experiment, model=None if by_name else model, **own)
 
     @property

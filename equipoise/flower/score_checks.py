@@ -63,8 +63,7 @@ def _may_be_undefined(metrics: MetricCollection) -> np.ndarray:
 def _bounds(metrics: MetricCollection) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest and the largest possible value of each column."""
     low, high = metrics.first.bounds
-    # Losses that belong to metrics which cannot be negative are not negative either.
-    loss = (0.0 if low == 0 else -np.inf, np.inf)
+    loss = (-np.inf, np.inf)  # of the user's own, it may be negative
     columns = [loss, (low, high), loss, (low, high), *(metric.bounds for metric in metrics.others)]
     columns += [metric.bounds for metric in metrics.per_class for _ in range(metrics.outputs)]
     return np.array(columns)[:, 0], np.array(columns)[:, 1]

@@ -182,7 +182,8 @@ class Deployment(Run):
         self.start = start
         if not self.done and not self.step:
             self.server = initial_server(self.task, self.algorithm, start, self.private)
-        self.pipeline.begin(start)
+        shared = initial_server(self.task, self.algorithm, start, self.private).get(BUFFERS)
+        self.pipeline.begin(start, shared)
         if self.pipeline.last is not None:
             self.store.initial = self.pipeline.last.initial
 

@@ -50,7 +50,10 @@ class Metric:
 
     def each(self, output: Tensor, target: Tensor) -> Tensor:
         """Return one value per sample."""
-        return torch.as_tensor(self.function(output, target))
+        try:
+            return torch.as_tensor(self.function(output, target))
+        except Exception as error:  # whatever the user's function raises
+            raise EquipoiseError(f"the metric {self.name!r} fails: {type(error).__name__}: {error}") from error
 
     def score(self, output: Tensor, target: Tensor) -> float:
         """Return the score of these outputs."""

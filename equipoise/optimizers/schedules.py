@@ -57,13 +57,29 @@ class RateSchedule(Settings):
         return 1.0
 
     def _own(self, round: int, rounds: int) -> float:
-        assert self._call is not None
-        factor = float(self._call(round, rounds))
+        if self._call is None:
+            raise EquipoiseError("a schedule of kind 'function' is given as the function itself: schedule=my_function")
+        try:
+            factor = float(self._call(round, rounds))
+        except Exception as error:  # whatever the user's function raises
+            raise EquipoiseError(
+                f"the schedule {self.function} fails for round {round} of {rounds}: {type(error).__name__}: {error}"
+            ) from error
         if not (math.isfinite(factor) and factor >= 0):
             raise EquipoiseError(
                 f"the schedule {self.function} returns {factor} for round {round}; a factor must be 0 or more"
             )
         return factor
+
+    @property
+    def own_function(self) -> RateFunction | None:
+        """Return the user's own function, for kind function."""
+        return self._call
+
+    @property
+    def depends_on_rounds(self) -> bool:
+        """Tell whether the factor of a round depends on the number of rounds."""
+        return self.kind in ("cosine", "function")
 
     @staticmethod
     def of(value: Any) -> Any:

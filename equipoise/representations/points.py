@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 HEAD = "(head)"
@@ -40,7 +41,8 @@ class ForwardHook:
     def _attach(self, module: nn.Module, name: str, head: str | None) -> Any:
         def keep(found: Any) -> None:
             found = found[0] if isinstance(found, tuple) else found
-            self.captured[name] = found.flatten(1)
+            # In mixed precision, operators return bfloat16, which is too coarse to add up.
+            self.captured[name] = (found.float() if found.dtype == torch.bfloat16 else found).flatten(1)
 
         if name == HEAD:
             return module.get_submodule(head or "").register_forward_pre_hook(lambda _, inputs: keep(inputs))

@@ -90,6 +90,7 @@ def _algorithm(table: Mapping[str, Any], given: Algorithm | type[Algorithm] | No
     """Return the algorithm of a run; None if it is not registered and not given."""
     if isinstance(given, Algorithm):
         return given
+    table = {k: v for k, v in table.items() if k != "schedule"}  # adapting uses the full rates
     if given is not None:
         if not (isinstance(given, type) and issubclass(given, Algorithm)):
             raise EquipoiseError(f"algorithm is of type {type(given).__name__}; it must be an Algorithm, or its class")

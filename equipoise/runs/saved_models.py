@@ -35,7 +35,7 @@ def write_models(trained: SimulatedRun, path: Path) -> None:
     owners = [who for group, _ in groups for who in group]
     module = dict(task.module.named_parameters()) | dict(task.module.named_buffers())
     tensors = {_MODULE + name: tensor.detach() for name, tensor in module.items()}
-    tensors |= {_SERVER + name: tensor for name, tensor in trained.server.items()}
+    tensors |= {_SERVER + name: tensor for name, tensor in sorted(trained.server.items())}
     tensors |= {_SCORES + kind: torch.from_numpy(table) for kind, table in trained.tables().items()}
     tensors["owners"] = torch.tensor(owners, dtype=torch.int64)
     tensors["choices"] = torch.from_numpy(trained.hybrid_choices())

@@ -102,12 +102,13 @@ class BufferTracker:
     def of_state(self, state: State) -> Tensor:
         """Return the buffers that belong to a state or message: those of the newest trained model in it.
 
-        If there is none, because a paper sends something computed from a model, they are those of the last training.
+        If there is none, because a paper sends something computed from a model, they are those of the last training; a
+        client that did not train at all keeps its own.
         """
         for result, buffers in reversed(self.results):
             if any(_same_memory(result, t) for t in state.values()):
                 return buffers
-        return self.results[-1][1] if self.results else self.shared
+        return self.results[-1][1] if self.results else self.own
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:

@@ -32,6 +32,7 @@ def client_moments(task: Task, forward: Forward, module: nn.Module, x: Tensor, y
     targets = HeadTargets(y)
     if len(y):
         features, _ = targets.look(partial(task.predict, forward), module.get_submodule(task.head or ""), x)
+        features = features.to(task.dtype)
     else:
         features = x.new_empty((0, inputs - bias), dtype=task.dtype)
     if bias:

@@ -222,6 +222,27 @@ def test_those_that_only_watch_are_no_settings_of_a_run(tmp_path: Path) -> None:
         run(changed, tmp_path / "run", resume=True)
 
 
+def test_a_checkpoint_that_a_callback_asks_for_loses_no_line(tmp_path: Path) -> None:
+    class Saves(eq.Callback):
+        def on_evaluation(self, line: Line) -> None:
+            if line["round"] == 2:
+                self.run.save_checkpoint()
+
+    class Dies(eq.Callback):
+        affects_results = False
+
+        def on_round_end(self, line: Line) -> None:
+            if line["round"] == 3 and not (tmp_path / "again").exists():
+                raise KeyboardInterrupt
+
+    options = {"rounds": 5, "out": tmp_path / "run", "checkpoint_every": 100}
+    with pytest.raises(KeyboardInterrupt):
+        train([Saves(), Dies()], **options)
+    (tmp_path / "again").touch()
+    result = train([Saves(), Dies()], resume=True, **options)
+    assert [line["round"] for line in result.metrics] == [1, 2, 3, 4, 5]
+
+
 def test_checkpoints_are_written_when_they_are_due(tmp_path: Path) -> None:
     class Names(eq.Callback):
         affects_results = False
@@ -235,7 +256,8 @@ def test_checkpoints_are_written_when_they_are_due(tmp_path: Path) -> None:
     names = Names()
     train([eq.Checkpoints(every=2), names], rounds=4, out=tmp_path / "run", checkpoint_every=100)
     two, four = "round-000002.json", "round-000004.json"
-    assert names.saved == [[], [two], [two], [two, four]]
+    assert names.saved == [[], [], [two], [two]]  # written once the round is logged, after all callbacks
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoint").glob("round-*.json")) == [two, four]
     train([eq.Checkpoints(minutes=1e-9), names], rounds=2, out=tmp_path / "often", checkpoint_every=100)
     assert (tmp_path / "often" / "checkpoint" / "round-000001.json").exists()
     with pytest.raises(eq.EquipoiseError, match="checkpoints need a run folder"):

@@ -98,3 +98,32 @@ def test_the_rate_of_every_round_is_logged() -> None:
     run = simulation(eq.FedAvg(lr=0.2, batch=4, schedule={"kind": "exponential", "ratio": 0.5}), rounds=3)
     run.run()
     assert [line["lr"] for line in run.lines] == [0.2, 0.1, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sentence"),
+    [
+        (lambda round, rounds: None, "fails for round 1 of 4: TypeError"),
+        (lambda round, rounds: 1 / (round - 2) ** 2, "fails for round 2 of 4: ZeroDivisionError"),
+        (lambda round: 1.0, "fails for round 1 of 4: TypeError"),
+    ],
+)
+def test_a_function_that_fails_is_told_before_the_first_round(schedule: object, sentence: str) -> None:
+    with pytest.raises(EquipoiseError, match=sentence):
+        simulation(eq.FedAvg(schedule=schedule))
+
+
+def test_a_run_that_is_extended_is_told_that_its_rates_change(tmp_path) -> None:
+    options = {"clients": [(torch.randn(12, 3), torch.arange(12) % 2) for _ in range(2)], "out": tmp_path / "run"}
+    module = torch.nn.Linear(3, 2)
+    eq.train(module, algorithm=eq.FedAvg(schedule="cosine"), rounds=2, head=None, **options)
+    with pytest.warns(eq.RunWarning, match="which was 2 and is now 4"):
+        eq.train(module, algorithm=eq.FedAvg(schedule="cosine"), rounds=4, head=None, resume=True, **options)
+
+
+def test_adapting_needs_no_schedule(tmp_path) -> None:
+    clients = {name: (torch.randn(20, 3), torch.arange(20) % 2) for name in "ab"}
+    algorithm = eq.FedAvgFT(schedule=lambda round, rounds: 0.5)
+    eq.train(torch.nn.Linear(3, 2), clients, algorithm, rounds=1, head=None, out=tmp_path / "run")
+    loaded = eq.load_result(tmp_path / "run", torch.nn.Linear(3, 2))
+    assert loaded.adapt({"c": clients["a"]}).summary["personal"]

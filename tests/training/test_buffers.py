@@ -9,13 +9,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from equipoise.algorithms import ALGORITHMS, Ditto, FedAvg, FedPer, Local
+from equipoise.algorithms.local_data import Start
 from equipoise.attacks import SignFlip
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.mechanisms import Privacy
+from equipoise.reducers import GeometricMedian, Krum, MultiKrum, Reducer
 from equipoise.runs.result import Result
-from equipoise.state import State
+from equipoise.state import RoundUploads, State
 from equipoise.training.batches import batch_indices, batch_order
 from equipoise.training.buffers import BufferTracker
 from tests.support.problems import simulation
@@ -85,7 +87,7 @@ def test_statistics_are_announced_and_counted() -> None:
     assert average.counters.bytes_down - local.counters.bytes_down == more
 
 
-@pytest.mark.parametrize("kind", sorted(ALGORITHMS.keys() - {"fedcr"}))  # needs a Gaussian representation
+@pytest.mark.parametrize("kind", sorted(ALGORITHMS.keys() - {"fedcr", "cfl"}))  # a Gaussian representation; groups
 def test_methods_with_a_global_model_average_by_default(kind: str) -> None:
     algorithm = ALGORITHMS[kind]()
     run = simulation(algorithm, clients(), normed())
@@ -156,7 +158,7 @@ def test_a_model_is_recognised_by_its_memory() -> None:
     shared, own = torch.zeros(2), torch.ones(2)
     kept, trained = torch.randn(5), torch.randn(5)
     tracker = BufferTracker(shared, own, State(v=kept))
-    assert tracker.of_state(State(w=trained)) is shared
+    assert tracker.of_state(State(w=trained)) is own
     tracker.record(trained, after := torch.full((2,), 2.0))
     tracker.record(torch.randn(5), last := torch.full((2,), 3.0))
     assert tracker.of(kept[:3]) is own
@@ -164,3 +166,47 @@ def test_a_model_is_recognised_by_its_memory() -> None:
     assert tracker.of(trained + 0) is shared
     assert tracker.of_state(State(w=trained[:2], z=torch.ones(1))) is after
     assert tracker.of_state(State(u=trained + kept)) is last
+
+
+def test_groups_of_clients_keep_their_statistics() -> None:
+    run = simulation(ALGORITHMS["cfl"](**COMMON), clients(), normed())
+    assert "buffers" not in run.server
+    run.close()
+
+
+@pytest.mark.parametrize("reducer", [Krum(), MultiKrum(), GeometricMedian()])
+def test_parameters_and_statistics_are_reduced_together(reducer: Reducer) -> None:
+    """Krum selects one client's whole model; other rules weigh both parts alike."""
+    run = simulation(
+        FedAvg(**COMMON), clients(6), normed(), uploads=UploadSettings(reducer=reducer), rounds=1, participation=1.0
+    )
+    executor, jobs = run.executor, [run.job(who) for who in run.training]
+    uploads = [result.upload for result in executor.train(1, jobs, lambda: False)]
+    run.run()
+    expected = reducer(RoundUploads(tuple(range(6)), tuple(uploads)))
+    assert torch.equal(run.server.w, expected.w)
+    assert torch.equal(run.server.buffers, expected.buffers)
+
+
+def test_where_all_last_uploads_count_all_last_statistics_count() -> None:
+    """FedADMM with one client per round: the mean is over all clients, of parameters and of statistics."""
+    run = simulation(ALGORITHMS["fedadmm"](**COMMON), clients(), normed(), rounds=6, participation=1)
+    run.run()
+    sent = [run.store.get(who)["sent.buffers"] for who in range(4)]
+    torch.testing.assert_close(run.server.buffers, torch.stack(sent).mean(0), rtol=1e-12, atol=1e-12)
+
+
+def test_a_client_that_does_not_train_keeps_its_own() -> None:
+    own = torch.ones(2)
+    tracker = BufferTracker(torch.zeros(2), own, State(theta=torch.randn(3)))
+    assert tracker.of_state(State(theta=tracker.kept[0])) is own
+
+
+class Reserved(FedAvg):
+    def init_server(self, start: Start) -> State:
+        return State(w=start.w0, buffers=start.w0)
+
+
+def test_their_name_is_reserved() -> None:
+    with pytest.raises(EquipoiseError, match="Reserved has a field named 'buffers'"):
+        simulation(Reserved(), clients(), normed())

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
+from equipoise.algorithms import ALGORITHMS
 from equipoise.config.engine import Engine
 from equipoise.errors import EquipoiseError
 from equipoise.settings import read
@@ -61,3 +62,13 @@ def test_the_old_name_of_the_setting_is_read() -> None:
     assert read(Engine, {"precision": "float64"}, "engine").dtype == torch.float64
     with pytest.raises(EquipoiseError, match=r"unknown setting engine\.dtype"):
         read(Engine, {"dtype": "float64", "precision": "float32"}, "engine")
+
+
+@pytest.mark.parametrize("mode", ["threads", "stacked"])
+@pytest.mark.parametrize("kind", ["fedpac", "fedreco", "learn2pfed", "knn-per", "fedrep"])
+def test_methods_that_read_representations_train_with_it(kind: str, mode: str) -> None:
+    result = eq.train(
+        small_mlp(), CLIENTS, ALGORITHMS[kind](lr=0.1, batch=5), mode=mode, precision="bf16-mixed", rounds=2
+    )
+    assert result.summary["left_out"] == 0
+    assert result.summary["personal"]["loss"] is not None
