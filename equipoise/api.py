@@ -28,7 +28,7 @@ from equipoise.metrics import MetricLike
 from equipoise.parameter_space import Selection
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
-from equipoise.registry import choose, name_of
+from equipoise.registry import choose, function_name, name_of
 from equipoise.runs.arguments import as_algorithm, as_folder, as_values, check_instance, check_module
 from equipoise.runs.result import Result
 from equipoise.settings import read
@@ -154,6 +154,8 @@ def train(
             if folder is not None:
                 Result(simulation).save(folder)
 
+    if isinstance(callbacks, (Callback, str)):
+        raise EquipoiseError("callbacks is one callback; give a list, such as callbacks=[eq.EarlyStopping()]")
     chosen = [_callback(given) for given in callbacks]
     recorded = [callback for callback in chosen if callback.affects_results]
 
@@ -166,6 +168,10 @@ def train(
             **({"privacy": privacy.table()} if privacy else {}),
             **({"devices": devices.table()} if devices else {}),
             **callback_tables([name_of(CALLBACKS, callback) for callback in recorded], recorded),
+            "task": {
+                "loss": loss if isinstance(loss, str) else function_name(loss),
+                "metrics": [metric.name for metric in task.metrics.metrics],
+            },
             "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},
             "data": {"clients": len(federation), "unseen": unseen, "samples": federation.fingerprint()},
             "engine": engine.table(),

@@ -70,14 +70,19 @@ class Algorithm(Settings, ABC):
     schedule: ScheduleSetting = RateSchedule()
     "how the rates of local training change over rounds; models adapted or fine-tuned for evaluation use the full rates"
     clip: Positive | None = None
-    "largest norm of a step's gradient, pull included"
+    "largest norm of a step's gradient, with proximal and dual terms and before weight decay"
     buffers: Literal["average", "local"] | None = None
     "BatchNorm statistics: averaged like parameters, or kept by each client; by default averaged with a global model"
     adapt_epochs: Count = 5
     "passes over the training data of a client that took no part in training, to adapt the result to it"
 
     @model_validator(mode="after")
-    def _nesterov_needs_momentum(self) -> "Algorithm":
+    def _momentum_is_of_sgd(self) -> "Algorithm":
+        if self.momentum and self.optimizer != "sgd":
+            raise EquipoiseError(
+                f"algorithm.momentum = {self.momentum} has no effect with algorithm.optimizer = {self.optimizer!r}; "
+                "leave it out"
+            )
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             raise EquipoiseError(
                 "algorithm.nesterov = true needs algorithm.optimizer = 'sgd' and algorithm.momentum > 0"

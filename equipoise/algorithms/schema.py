@@ -1,17 +1,23 @@
 """The shapes of all states and messages of an algorithm, found before the run by calling its hooks once."""
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
-from equipoise.algorithms.local_data import DataSplit, Start
+from equipoise.algorithms.local_data import DataSplit, LocalData, Start
+from equipoise.errors import EquipoiseError
 from equipoise.parameter_space import linear_head
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
+from equipoise.settings import nearest
+from equipoise.state import State, Upload
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -36,15 +42,33 @@ def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> M
         start: what is known before the first round.
         weighted: whether clients send their weights; they do not under privacy.
     """
-    server, client = algorithm.init_server(start), algorithm.init_client(start)
-    down = algorithm.broadcast(server, 0)
-    after, upload = algorithm.local_update(client, down, ShapeProbe(start))
+    server = _tried(algorithm, "init_server", start)
+    client = _tried(algorithm, "init_client", start)
+    down = _tried(algorithm, "broadcast", server, 0)
+    found = _tried(algorithm, "local_update", client, down, ShapeProbe(start))
+    name = type(algorithm).__name__
+    if not (isinstance(found, tuple) and [type(each) for each in found] == [State, Upload]):
+        raise EquipoiseError(f"{name}.local_update must return the client's next State and an Upload, as a pair")
+    after, upload = found
     if after.shapes() != client.shapes():
-        raise TypeError(f"{type(algorithm).__name__}.local_update changes the shape of the client's state")
+        raise EquipoiseError(f"{name}.local_update changes the fields or shapes of the client's state")
     up = upload.wire if weighted else upload.message
     return MessageSchema(
         server.shapes(), client.shapes(), down.shapes(), up.shapes(), upload.message.numel, client.numel
     )
+
+
+def _tried(algorithm: Algorithm, hook: str, *given: Any) -> Any:
+    """Call a hook; whatever it raises becomes one sentence that names the hook and the line."""
+    try:
+        return getattr(algorithm, hook)(*given)
+    except EquipoiseError:
+        raise
+    except Exception as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(frame.filename).name}, line {frame.lineno}"
+        text = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise EquipoiseError(f"{type(algorithm).__name__}.{hook} fails: {text} ({place})") from error
 
 
 class ShapeProbe:
@@ -54,6 +78,9 @@ class ShapeProbe:
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
         self.outputs, self.start, self.round, self.lr = start.outputs, start, 1, 1.0
         self.size = self.iterations = self.local_steps = torch.ones(1, dtype=start.w0.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"data has no {name!r}{nearest(name, [k for k in dir(LocalData) if k[0] != '_'])}")
 
     def point(self, name: str) -> RepresentationPoint:
         return self.start.point(name)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from equipoise.errors import EquipoiseError
-from equipoise.settings import Settings
+from equipoise.settings import Settings, nearest
 
 Line = dict[str, Any]
 """A line of metrics.jsonl."""
@@ -119,6 +119,14 @@ class Callback(Settings):
 
     Such callbacks are called before the line of a round is written, and cannot be changed when a run is resumed.
     """
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Refuse methods that look like hooks and are none, because they would never be called."""
+        for name in vars(cls):
+            if name.startswith("on_") and not hasattr(Callback, name):
+                hooks = [hook for hook in dir(Callback) if hook.startswith("on_")]
+                raise EquipoiseError(f"{cls.__name__}.{name} is no hook of a callback{nearest(name, hooks)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in type(self).model_fields:

@@ -76,7 +76,8 @@ def adapt(
         return
     out_console.print(_table(adapted, result.summary["metric"]))
     if out is not None:
-        own = "" if model is None else ", module=..."
+        named = read_toml(RunFolder.open(folder).config).get("model", {}).get("name", "")
+        own = "" if model is None and ":" not in named else ", module=..."
         text = f"Models: {out}; load one with equipoise.load_model({str(out / 'NAME.safetensors')!r}{own})"
         out_console.print(escape(text), highlight=False, soft_wrap=True)
 

@@ -49,7 +49,9 @@ class TableFormat:
             )
         for name in self.target:
             if name not in names:
-                raise EquipoiseError(f"{path} has no column {name!r} (data.target); it has {', '.join(names)}")
+                mark = next((c for c in ";\t|" if len(names) == 1 and c in names[0]), "")
+                hint = f"; if values are separated by {mark!r}, set data.delimiter = {mark!r}" if mark else ""
+                raise EquipoiseError(f"{path} has no column {name!r} (data.target); it has {', '.join(names)}{hint}")
         others = [name for name in names if name not in self.target]
         if not self.features:
             if "" in others:
@@ -187,6 +189,8 @@ def _read_file(path: Path, table: TableFormat) -> dict[str, Any]:
     except FileNotFoundError:
         raise EquipoiseError(f"there is no file {path}") from None
     except _DAMAGED as error:
+        if "unsafely" in str(error):  # numpy's advice, for a file that is no archive at all
+            raise EquipoiseError(f"{path} cannot be read as arrays: it is no .npz file, or a pickled one") from None
         raise EquipoiseError(f"{path} cannot be read as arrays: {error}") from None
 
 

@@ -1,6 +1,7 @@
 """Clients' samples as the user gives them: arrays, lists, tensors or a Dataset, turned into pairs of tensors."""
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,12 @@ def named_clients(clients: Any, names: Any) -> tuple[list[str], list[Any]]:
         if names is not None:
             raise EquipoiseError("the keys of clients are their names already; leave names= out, or give a list")
         names, clients = list(clients), list(clients.values())
+        number = next((name for name in names if isinstance(name, Integral)), None)
+        if number is not None and names != list(range(len(names))):
+            raise EquipoiseError(
+                f"clients has the number {number!r} as a key, which results would take for a position; use strings as "
+                f"names, such as {str(number)!r}"
+            )
     elif isinstance(clients, (tuple, list)) and len(clients) == 2 and all(map(is_array, clients)):
         raise EquipoiseError("clients is one pair (x, y); give a list with one pair per client, such as [(x, y)]")
     elif is_array(clients) or isinstance(clients, (str, bytes, DataLoader)) or not hasattr(clients, "__iter__"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 
 from equipoise.engine.client_store import ClientStore
@@ -54,6 +55,22 @@ class BestModels:
         state = self.store.get(row)
         round = int(state["round"])
         return BestModelOfRound(state["vector"], state.get("buffers"), round) if round else None
+
+    @staticmethod
+    def read(folder: Path, client: str | None) -> dict[str, Tensor] | None:
+        """Return the parameters and buffers of a best model that `write` wrote; None if there is none.
+
+        Args:
+            folder: the run folder.
+            client: name of a client; None for the global model.
+        """
+        path = folder / FOLDER / ("global.safetensors" if client is None else "personal.safetensors")
+        if not path.exists():
+            return None
+        prefix = "" if client is None else f"{client}/"
+        with safe_open(path, framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return {name.removeprefix(prefix): file.get_tensor(name) for name in names} or None
 
     def stores(self) -> dict[str, ClientStore]:
         """Return what a checkpoint keeps; nothing if no model was kept."""

@@ -33,4 +33,9 @@ def find_traps(
         found.append(
             f"participation = 1 is one client of {clients} in a round; for all clients write 1.0, with a decimal point"
         )
+    if (warmup := algorithm.schedule.warmup) >= schedule.rounds:
+        found.append(
+            f"algorithm.schedule warms up for {warmup} rounds, and the run has {schedule.rounds}: the schedule itself "
+            "never begins"
+        )
     return found

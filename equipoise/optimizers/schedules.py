@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
 from equipoise.errors import EquipoiseError
-from equipoise.registry import load_object
+from equipoise.registry import function_name, load_object
 from equipoise.settings import Count, Settings, read
 
 RateFunction = Callable[[int, int], float]
@@ -85,8 +85,7 @@ class RateSchedule(Settings):
     def of(value: Any) -> Any:
         """Return the schedule that a value stands for: its kind, a table of settings, a function or its place."""
         if callable(value) and not isinstance(value, (RateSchedule, type)):
-            name = f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', type(value).__qualname__)}"
-            return RateSchedule._with(RateSchedule(kind="function", function=name), value)
+            return RateSchedule._with(RateSchedule(kind="function", function=function_name(value)), value)
         if isinstance(value, str):
             value = {"kind": "function", "function": value} if ":" in value else {"kind": value}
         if not isinstance(value, dict):
@@ -117,5 +116,12 @@ class RateSchedule(Settings):
 ScheduleSetting = Annotated[
     RateSchedule,
     BeforeValidator(RateSchedule.of),
-    WithJsonSchema({"anyOf": [{"enum": ["constant", "step", "exponential", "cosine"]}, {"type": "object"}]}),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": ["constant", "step", "exponential", "cosine", "FILE.py:NAME of your own function"]},
+                {"type": "object"},
+            ]
+        }
+    ),
 ]

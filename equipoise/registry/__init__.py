@@ -3,6 +3,7 @@
 from equipoise.registry.own_code import (
     allow_only,
     find_path,
+    function_name,
     installed,
     is_own_code,
     load_object,
@@ -21,6 +22,7 @@ __all__ = [
     "choose",
     "docstring_of",
     "find_path",
+    "function_name",
     "installed",
     "is_own_code",
     "load_object",

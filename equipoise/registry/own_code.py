@@ -62,6 +62,22 @@ def is_own_code(name: Any) -> bool:
     return isinstance(name, str) and ":" in name
 
 
+def function_name(function: Any) -> str:
+    """Return a name by which a function given in Python is recognised when a run is resumed.
+
+    It is the place of the function, with a digest of its code and of the values that it closes over, because two
+    lambdas have the same place.
+    """
+    place = f"{getattr(function, '__module__', '')}:{getattr(function, '__qualname__', type(function).__qualname__)}"
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return place
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    plain = [value for value in cells if isinstance(value, (bool, int, float, str))]
+    text = repr((code.co_code, [c for c in code.co_consts if not hasattr(c, "co_code")], function.__defaults__, plain))
+    return f"{place}#{blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+
 def short_name(name: str) -> str:
     """Return a name without the place of the code, for names of folders and for titles."""
     return name.rpartition(":")[2] or name

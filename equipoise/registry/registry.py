@@ -75,6 +75,8 @@ class Registry(Mapping[str, type[S]], Generic[S]):
             found = self.adapt(name, found)
         if not (isinstance(found, type) and issubclass(found, self.base)):
             raise EquipoiseError(f"{where} = {name!r} is {_described(found)}; it must be {self.wanted}")
+        if missing := sorted(getattr(found, "__abstractmethods__", ())):
+            raise EquipoiseError(f"{where} = {name!r} is incomplete: {found.__name__} has no {', '.join(missing)}")
         return found
 
 

@@ -101,7 +101,7 @@ def settings_class(
         for argument in arguments
     }
     made: type[S] = create_model(
-        function.__name__, __base__=base, __module__=function.__module__, __doc__=inspect.getdoc(function), **fields
+        function.__name__, __base__=base, __module__=function.__module__, __doc__=function.__doc__, **fields
     )
     for name, value in attributes.items():
         setattr(made, name, value)

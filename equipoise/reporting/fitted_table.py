@@ -68,10 +68,13 @@ class FittedTable:
 
     def _with_lines(self, texts: Sequence[str], width: int) -> Iterator[Table | Padding]:
         """Yield the rows, each followed by a line of text."""
-        table = self._rendered(width)
-        widths = [column.width for column in table.columns]
+        gap = self._gap(width)
+        if gap is None:
+            yield self._blocks()
+            return
+        widths = [column.width for column in self._table(width, gap).columns]
         for number, (line, text) in enumerate(zip(self.body, texts, strict=True)):
-            row = replace(self, body=[line])._rendered(width)
+            row = replace(self, body=[line])._table(width, gap)
             row.show_header = number == 0
             for column, wide in zip(row.columns, widths, strict=True):
                 column.width = wide  # the same in all rows

@@ -39,6 +39,8 @@ def folder_of_data(file: Path, given: Path | None, warn: Callable[[str], None] =
         given: the folder that the user named, which takes precedence.
         warn: called with a warning if the folder that a run.toml names does not exist.
     """
+    if given is not None and not given.is_dir():
+        raise EquipoiseError(f"--data {given} is not a folder")
     if given is not None or not file.exists():
         return given
     tables = read_toml(file)

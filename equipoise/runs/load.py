@@ -61,6 +61,8 @@ def load_result(
                 f"{folder} has no {opened.models.name}: the run is not finished, or is of an older version; continue "
                 "it with train(..., out=..., resume=True), which writes the models at the end"
             )
+        if module is not None:
+            raise EquipoiseError(f"the run in {folder} names its model, so leave module= out")
         return reopen(opened.path, None if data is None else Path(data))[0]
     models = SavedModels(opened.models)
     if module is not None:

@@ -109,13 +109,11 @@ class Result:
         Args:
             client: number or name of a client, for its best personal model; None for the best global model.
         """
-        run = self.simulation
-        row = run.best.global_row if client is None else self._number(client)
-        if (found := run.best.get(row)) is None:
+        who = None if client is None else self._number(client)
+        if (module := self._trained.best(who)) is None:
             which = "global model" if client is None else f"personal model of {client!r}"
             raise EquipoiseError(f"no best {which} was kept; train with callbacks=[eq.BestModel()]")
-        looks_up = client is not None and self.looks_up
-        return self._module(ClientModel(row, found.vector, found.buffers, looks_up))
+        return self._trained.predictor(module, who) if who is not None and self.looks_up else module
 
     def global_vector(self) -> Tensor:
         """Return the parameters of the global model."""
@@ -218,6 +216,7 @@ class Result:
         for line in run.lines:
             target.append(target.metrics, line)
         write_models(SimulatedRun(run), target.models)
+        run.best.write(target.path, {name: who for who, name in enumerate(run.federation.names)})
         run.write_results(target)
 
     def _described(self) -> dict[str, Any]:

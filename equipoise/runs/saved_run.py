@@ -16,6 +16,7 @@ from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.algorithms.local_data import Start
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
+from equipoise.engine.best_models import BestModels
 from equipoise.engine.model_files import load_tensors
 from equipoise.engine.origin import find_data_difference
 from equipoise.errors import EquipoiseError
@@ -175,6 +176,14 @@ class SavedRun(Trained):
 
     def hybrid_choices(self) -> np.ndarray:
         return self.models.choices
+
+    def best(self, who: int | None) -> nn.Module | None:
+        tensors = BestModels.read(self.folder.path, None if who is None else self.names[who])
+        if tensors is None:
+            return None
+        module = copy.deepcopy(self.template)
+        load_tensors(module, tensors, str(self.folder.path))
+        return module.eval()
 
     def to_module(self, vector: Tensor, buffers: Tensor | None) -> nn.Module:
         if buffers is None:

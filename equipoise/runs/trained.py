@@ -111,6 +111,10 @@ class Trained(ABC):
         """Return what each client's hybrid model is: 1 the global one, 0 its personal one, -1 there is none."""
 
     @abstractmethod
+    def best(self, who: int | None) -> nn.Module | None:
+        """Return the best model by validation of a client, or of all (None), if one was kept."""
+
+    @abstractmethod
     def to_module(self, vector: Tensor, buffers: Tensor | None) -> nn.Module:
         """Return the module with these parameters and buffers."""
 
@@ -207,6 +211,10 @@ class SimulatedRun(Trained):
             if board.tables().keys() & set(HYBRIDS.values()):
                 choices[evaluator.order] = board.takes_global()[evaluator.order]
         return choices
+
+    def best(self, who: int | None) -> nn.Module | None:
+        found = self.run.best.get(self.run.best.global_row if who is None else who)
+        return None if found is None else self.to_module(found.vector, found.buffers)
 
     def to_module(self, vector: Tensor, buffers: Tensor | None) -> nn.Module:
         return self.run.task.to_module(vector, buffers)

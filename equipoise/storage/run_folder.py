@@ -179,7 +179,8 @@ class RunFolder:
             return True
         if not resume:
             raise EquipoiseError(
-                f"{self.path} already holds a run; add --resume to continue it, or choose another --out"
+                f"{self.path} already holds a run; add --resume (resume=True in Python) to continue it, or choose "
+                "another --out"
             )
         self._compare(settings)
         return False
@@ -196,9 +197,10 @@ class RunFolder:
             if older and key not in old:  # a setting that did not exist when the run began
                 continue
             if json.dumps(old.get(key)) != json.dumps(new.get(key)):  # 1 == 1.0, but 1 client is not a share of 1.0
+                differs = f"had {key} = {old[key]!r}" if key in old else f"had no setting {key}"
+                now = f", not {new[key]!r}" if key in old and key in new else ""
                 raise EquipoiseError(
-                    f"the run in {self.path} had {key} = {old.get(key)!r}, not {new.get(key)!r}; "
-                    "resume it with the same settings, or choose another --out"
+                    f"the run in {self.path} {differs}{now}; resume it with the same settings, or choose another --out"
                 )
 
     def write_config(self) -> None:

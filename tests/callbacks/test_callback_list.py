@@ -218,7 +218,7 @@ def test_those_that_only_watch_are_no_settings_of_a_run(tmp_path: Path) -> None:
     run(Experiment.parse(tables), tmp_path / "run")
     run(Experiment.parse({**tables, "callbacks": [{"name": "progress"}]}), tmp_path / "run", resume=True)
     changed = Experiment.parse({**tables, "callbacks": [{"name": "early-stopping"}]})
-    with pytest.raises(eq.EquipoiseError, match=r"had callbacks.early-stopping"):
+    with pytest.raises(eq.EquipoiseError, match=r"had no setting callbacks.early-stopping"):
         run(changed, tmp_path / "run", resume=True)
 
 

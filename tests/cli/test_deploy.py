@@ -233,7 +233,7 @@ def test_local_refuses_a_folder_that_is_taken(own: Path, digits: Path, tmp_path:
 
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "run.toml").write_text(DIGITS)
-    no(digits, "--out", "run", words=("run already holds a run; add --resume to continue it", "another --out"))
+    no(digits, "--out", "run", words=("run already holds a run; add --resume", "another --out"))
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
     no(digits, "--out", "full", words=("full is not empty and not a run; choose another --out",))

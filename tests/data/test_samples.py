@@ -95,10 +95,13 @@ def test_a_split_is_three_fractions(split) -> None:
 
 
 def test_clients_by_name_are_those_of_a_list_with_names() -> None:
-    by_name = eq.from_clients({"a": (X, Y), 7: (X[:9], Y[:9])})
+    by_name = eq.from_clients({"a": (X, Y), "7": (X[:9], Y[:9])})
     listed = eq.from_clients([(X, Y), (X[:9], Y[:9])], names=["a", "7"])
     assert by_name.names == ("a", "7")
     assert by_name.fingerprint(splits=True) == listed.fingerprint(splits=True)
+    assert eq.from_clients({0: (X, Y), 1: (X, Y)}).names == ("0", "1")
+    with pytest.raises(eq.EquipoiseError, match="clients has the number 1 as a key"):
+        eq.from_clients({1: (X, Y), 0: (X, Y)})
     with pytest.raises(eq.EquipoiseError, match="the keys of clients are their names already"):
         eq.from_clients({"a": (X, Y)}, names=["b"])
     with pytest.raises(eq.EquipoiseError, match="names = 'ab' is not allowed"):

@@ -124,3 +124,15 @@ def test_every_cell_is_printed_whole_whatever_the_width(body: list[list[str]], w
     for line in body:
         for cell in line:
             assert cell in text
+
+
+@pytest.mark.parametrize("width", range(40, 90))
+def test_rows_with_lines_below_have_the_same_gaps_and_whole_figures(width: int) -> None:
+    """A row of short texts would have room for wider gaps than the whole table has."""
+    head = ["algorithm", "settings", *(f"column {i}" for i in range(6))]
+    body = [
+        ["halfway", "lr=0.1 partition.kind=dirichlet", *["0.6927 ± 0.0123"] * 2, *["0.5260"] * 4],
+        ["fedrep", "lr=0.5 partition.kind=iid", *["–"] * 2, *["0.5261"] * 4],
+    ]
+    text = "\n".join(printed(FittedTable(head, body, ("algorithm", "settings"), below="settings"), width))
+    assert (text.count("0.5260"), text.count("0.5261")) == (4, 4)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -216,3 +217,39 @@ def test_results_and_their_parts_say_in_a_line_what_they_are() -> None:
     )
     assert repr(result.similarity()).startswith("Similarity(Ditto, CKA of personal models and the global one: 0 ")
     assert repr(result.adapt({"new": CLIENTS[0]})).startswith("AdaptedClients(new: personal accuracy ")
+
+
+def test_best_models_are_saved_and_loaded(tmp_path: Path) -> None:
+    result = eq.train(module(), CLIENTS, "ditto", head=None, rounds=3, callbacks=[eq.BestModel()], out=tmp_path / "run")
+    result.save(tmp_path / "copy")
+    for folder in ("run", "copy"):
+        loaded = eq.load_result(tmp_path / folder, module())
+        for client in (None, 1):
+            mine, theirs = (each.best(client).state_dict() for each in (result, loaded))
+            assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    plain = eq.train(module(), CLIENTS, "ditto", head=None, rounds=1)
+    with pytest.raises(eq.EquipoiseError, match="no best global model was kept"):
+        plain.best()
+
+
+def test_another_loss_metric_or_schedule_is_not_resumed(tmp_path: Path) -> None:
+    def scaled(factor: float) -> Any:
+        return lambda outputs, targets: factor * torch.nn.functional.cross_entropy(outputs, targets)
+
+    options = {"head": None, "rounds": 1, "out": tmp_path / "run"}
+    first = {"loss": scaled(1.0), "metric": "accuracy"}
+    eq.train(module(), CLIENTS, eq.FedAvg(schedule=lambda k, n: 1 / k), **first, **options)
+    for changed, sentence in (
+        ({"loss": scaled(2.0)}, r"had task.loss = "),
+        ({"metric": "macro-f1"}, r"had task.metrics = \['accuracy'\], not \['macro-f1'\]"),
+    ):
+        with pytest.raises(eq.EquipoiseError, match=sentence):
+            eq.train(
+                module(),
+                CLIENTS,
+                eq.FedAvg(schedule=lambda k, n: 1 / k),
+                resume=True,
+                **{**first, **changed, **options},
+            )
+    with pytest.raises(eq.EquipoiseError, match=r"had algorithm.schedule.function = "):
+        eq.train(module(), CLIENTS, eq.FedAvg(schedule=lambda k, n: 2 / k), resume=True, **first, **options)
