@@ -61,6 +61,8 @@ class Registry(Mapping[str, type[S]], Generic[S]):
         plugins = installed(self.kind)
         if isinstance(name, str) and name in plugins:
             return self.check(name, load_plugin(plugins[name], where), where)
+        if isinstance(name, str) and name.endswith(".py"):
+            raise EquipoiseError(f"{where} = {name!r} is a file; say what in it, such as '{name}:Name'")
         raise EquipoiseError(f"{where} = {name!r} is unknown{nearest(str(name), [*self, *plugins])}")
 
     def check(self, name: str, found: Any, where: str) -> type[S]:

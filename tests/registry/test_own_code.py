@@ -191,3 +191,10 @@ def test_a_plug_in_that_is_broken_brings_a_sentence(plugins: Path) -> None:
 
 def test_short_names() -> None:
     assert [short_name(name) for name in ("ditto", "a/b.py:C", "a.b:C")] == ["ditto", "C", "C"]
+
+
+def test_a_file_without_a_name_in_it_brings_a_sentence() -> None:
+    with pytest.raises(
+        EquipoiseError, match=r"model.name = 'nets.py' is a file; say what in it, such as 'nets.py:Name'"
+    ):
+        MODELS.find("nets.py", "model.name")
