@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from equipoise.callbacks.base import Callback
     from equipoise.flower.local_apps import ExperimentApp
 
-_CLIENTS = 4  # of a local deployment, where nothing else is said
+_CLIENTS = 4  # default of a local deployment
 deploy_app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,

@@ -26,7 +26,7 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
             f"layer of which nothing is frozen; here it is {_head(task)}; name it with head="
         )
     for round in range(1, schedule.rounds + 1) if algorithm.schedule.kind == "function" else ():
-        algorithm.schedule.factor(round, schedule.rounds)  # what is wrong with it is said before the first round
+        algorithm.schedule.factor(round, schedule.rounds)  # a mistake in it is an error before the first round
     if devices.iterations and not any(layers(task.module)):
         raise EquipoiseError(
             "[devices] sets the iterations of equilibrium layers, and the model has none; leave the section out"

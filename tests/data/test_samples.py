@@ -1,4 +1,4 @@
-"""Clients' samples as users give them: what is taken, and what is said of the rest."""
+"""Clients' samples as users give them: what is accepted, and the errors for the rest."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is allowed and probably not meant is said before the first round."""
+"""Settings that are allowed and probably not meant bring a warning before the first round."""
 
 import warnings
 from pathlib import Path

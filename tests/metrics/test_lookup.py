@@ -1,4 +1,4 @@
-"""Metrics by name, as functions and of one's own code; what does not fit is said."""
+"""Metrics by name, as functions and of one's own code; errors for what does not fit."""
 
 import re
 from importlib.metadata import EntryPoint
