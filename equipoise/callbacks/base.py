@@ -1,6 +1,5 @@
 """The interface of callbacks: what is called during a run, and what it may see and do."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,75 +13,77 @@ Line = dict[str, Any]
 """A line of metrics.jsonl."""
 
 
-class RunContext(ABC):
-    """What a callback may see of the run that it is called by; both engines provide one."""
+class RunContext:
+    """What a callback may see of the run that it is called by; both engines provide all of it.
+
+    A view of a run in another process provides a part; the rest is not implemented there.
+    """
 
     @property
-    @abstractmethod
     def rounds(self) -> int:
         """Return the planned number of rounds."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def done(self) -> int:
         """Return the number of finished rounds."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def lines(self) -> Sequence[Line]:
         """Return the lines of metrics.jsonl so far; in a resumed run those of its earlier rounds too."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def settings(self) -> Mapping[str, Any]:
         """Return all settings of the run, as in run.toml."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def folder(self) -> Path | None:
         """Return the run folder; None if nothing is written."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def clients(self) -> Sequence[str]:
         """Return the names of the clients that train, as far as they are known."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def metric(self) -> str:
         """Return the name of the metric; its mean on validation samples is `line[KIND]["validation_METRIC"]`."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def higher_is_better(self) -> bool:
         """Tell whether higher values of the metric are better."""
+        raise NotImplementedError
 
     @property
-    @abstractmethod
     def no_validation(self) -> str:
         """Return why no model can be scored on validation samples, in one sentence; empty if they can."""
+        raise NotImplementedError
 
-    @abstractmethod
     def validation_scores(self, kind: str) -> dict[str, float]:
         """Return the last scores of the clients that have validation samples and are not malicious, by name.
 
         Args:
             kind: the kind of model: "personal", "consensus", "global" or "hybrid".
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def personal_model(self, client: str) -> Any:
         """Return the current personal model of a client as a module; a deployment has none of them."""
+        raise NotImplementedError
 
-    @abstractmethod
     def global_model(self) -> Any:
         """Return the current global model as a module; None if the algorithm has none."""
+        raise NotImplementedError
 
-    @abstractmethod
     def not_kept(self, kind: str) -> str:
         """Return why `keep_best` cannot keep models of a kind, in one sentence; empty if it can."""
+        raise NotImplementedError
 
-    @abstractmethod
     def keep_best(self, kind: str, clients: Sequence[str] = ()) -> None:
         """Keep current models as the best ones so far, in place of those kept before.
 
@@ -92,18 +93,19 @@ class RunContext(ABC):
             kind: "personal" or "global".
             clients: the clients whose personal models are kept.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def save_checkpoint(self) -> None:
         """Write a checkpoint once the round is logged; without a run folder nothing is written."""
+        raise NotImplementedError
 
-    @abstractmethod
     def report(self, text: str) -> None:
         """Show a message to the user."""
+        raise NotImplementedError
 
-    @abstractmethod
     def stop(self, reason: str) -> None:
         """End the run properly after the current round; the first reason counts."""
+        raise NotImplementedError
 
 
 class Callback(Settings):
