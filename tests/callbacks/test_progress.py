@@ -40,6 +40,7 @@ def train_linear(*clients: int, **options: Any) -> None:
 def warned(*clients: int, rounds: int = 2) -> list[str]:
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("default")
+        warnings.simplefilter("ignore", ResourceWarning)  # of what other tests left behind
         train_linear(*clients, rounds=rounds)
     assert {each.category for each in found} <= {eq.RunWarning}
     assert all(each.filename == __file__ for each in found)  # they point at the line that trains
