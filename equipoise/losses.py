@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,8 @@ class Loss:
 
     mean: Callable[[Tensor, Tensor], Tensor]
     each: Each | None
+    least: float = -inf
+    "smallest possible value; one of the user's own may be negative"
 
     def of_each(self, output: Tensor, target: Tensor) -> Tensor:
         """Return one value per sample, if need be as the mean over that sample alone."""
@@ -48,8 +51,8 @@ def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES = {
-    "cross-entropy": Loss(_mean_cross_entropy, _cross_entropy),
-    "squared": Loss(lambda o, t: squared_error(o, t).mean(), squared_error),
+    "cross-entropy": Loss(_mean_cross_entropy, _cross_entropy, 0.0),
+    "squared": Loss(lambda o, t: squared_error(o, t).mean(), squared_error, 0.0),
 }
 
 

@@ -43,15 +43,16 @@ class ReportedPredictions:
 class ReportedScores:
     """The scores of the last evaluation, by the clients' names."""
 
-    def __init__(self, metrics: MetricCollection, select: str = "validation", labels: int = 1):
+    def __init__(self, metrics: MetricCollection, select: str = "validation", labels: int = 1, least_loss: float = 0.0):
         """Create an empty table.
 
         Args:
             metrics: the metrics of the scores.
             select: the samples on which the hybrid model is chosen, "validation" or "test".
             labels: number of labels of a sample, which has several if it is a text.
+            least_loss: the smallest possible loss.
         """
-        self.metrics, self.select, self.labels = metrics, select, labels
+        self.metrics, self.select, self.labels, self.least_loss = metrics, select, labels, least_loss
         self.malicious: frozenset[str] = frozenset()
         "names of the malicious clients, whose scores count in no figure"
         self.rows: dict[str, dict[str, list[float]]] = {}
@@ -82,7 +83,7 @@ class ReportedScores:
             adapted: number of samples through a backward pass to make the models.
             unseen: whether the client does not train.
         """
-        check_scores(scores, self.metrics)
+        check_scores(scores, self.metrics, self.least_loss)
         kinds = scores.keys() - {"sizes"} if self.metrics.arrays and scores["sizes"][2] else set()
         check_confusion(confusion, kinds, int(scores["sizes"][2]) * self.labels)
         self.rows[name] = {kind: values.tolist() for kind, values in scores.items()}

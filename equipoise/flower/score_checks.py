@@ -12,17 +12,19 @@ from equipoise.metrics import Metric, MetricCollection
 _MOST = 10**12  # largest plausible number of samples, and largest plausible score
 
 
-def check_scores(scores: Mapping[str, Tensor], metrics: MetricCollection) -> None:
+def check_scores(scores: Mapping[str, Tensor], metrics: MetricCollection, least_loss: float) -> None:
     """Raise RejectedMessage if these scores are impossible.
 
     Args:
         scores: sizes of the client's splits, and one row of scores per kind of model.
         metrics: the metrics of the scores.
+        least_loss: the smallest possible loss.
     """
     if "sizes" not in scores or not bool(((scores["sizes"] >= 0) & (scores["sizes"] < _MOST)).all()):
         raise RejectedMessage("scores", "impossible sizes of splits")
     _, validation, test = scores["sizes"].tolist()
-    columns, may_be_undefined, (low, high) = score_columns(metrics), _may_be_undefined(metrics), _bounds(metrics)
+    columns, may_be_undefined = score_columns(metrics), _may_be_undefined(metrics)
+    low, high = _bounds(metrics, least_loss)
     for kind in scores.keys() - {"sizes"}:
         row = scores[kind].numpy()
         there = np.array([validation > 0] * 2 + [test > 0] * (len(row) - 2))
@@ -60,10 +62,10 @@ def _may_be_undefined(metrics: MetricCollection) -> np.ndarray:
     return np.array([False, undefined[0], False, *undefined, *[True] * per_class])
 
 
-def _bounds(metrics: MetricCollection) -> tuple[np.ndarray, np.ndarray]:
+def _bounds(metrics: MetricCollection, least_loss: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the smallest and the largest possible value of each column."""
     low, high = metrics.first.bounds
-    loss = (-np.inf, np.inf)  # of the user's own, it may be negative
+    loss = (least_loss, np.inf)
     columns = [loss, (low, high), loss, (low, high), *(metric.bounds for metric in metrics.others)]
     columns += [metric.bounds for metric in metrics.per_class for _ in range(metrics.outputs)]
     return np.array(columns)[:, 0], np.array(columns)[:, 1]

@@ -77,7 +77,7 @@ class Deployment(Run):
         self.attendance = Attendance(self.transport, self.enrolment, self.settings, self.schedule, self.report)
         self.id = self.attendance.run = uuid.uuid4().hex
         labels = task.sample[1][0].numel()
-        self.scores = ReportedScores(task.metrics, experiment.schedule.select, labels)
+        self.scores = ReportedScores(task.metrics, experiment.schedule.select, labels, task.loss.least)
         self.progress = RoundProgress()
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the lines of a round whose models are still to be scored"

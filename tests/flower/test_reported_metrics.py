@@ -14,6 +14,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.flower.codec import RejectedMessage
 from equipoise.flower.protocol import answer_shapes
 from equipoise.flower.reported_scores import ReportedScores
+from equipoise.losses import fitting_loss
 from equipoise.metrics import MetricCollection, fitting_metrics
 from tests.support.flower_memory import WALL, deployed, in_both_engines, run, same, table
 from tests.support.problems import classification, small_mlp
@@ -113,7 +114,7 @@ def test_an_honest_client_is_believed() -> None:
 
 @pytest.mark.parametrize(
     ("column", "value"),
-    [(3, 7.0), (4, 7.0), (4, -0.1), (5, 1.1), (6, 2.0), (2, math.nan), (3, math.nan), (5, math.inf)],
+    [(3, 7.0), (4, 7.0), (4, -0.1), (5, 1.1), (6, 2.0), (2, math.nan), (2, -1.0), (3, math.nan), (5, math.inf)],
 )
 def test_an_impossible_score_is_rejected(column: int, value: float) -> None:
     scores, confusion = honest()
@@ -121,6 +122,21 @@ def test_an_impossible_score_is_rejected(column: int, value: float) -> None:
     with pytest.raises(RejectedMessage) as error:
         add(scores, confusion)
     assert error.value.reason == "scores"
+
+
+def test_a_loss_of_the_users_own_may_be_negative() -> None:
+    scores, confusion = honest()
+    scores["personal"][2] = -1.0
+    reported = ReportedScores(METRICS, least_loss=-math.inf)
+    reported.add("a", scores, confusion, 0, False)
+    assert reported.summary()["personal"]["loss"] == -1.0
+    assert (fitting_loss("cross-entropy", *PAIR).least, fitting_loss(lambda o, t: o.sum(), *PAIR).least) == (
+        0,
+        -math.inf,
+    )
+
+
+PAIR = torch.zeros(2, 3), torch.zeros(2).long()
 
 
 @pytest.mark.parametrize(
