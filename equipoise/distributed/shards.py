@@ -1,0 +1,52 @@
+"""Shards: a division of the clients that is fixed for a run, whatever number of processes or threads it uses.
+
+Floating-point sums depend on the order of their terms, and matrix products on what else is in the same call. So
+uploads are summed shard by shard, and clients are stacked and scored only with clients of their own shard. A process
+owns whole shards; therefore results have the same bytes with one process and with many.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+MOST = 64
+"""The largest number of shards, and so of processes that can have clients."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A division of clients into shards of consecutive numbers and almost equal size."""
+
+    clients: int
+    "number of clients"
+    count: int = MOST
+    "number of shards, a power of two; some are empty if there are fewer clients"
+
+    @staticmethod
+    def of_stacks(clients: int, cohort: int, size: int) -> "Shards":
+        """Return shards of which each has about `size` clients of a cohort, so that it is worth stacking them."""
+        count = 1
+        while 2 * count <= min(MOST, cohort / size):
+            count *= 2
+        return Shards(clients, count)
+
+    def __call__(self, number: int) -> int:
+        """Return the shard of the client with this number; newcomers with larger numbers are in the last one."""
+        return min(number * self.count // self.clients, self.count - 1)
+
+    def group(self, items: Iterable[T], number: Callable[[T], int]) -> dict[int, list[T]]:
+        """Return items by shard, in the order of the shards; within a shard they keep their order.
+
+        Args:
+            items: anything that belongs to a client.
+            number: returns the number of an item's client.
+        """
+        found: dict[int, list[T]] = {}
+        for item in items:
+            found.setdefault(self(number(item)), []).append(item)
+        return dict(sorted(found.items()))
+
+    def owner(self, number: int, processes: int) -> int:
+        """Return the process that owns the client with this number."""
+        return self(number) * processes // self.count
