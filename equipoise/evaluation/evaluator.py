@@ -11,6 +11,8 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import HasConsensusModel
 from equipoise.data.federation import Federation
+from equipoise.distributed.placement import Placement
+from equipoise.distributed.ranks import Ranks
 from equipoise.evaluation.kept_predictions import KeptPredictions, SimulatedPredictions
 from equipoise.evaluation.scoreboard import Scoreboard, score_columns, score_row
 from equipoise.executors.base import ClientJob, ClientModel, Executor, ModelKind
@@ -38,6 +40,16 @@ class ScoreTable:
         self.scores = np.full((clients, columns), np.nan)
         self.digest = np.zeros((clients, 16), dtype=np.uint8)
         self.kept = kept
+
+    def rows(self, clients: Sequence[int]) -> dict[str, Tensor]:
+        """Return the rows of some clients, for other processes."""
+        own = {"scores": torch.from_numpy(self.scores[clients]), "digest": torch.from_numpy(self.digest[clients])}
+        return own | self.kept.rows(clients)
+
+    def take(self, clients: Sequence[int], rows: dict[str, Tensor]) -> None:
+        """Take what `rows` returned for these clients in another process."""
+        self.scores[clients], self.digest[clients] = rows["scores"].numpy(), rows["digest"].numpy()
+        self.kept.take(clients, rows)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps."""
@@ -73,6 +85,7 @@ class Evaluator:
         budgets: Mapping[str, int] | None = None,
         first_number: int = 0,
         keep: bool = False,
+        placement: Placement | None = None,
     ):
         """Create an evaluator.
 
@@ -88,7 +101,13 @@ class Evaluator:
             first_number: number by which the server knows the first client by name; larger than 0 if the federation
                 has only clients that come after training.
             keep: whether personal models stay in memory after they are scored.
+            placement: which clients belong to which process; without it all belong to this one.
         """
+        self.ranks = Ranks() if placement is None else placement.ranks
+        owner = (lambda number: 0) if placement is None else placement.owner
+        self.parts = [[i for i in who if owner(federation.numbers[i]) == rank] for rank in range(self.ranks.size)]
+        "the clients of each process"
+        self.own = self.parts[self.ranks.rank]
         self.first_number = first_number
         self.kept: list[ClientModel] | None = [] if keep else None
         "the personal models of the last evaluation, if they are to be kept"
@@ -119,6 +138,19 @@ class Evaluator:
         self.has["global"] = vector is not None
         if vector is not None:
             self._global(vector, server.get(BUFFERS), store)
+        self._share()
+
+    def _share(self) -> None:
+        """Exchange the scores with other processes, so that each has those of all clients."""
+        if self.ranks.size == 1:
+            return
+        found = self.ranks.gather_json([self.has, self.adaptation_samples])
+        self.has = {kind: any(has[kind] for has, _ in found) for kind in self.has}
+        self.adaptation_samples = sum(samples for _, samples in found)
+        for kind, has in self.has.items():
+            if has:
+                for clients, rows in zip(self.parts, self.ranks.gather(self.tables[kind].rows(self.own)), strict=True):
+                    self.tables[kind].take(clients, rows)
 
     def forget(self) -> None:
         """Discard the scores, because the models have changed since."""
@@ -170,8 +202,8 @@ class Evaluator:
 
     def _own_models(self, kind: str, made: ModelKind, round: int, server: State, store: ClientStates) -> None:
         """Make and score the models of a kind of which every client has its own."""
-        for first in range(0, len(self.order), AT_ONCE):
-            jobs = [self._job(who, server, store) for who in self.order[first : first + AT_ONCE]]
+        for first in range(0, len(self.own), AT_ONCE):
+            jobs = [self._job(who, server, store) for who in self.own[first : first + AT_ONCE]]
             models = []
             for model, samples in self.executor.models(round, jobs, made):
                 self.adaptation_samples += samples
@@ -187,7 +219,7 @@ class Evaluator:
         task = self.executor.task
         if len(task.buffers) and shared is None:  # each client scores the global model with its own buffers
             self._score(
-                self.tables["global"], [ClientModel(who, vector, store.get(who).get(BUFFERS)) for who in self.order]
+                self.tables["global"], [ClientModel(who, vector, store.get(who).get(BUFFERS)) for who in self.own]
             )
             return
         buffers = None if shared is None else task.buffer_layout.merged(shared, task.buffers)

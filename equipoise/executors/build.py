@@ -6,6 +6,7 @@ import shutil
 from equipoise.algorithms.base import Algorithm
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
+from equipoise.distributed import environment
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import Executor
 from equipoise.executors.stacked import StackedExecutor
@@ -17,7 +18,8 @@ def build_executor(
     engine: Engine, task: Task, federation: Federation, algorithm: Algorithm, schedule: Schedule
 ) -> Executor:
     """Build the executor that the engine settings select."""
-    workers = engine.workers or len(os.sched_getaffinity(0))
+    # Processes of a run on one machine share its cores.
+    workers = engine.workers or max(1, len(os.sched_getaffinity(0)) // environment.local_world_size())
     if execution_mode(engine, task) == "stacked":
         return StackedExecutor(task, federation, algorithm, schedule, workers, engine.compile)
     return ThreadedExecutor(task, federation, algorithm, schedule, workers)
