@@ -47,6 +47,36 @@ class Shards:
             found.setdefault(self(number(item)), []).append(item)
         return dict(sorted(found.items()))
 
+    def portions(
+        self, items: Iterable[T], number: Callable[[T], int], limit: int, size: Callable[[T], int] = lambda item: 1
+    ) -> list[list[T]]:
+        """Divide items into portions that are not too large, in the order of the shards.
+
+        Where a shard is cut does not depend on what is in other shards.
+
+        Args:
+            items: anything that belongs to a client.
+            number: returns the number of an item's client.
+            limit: the largest size of a portion; only a single item may be larger.
+            size: returns the size of an item.
+        """
+        cuts = [cut for shard in self.group(items, number).values() for cut in _cut(shard, limit, size)]
+        together = _cut(cuts, limit, lambda cut: sum(map(size, cut)))
+        return [[item for cut in some for item in cut] for some in together]
+
     def owner(self, number: int, processes: int) -> int:
         """Return the process that owns the client with this number."""
         return self(number) * processes // self.count
+
+
+def _cut(items: Iterable[T], limit: int, size: Callable[[T], int]) -> list[list[T]]:
+    """Cut a list into parts whose sizes are at most the limit, or that are single items."""
+    parts: list[list[T]] = []
+    room = 0
+    for item in items:
+        if not parts or size(item) > room:
+            parts.append([])
+            room = limit
+        parts[-1].append(item)
+        room -= size(item)
+    return parts
