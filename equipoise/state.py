@@ -201,7 +201,7 @@ class UploadsOfRound(Uploads):
         return State(total or {})
 
 
-_ONE_PROCESS = Placement(Shards(1, 1))
+_ONE_PROCESS = Placement(Shards(1, count=1))
 
 
 @dataclass(frozen=True)

@@ -356,8 +356,9 @@ class Simulation(Run):
         numbers = {self.federation.names[who]: who for who in self.training}
         if unknown := [name for name in clients if name not in numbers]:
             raise EquipoiseError(f"there is no client {unknown[0]!r} that trains; they are {', '.join(numbers)}")
-        for first in range(0, len(clients), AT_ONCE):
-            jobs = [self.job(self._own_client(numbers[name])) for name in clients[first : first + AT_ONCE]]
+        wanted = [self._own_client(numbers[name]) for name in clients]
+        for some in self.executor.shards.portions(wanted, self.number.__getitem__, AT_ONCE):
+            jobs = [self.job(who) for who in some]
             for model, _ in self.executor.models(self.done, jobs, "personal"):
                 if model is None:
                     raise EquipoiseError(f"{type(self.algorithm).__name__} has no personal models")

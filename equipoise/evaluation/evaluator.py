@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,8 @@ from equipoise.training.buffers import BUFFERS, broadcast
 
 AT_ONCE = 256
 """Number of clients whose personal models are in memory together."""
+PIECE = 4096
+"""Largest number of samples that the global model is scored on at a time; a piece has clients of one shard only."""
 
 
 class ScoreTable:
@@ -171,16 +174,12 @@ class Evaluator:
         if "outputs" not in self.metrics.needs:
             return [list(range(len(clients)))] if clients else []
         each = self.executor.task.outputs_per_sample
-        parts: list[list[int]] = []
-        room = 0
-        for position, who in enumerate(clients):
-            numbers = each * (len(self.federation.validation[who]) + len(self.federation.test[who]))
-            if not parts or numbers > room:
-                parts.append([])
-                room = MOST_OUTPUTS
-            parts[-1].append(position)
-            room -= numbers
-        return parts
+        return self.executor.shards.portions(
+            range(len(clients)),
+            lambda position: self.federation.numbers[clients[position]],
+            MOST_OUTPUTS,
+            lambda position: each * len(self._own(clients[position])),
+        )
 
     def _score(self, table: ScoreTable, models: list[ClientModel]) -> None:
         changed = []
@@ -202,8 +201,8 @@ class Evaluator:
 
     def _own_models(self, kind: str, made: ModelKind, round: int, server: State, store: ClientStates) -> None:
         """Make and score the models of a kind of which every client has its own."""
-        for first in range(0, len(self.own), AT_ONCE):
-            jobs = [self._job(who, server, store) for who in self.own[first : first + AT_ONCE]]
+        for some in self.executor.shards.portions(self.own, self.federation.numbers.__getitem__, AT_ONCE):
+            jobs = [self._job(who, server, store) for who in some]
             models = []
             for model, samples in self.executor.models(round, jobs, made):
                 self.adaptation_samples += samples
@@ -228,12 +227,17 @@ class Evaluator:
             return
         table.digest[:] = digest
         self.scored += 1
-        for part in self._parts(self.order):
-            own = [self._own(self.order[position]) for position in part]
-            scores = self.executor.score_one(vector, np.concatenate(own), buffers)
-            ends = np.cumsum([len(indices) for indices in own])
-            for position, indices, end in zip(part, own, ends, strict=True):
-                self._write(table, self.order[position], scores[end - len(indices) : end])
+        for part in self._parts(self.own):
+            who = [self.own[position] for position in part]
+            shards = list(self.executor.shards.group(who, self.federation.numbers.__getitem__).values())
+            samples = [np.concatenate([self._own(each) for each in shard]) for shard in shards]
+            pieces = [np.array_split(rows, max(1, -(-len(rows) // PIECE))) for rows in samples]
+            scored = self.executor.score_pieces(vector, [piece for some in pieces for piece in some], buffers)
+            for shard, some in zip(shards, pieces, strict=True):
+                scores = SampleScores.concatenate(list(islice(scored, len(some))))
+                ends = np.cumsum([len(self._own(each)) for each in shard])
+                for each, end in zip(shard, ends, strict=True):
+                    self._write(table, each, scores[end - len(self._own(each)) : end])
 
     def board(self) -> Scoreboard:
         """Return the scores of all kinds of models."""
