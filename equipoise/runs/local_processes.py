@@ -10,11 +10,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.distributed.environment import LAUNCHED
+from equipoise.distributed.environment import LAUNCHED, LOST
 from equipoise.errors import ProcessLost
 
-LOST = 75
-"""Exit code of a process that ends because another one of its run has ended."""
 _GRACE = 10.0  # seconds for the others to end by themselves when one has failed
 _OFTEN = 0.05
 
