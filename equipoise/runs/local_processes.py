@@ -65,8 +65,15 @@ def _log(folder: Path, rank: int) -> Path:
     return folder / f"process-{rank}.log"
 
 
-def _start(command: Sequence[str], rank: int, count: int, folder: Path) -> "subprocess.Popen[bytes]":
-    environment = os.environ | {
+def process_environment(rank: int, count: int, folder: Path) -> dict[str, str]:
+    """Return the environment of a process of a run on this machine.
+
+    Args:
+        rank: number of the process.
+        count: number of processes.
+        folder: a new folder, in which they meet.
+    """
+    return os.environ | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(count),
@@ -74,11 +81,14 @@ def _start(command: Sequence[str], rank: int, count: int, folder: Path) -> "subp
         LAUNCHED: f"file://{folder / 'rendezvous'}",
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
+
+
+def _start(command: Sequence[str], rank: int, count: int, folder: Path) -> "subprocess.Popen[bytes]":
     log = None if rank == 0 else _log(folder, rank).open("wb")
     try:
         return subprocess.Popen(
             [sys.executable, "-m", "equipoise", *command],
-            env=environment,
+            env=process_environment(rank, count, folder),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
