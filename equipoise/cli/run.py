@@ -1,6 +1,7 @@
 """The command `equipoise run`."""
 
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -66,8 +67,10 @@ def run(
     if processes > 1:
         _run_in_processes(processes, file, sets, folder, data, resume, quiet)
     if environment.rank() > 0:  # the first process reports
-        launch.run(experiment, folder, data, resume or environment.restarted(), [Callback()])
-        return
+        with suppress(Interrupted):
+            launch.run(experiment, folder, data, resume or environment.restarted(), [Callback()])
+            return
+        raise SystemExit(130)
     resume = resume or environment.restarted()
     progress = None if quiet else progress_bar()
     bar = show_run(progress, experiment.algorithm_name)
