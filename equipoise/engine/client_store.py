@@ -177,8 +177,12 @@ class ClientStore:
         self.rows[self.written] = len(clients)
         self.written += 1
 
+    def _current_rows(self) -> np.ndarray:
+        """Return how many clients' newest states are in each segment."""
+        return np.bincount(self.segment[self.segment >= 0], minlength=self.written)
+
     def _mostly_outdated(self) -> list[int]:
-        current = np.bincount(self.segment[self.segment >= 0], minlength=self.written)
+        current = self._current_rows()
         return [number for number, rows in self.rows.items() if 0 < 2 * current[number] < rows]
 
     def _keep(self, who: int, state: State) -> None:
@@ -205,7 +209,7 @@ class ClientStore:
 
     def segments(self) -> list[Path]:
         """Return the files that hold at least one client's newest state."""
-        return [self._path(number) for number in np.unique(self.segment[self.segment >= 0]).tolist()]
+        return [self._path(number) for number in np.flatnonzero(self._current_rows()).tolist()]
 
     def table(self) -> dict[str, torch.Tensor]:
         """Return where each client's newest state is, for a checkpoint."""
