@@ -212,17 +212,23 @@ class ClientStore:
         return [self._path(number) for number in np.flatnonzero(self._current_rows()).tolist()]
 
     def table(self) -> dict[str, torch.Tensor]:
-        """Return where each client's newest state is, for a checkpoint."""
-        return {"segment": torch.from_numpy(self.segment), "row": torch.from_numpy(self.row)}
+        """Return the clients that have a state and where the newest is, for a checkpoint."""
+        who = np.flatnonzero(self.segment >= 0)
+        columns = {"who": who, "segment": self.segment[who], "row": self.row[who]}
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def restore(self, table: dict[str, torch.Tensor], written: int, rows: dict[int, int]) -> None:
         """Restore what a checkpoint saved.
 
         Args:
-            table: where each client's newest state is.
+            table: what `table` returned.
             written: number of segments written so far.
             rows: number of rows of each segment.
         """
-        self.segment, self.row = table["segment"].numpy().copy(), table["row"].numpy().copy()
+        segment, row = table["segment"].numpy(), table["row"].numpy()
+        who = table["who"].numpy() if "who" in table else np.arange(len(segment))  # older tables have all clients
+        clients = max(len(self.segment), int(who.max(initial=-1)) + 1)
+        self.segment, self.row = np.full(clients, _NOT_SAVED, dtype=np.int64), np.zeros(clients, dtype=np.int64)
+        self.segment[who], self.row[who] = segment, row
         self.written, self.rows = written, rows
         self.open.clear()
