@@ -133,13 +133,13 @@ def main():
     parser.add_argument("--out", help="also write the figures to this JSON file, beside those of other settings")
     options = parser.parse_args()
     what = f"ditto, softmax, {COHORT} clients per round, {SAMPLES} samples each, checkpoint every 10 rounds"
-    case = f"{options.clients} clients, states: {options.states}"
-    result = {"what": what, case: measured(options.clients, options.rounds, options.states)}
-    print(json.dumps(result, indent=2))
+    row = {"states": options.states, **measured(options.clients, options.rounds, options.states)}
+    print(json.dumps(row, indent=2))
     if options.out:
         path = Path(options.out)
-        before = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps(before | result, indent=2) + "\n")
+        before = json.loads(path.read_text())["scale"] if path.exists() else []
+        kept = [other for other in before if (other["states"], other["clients"]) != (row["states"], row["clients"])]
+        path.write_text(json.dumps({"what": what, "scale": [*kept, row]}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
