@@ -27,7 +27,7 @@ class RaggedIndices:
     def __init__(self, lists: Sequence[np.ndarray]):
         self.lengths = np.array([len(part) for part in lists], dtype=np.int64)
         self.ends = np.cumsum(self.lengths)
-        self.flat = np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64)
+        self.flat = np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64, copy=False)
 
     def __getitem__(self, i: int) -> np.ndarray:
         return self.flat[self.ends[i] - self.lengths[i] : self.ends[i]]
@@ -79,11 +79,12 @@ class Federation:
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise EquipoiseError(f"two clients are named {twice!r}; every client needs a different name")
-        for name, length in zip(self.names, self.train.lengths, strict=True):
-            if length == 0:
-                raise EquipoiseError(
-                    f"client {name!r} has no training samples; give it some, leave it out, or use fewer clients"
-                )
+        assert len(self.names) == len(self.train)
+        if len(empty := np.flatnonzero(self.train.lengths == 0)):
+            raise EquipoiseError(
+                f"client {self.names[empty[0]]!r} has no training samples; give it some, leave it out, or use fewer "
+                "clients"
+            )
         if self.names and len(self.unseen) >= len(self.names):
             raise EquipoiseError("all clients are unseen; at least one must take part in training")
 
@@ -109,7 +110,9 @@ class Federation:
     @cached_property
     def by_name(self) -> tuple[list[int], list[int]]:
         """Return the indices of the clients that train, and of the unseen ones, each in the order of their names."""
-        order = sorted(range(len(self)), key=lambda i: self.names[i])
+        order = sorted(range(len(self)), key=self.names.__getitem__)
+        if not self.unseen:
+            return order, []
         training = [i for i in order if self.names[i] not in self.unseen]
         return training, [i for i in order if self.names[i] in self.unseen]
 

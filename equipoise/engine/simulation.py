@@ -86,13 +86,13 @@ class Simulation(Run):
         check_data(task, federation)
         check_room(federation, task)
         self.training, _ = federation.by_name
-        self.number = federation.numbers
+        self.number, self.by_number = federation.numbers, list(federation.numbers)
         samples = int(federation.train.lengths[self.training].sum())
         start = task.start(len(self.training), samples, schedule.seed)
         super().__init__(task, algorithm, schedule, start, folder, callbacks, uploads, devices, ranks)
         self.longest = int(federation.train.lengths[self.training].max())
-        sizes = federation.train.lengths.tolist()
-        check_batches(task, algorithm, dict(zip(federation.names, sizes, strict=True)))
+        if task.smallest_batch > 1:
+            check_batches(task, algorithm, dict(zip(federation.names, federation.train.lengths, strict=True)))
         if algorithm.requires.validation:
             self._check_validation()
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
@@ -155,7 +155,7 @@ class Simulation(Run):
 
     @property
     def upload_store(self) -> RenumberedStore:
-        return RenumberedStore(self.store, list(self.number))
+        return RenumberedStore(self.store, self.by_number)
 
     @property
     def mode(self) -> str:
