@@ -26,7 +26,9 @@ def build_executor(
     workers = engine.workers or len(os.sched_getaffinity(0))
     if execution_mode(engine, task) == "stacked":
         size = stack_size(federation, algorithm)
-        shards = Shards.of_stacks(len(federation), schedule.cohort(len(federation.by_name[0])), size)
+        clients = len(federation.by_name[0])
+        few = isinstance(schedule.participation, int) and schedule.participation > clients  # newcomers after training
+        shards = Shards.of_stacks(len(federation), clients if few else schedule.cohort(clients), size)
         return StackedExecutor(task, federation, algorithm, schedule, workers, shards, size, engine.compile)
     return ThreadedExecutor(task, federation, algorithm, schedule, workers, Shards(len(federation)))
 

@@ -109,6 +109,7 @@ def _run(
     source = data_folder(data).resolve()
     federation = experiment.federation(source, given.on_data_progress)
     check_finite(federation)
+    federation = federation.packed()
     for note in federation.notes:
         given.on_message(note)
     given.check()
