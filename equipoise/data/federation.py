@@ -1,9 +1,10 @@
 """A federation: pooled samples, and for every client the indices of its training, validation and test samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise import randomness
+from equipoise.data.pixels import from_bytes, to_bytes
 from equipoise.data.samples import SPLITS as SPLITS
 from equipoise.data.samples import as_pair, named_clients
 from equipoise.errors import EquipoiseError
@@ -19,6 +21,7 @@ from equipoise.state import State
 
 SPLIT = (0.7, 0.1, 0.2)
 """The default fractions of training, validation and test samples."""
+_CHUNK = 1024  # samples that are converted at a time
 
 
 class RaggedIndices:
@@ -43,13 +46,14 @@ class BatchBuffer:
     """Memory for a batch that is reused, because the first access to new memory is slow."""
 
     def __init__(self) -> None:
-        self.room: Tensor | None = None
+        self.rooms: dict[torch.dtype, Tensor] = {}
 
-    def take(self, like: Tensor, samples: int) -> Tensor:
-        """Return room for this number of samples like `like`; it is valid until the next call."""
-        if self.room is None or len(self.room) < samples or self.room.shape[1:] != like.shape[1:]:
-            self.room = like.new_empty((samples, *like.shape[1:]))
-        return self.room[:samples]
+    def take(self, samples: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Return room for samples of this shape; it is valid until the next call with the same number format."""
+        room = self.rooms.get(dtype)
+        if room is None or len(room) < samples or room.shape[1:] != shape:
+            room = self.rooms[dtype] = torch.empty((samples, *shape), dtype=dtype)
+        return room[:samples]
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,6 +78,8 @@ class Federation:
     """remarks about the data for the user"""
     origin: str = ""
     """settings that the data were made with, apart from the seed, as text; empty for a user's own data"""
+    pixels: torch.dtype | None = None
+    """number format of the inputs if x holds their pixels as bytes, to be divided by 255; None if x holds the inputs"""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
@@ -166,15 +172,38 @@ class Federation:
 
     def gather(self, indices: Tensor, memory: BatchBuffer | None = None) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of these samples; with `memory`, the inputs are valid until its next use."""
-        out = None if memory is None else memory.take(self.x, len(indices))
+        count, shape = len(indices), self.x.shape[1:]
+        out = None if memory is None else memory.take(count, shape, self.x.dtype)
         x = torch.index_select(self.x, 0, indices, out=out)
+        if self.pixels is not None:
+            x = from_bytes(x, self.pixels, None if memory is None else memory.take(count, shape, self.pixels))
         return x.permute(0, 3, 1, 2) if self.channels_last else x, self.y.index_select(0, indices)
+
+    def stored_inputs(self) -> Iterator[np.ndarray]:
+        """Yield the inputs of all samples some at a time, in the memory layout of x, as numbers if x holds pixels."""
+        if self.pixels is None:
+            yield np.ascontiguousarray(self.x.numpy())
+            return
+        for part in self.x.split(_CHUNK):
+            yield from_bytes(part, self.pixels).numpy()
+
+    def packed(self) -> "Federation":
+        """Return the federation with pixels as bytes, if the inputs are bytes that were divided by 255."""
+        found = None if self.pixels is not None else to_bytes(self.x)
+        return self if found is None else replace(self, x=found, pixels=self.x.dtype)
+
+    @cached_property
+    def unpacked(self) -> "Federation":
+        """Return the federation with the inputs themselves in x."""
+        if self.pixels is None:
+            return self
+        return replace(self, x=from_bytes(self.x, self.pixels), pixels=None)
 
     def fingerprint(self, splits: bool = False) -> str:
         """Return a hash of all samples and the clients' names in order; with `splits`, also of who owns which."""
         hasher = blake2b("\n".join([*self.names, "", *sorted(self.unseen)]).encode(), digest_size=8)
         shares = [s.flat for s in (self.train, self.validation, self.test)] if splits else []
-        for array in (self.x.numpy(), self.y.numpy(), *shares):
+        for array in chain(self.stored_inputs(), (self.y.numpy(), *shares)):
             hasher.update(np.ascontiguousarray(array).data)
         return hasher.hexdigest()
 
@@ -187,11 +216,13 @@ class Federation:
         """
         hasher = blake2b(f"{self.origin}\n{len(self)}\n".encode(), digest_size=8)
         if not self.origin:
-            x, y = (np.ascontiguousarray(t.numpy()) for t in (self.x, self.y))
+            y = np.ascontiguousarray(self.y.numpy())
             for i in sorted(range(len(self)), key=lambda i: self.names[i]):
                 parts = [getattr(self, split)[i] for split in SPLITS]
                 rows = np.concatenate(parts)
-                total = sum(_row_digest(x[row], y[row]) for row in rows) % 2**64
+                own = self.x[torch.from_numpy(rows)]
+                x = (own if self.pixels is None else from_bytes(own, self.pixels)).numpy()
+                total = sum(_row_digest(each, y[row]) for each, row in zip(x, rows, strict=True)) % 2**64
                 hasher.update(f"{self.names[i]}\n{[len(part) for part in parts]} {total}\n".encode())
         return hasher.hexdigest()
 
@@ -202,9 +233,12 @@ class Federation:
     def prepared(self, dtype: torch.dtype, channels_last: bool) -> "Federation":
         """Return the federation in the dtype and the memory layout in which the model is trained."""
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in (self.x, self.y))
+        packed = (self if self.x.dtype == torch.float32 else replace(self, x=x)).packed()
+        x = x if packed.pixels is None else packed.x
         channels_last = channels_last and x.ndim == 4 and not self.channels_last
         x = x.permute(0, 2, 3, 1).contiguous() if channels_last else x.contiguous()
-        return replace(self, x=x, y=y, channels_last=channels_last or self.channels_last)
+        pixels = None if packed.pixels is None else dtype
+        return replace(self, x=x, y=y, channels_last=channels_last or self.channels_last, pixels=pixels)
 
 
 def _row_digest(x: np.ndarray, y: np.ndarray) -> int:

@@ -55,9 +55,11 @@ def build_task(
         metric: a metric or several; by default the one that belongs to the loss.
     """
     dtype = engine.dtype
-    sample = samples.prepared(dtype, False).sample() if isinstance(samples, Federation) else samples
-    loss = loss or ("squared" if sample[1].is_floating_point() else "cross-entropy")
-    return Task(module, sample, head=head, loss=loss, metric=metric, dtype=dtype, mixed=engine.mixed)
+    if isinstance(samples, Federation):
+        x, y = (t.to(dtype) if t.is_floating_point() else t for t in samples.sample())
+        samples = x, y
+    loss = loss or ("squared" if samples[1].is_floating_point() else "cross-entropy")
+    return Task(module, samples, head=head, loss=loss, metric=metric, dtype=dtype, mixed=engine.mixed)
 
 
 def check_head(module: nn.Module, head: Selection | None, algorithm: Algorithm) -> None:

@@ -29,7 +29,8 @@ def build_executor(
     training, unseen = map(len, federation.by_name)
     if execution_mode(engine, task) == "stacked":
         size = stack_size(federation, algorithm)
-        shards = Shards.of_stacks(training, unseen, schedule.cohort(training), size)
+        few = isinstance(schedule.participation, int) and schedule.participation > training  # newcomers after training
+        shards = Shards.of_stacks(training, unseen, training if few else schedule.cohort(training), size)
         return StackedExecutor(task, federation, algorithm, schedule, workers, shards, size, engine.compile)
     return ThreadedExecutor(task, federation, algorithm, schedule, workers, Shards(training, unseen))
 

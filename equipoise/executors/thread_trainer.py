@@ -69,7 +69,7 @@ class ThreadTrainer(LocalTrainer):
         self.samples = np.zeros(1, dtype=np.int64)
         self.tracker: BufferTracker | None = None
         "which buffers belong to which model, where statistics are averaged"
-        sample_bytes = max(1, federation.x[0].numel() * federation.x.element_size())
+        sample_bytes = max(1, federation.x[0].numel() * (federation.pixels or federation.x.dtype).itemsize)
         self.chunk = max(1, _CHUNK_BYTES // (sample_bytes * algorithm.batch))
         # Fixed points are remembered across all calls of `descend` on this trainer.
         self.warm = WarmStart(replica.module, len(self.indices)) if replica.equilibria else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from equipoise.optimizers import Rate, move
@@ -113,20 +113,26 @@ class StackedModule:
             found = term.each(h, probed, y, given)
             return found if term_only else found + each(output, y)
 
-        def loss(
+        def gradient(
             p: dict[str, Tensor],
             fixed: dict[str, Tensor],
             x: Tensor,
             y: Tensor,
             weights: Tensor,
             term_tensors: tuple[Tensor, ...],
-        ) -> Tensor:
-            output = self.task.predict(partial(functional_call, self.module, {**p, **fixed}), x)
-            return (value(output, x, y, term_tensors) * weights).sum()
+        ) -> dict[str, Tensor]:
+            """Return the gradient of the weighted sum of the samples' losses, in fewer operations than `grad` does."""
+
+            def values(p: dict[str, Tensor]) -> Tensor:
+                output = self.task.predict(partial(functional_call, self.module, {**p, **fixed}), x)
+                return value(output, x, y, term_tensors).to(weights.dtype)
+
+            found: dict[str, Tensor] = vjp(values, p)[1](weights)[0]
+            return found
 
         p, fixed = ({e.name: e.view(v) for e in entries} for entries in (moving, still))
         try:
-            gradients = vmap(grad(loss))(p, fixed, x, y, weights, term_tensors)
+            gradients = vmap(gradient)(p, fixed, x, y, weights, term_tensors)
         finally:
             if hook is not None:
                 hook.close()
@@ -183,10 +189,26 @@ def _make_rate_an_input(module: torch.fx.GraphModule) -> None:
 
 
 def _simplify(module: torch.fx.GraphModule) -> None:
-    """Remove unused results (the loss itself) and views that change nothing: each costs microseconds per step."""
-    views = (torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default)
+    """Remove unused results (the loss itself) and views that change nothing or exist already.
+
+    Each operation costs microseconds per step, and other threads wait in the meantime.
+    """
+    aten = torch.ops.aten
+    reshapes = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
+    views = (*reshapes, aten.slice.Tensor, aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dims)
+    known: dict[tuple[object, ...], torch.fx.Node] = {}
     for node in module.graph.nodes:
-        if node.target in views and node.meta["val"].shape == node.args[0].meta["val"].shape:
-            node.replace_all_uses_with(node.args[0])
+        if node.target not in views:
+            continue
+        before, *how = node.args
+        twice = node.target == before.target == aten.transpose.int and list(before.args[1:]) == how
+        if node.target in reshapes and node.meta["val"].shape == before.meta["val"].shape:
+            node.replace_all_uses_with(before)
+        elif twice:
+            node.replace_all_uses_with(before.args[0])
+        else:
+            same = known.setdefault((node.target, before, repr(how)), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
     module.graph.eliminate_dead_code()
     module.recompile()
