@@ -108,6 +108,7 @@ class Simulation(Run):
         self.best = BestModels(task, len(federation), states, engine.memory_mb << 20)
         self.interrupted = threading.Event()
         self.executor = build_executor(engine, task, self.federation, algorithm, schedule)
+        self.executor.prepare(self.callbacks.on_message)
         self.scores = self.new_scores()
         self.scores_missing = False
         "whether the last checkpoint has scores by other metrics"

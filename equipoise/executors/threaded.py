@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm
 from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
+from equipoise.errors import EquipoiseError
 from equipoise.executors.base import (
     TRAINING,
     ClientJob,
@@ -22,6 +23,7 @@ from equipoise.executors.base import (
     ModelKind,
     algorithm_state,
 )
+from equipoise.executors.compiled_step import StepCompiler
 from equipoise.executors.sample_scores import SampleScores, ScoreRecorder
 from equipoise.executors.thread_trainer import ThreadTrainer
 from equipoise.state import State
@@ -40,13 +42,24 @@ class ThreadedExecutor(Executor):
     mode: ClassVar[str] = "threads"
 
     def __init__(
-        self, task: Task, federation: Federation, algorithm: Algorithm, schedule: Schedule, workers: int, inner: int = 1
+        self,
+        task: Task,
+        federation: Federation,
+        algorithm: Algorithm,
+        schedule: Schedule,
+        workers: int,
+        inner: int = 1,
+        compiled: bool = False,
     ):
-        """Create the executor: `workers` clients at a time, each with `inner` threads inside its operators."""
+        """Create the executor: `workers` clients at a time, each with `inner` threads inside its operators.
+
+        With `compiled`, `prepare` compiles the steps; before that they are not compiled.
+        """
         # A module that draws from torch's global random stream can be seeded only if no other thread draws from it.
         super().__init__(task, federation, algorithm, schedule, 1 if task.unseeded else workers)
         self.threads_before = torch.get_num_threads()
-        self.inner = inner
+        self.inner, self.compiled = inner, compiled
+        self.compiler: StepCompiler | None = None
         torch.set_num_threads(inner)
         self.local = threading.local()
         self.pool = ThreadPoolExecutor(self.workers, initializer=self._start_thread)
@@ -54,6 +67,16 @@ class ThreadedExecutor(Executor):
     def _start_thread(self) -> None:
         torch.set_num_threads(self.inner)
         self.local.replica = self.task.replica()
+        self.local.compiled = {} if self.compiler is None else self.compiler.for_thread()
+
+    def prepare(self, report: Callable[[str], None]) -> None:
+        if self.compiled:
+            start = self.task.start(len(self.federation), int(self.federation.train.lengths.sum()), self.seed)
+            try:
+                self.compiler = StepCompiler(self.task, self.federation, self.algorithm, start, report)
+            except EquipoiseError:
+                self.close()
+                raise
 
     def close(self) -> None:
         self.pool.shutdown(cancel_futures=True)
@@ -82,6 +105,7 @@ class ThreadedExecutor(Executor):
         trainer = ThreadTrainer(
             self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose, factor
         )
+        trainer.compiled = self.local.compiled
         trainer.load_buffers(job.client, job.down)
         trainer.load_fixed_points(job.client)
         return trainer
