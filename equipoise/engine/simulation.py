@@ -121,6 +121,7 @@ class Simulation(Run):
             self.ranks.check_equal("data or initial weights", self.fingerprint)
             self.store.own = np.array([self.owns(who) for who in range(len(federation))])
             self.best.store.own = np.append(self.store.own, self.ranks.leader)
+        self.executor.prepare(self.callbacks.on_message)
         self.scores = self.new_scores()
         self.scores_missing = False
         "whether the last checkpoint has scores by other metrics"

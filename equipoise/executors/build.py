@@ -10,6 +10,7 @@ from equipoise.distributed import environment
 from equipoise.distributed.shards import Shards
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import Executor
+from equipoise.executors.compiled_step import why_not_compiled
 from equipoise.executors.stacked import StackedExecutor
 from equipoise.executors.threaded import ThreadedExecutor
 from equipoise.training.task import Task
@@ -32,7 +33,8 @@ def build_executor(
         few = isinstance(schedule.participation, int) and schedule.participation > training  # newcomers after training
         shards = Shards.of_stacks(training, unseen, training if few else schedule.cohort(training), size)
         return StackedExecutor(task, federation, algorithm, schedule, workers, shards, size, engine.compile)
-    return ThreadedExecutor(task, federation, algorithm, schedule, workers, Shards(training, unseen))
+    shards = Shards(training, unseen)
+    return ThreadedExecutor(task, federation, algorithm, schedule, workers, shards, compiled=engine.compile)
 
 
 def stack_size(federation: Federation, algorithm: Algorithm) -> int:
@@ -48,8 +50,8 @@ def stack_size(federation: Federation, algorithm: Algorithm) -> int:
 def execution_mode(engine: Engine, task: Task) -> str:
     """Return the execution mode, with `auto` resolved; raise an error for settings that this mode would ignore."""
     mode = task.mode() if engine.mode == "auto" else engine.mode
-    if engine.compile and mode != "stacked":
-        raise EquipoiseError("engine.compile = true works with engine.mode = 'stacked' only; this run uses threads")
+    if engine.compile and mode != "stacked" and (why := why_not_compiled(task)) is not None:
+        raise EquipoiseError(f"engine.compile = true is not possible: {why}; leave it out")
     if engine.compile and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         raise EquipoiseError("engine.compile = true needs a C++ compiler, and none was found; leave it out")
     return mode
