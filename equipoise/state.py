@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from equipoise.torch_device import wide_dtype, widened
+
 _BLOCK_BYTES = 64 << 20  # memory for the same coordinates of all messages
 
 
@@ -47,8 +49,14 @@ class State(dict[str, Tensor]):
         """Tell whether there is no NaN and no infinity; one pass, no copy (NaN spreads through minimum and maximum)."""
         ends = [m for t in self.values() if t.numel() and t.is_floating_point() for m in torch.aminmax(t)]
         if len({m.dtype for m in ends}) > 1:
-            ends = [m.double() for m in ends]
+            ends = [widened(m) for m in ends]
         return all(map(isfinite, torch.stack(ends).tolist())) if ends else True
+
+    def to(self, device: torch.device) -> "State":
+        """Return the same numbers on a device; the state itself if they are there already."""
+        if all(t.device == device for t in self.values()):
+            return self
+        return State({name: t.to(device) for name, t in self.items()})
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Return the shape and number format of each tensor."""
@@ -161,6 +169,12 @@ class Uploads(ABC):
         return self.each(lambda rows: torch.tensordot(weights.to(rows.dtype), rows, dims=1))
 
 
+def equal_weights(uploads: Uploads) -> Tensor:
+    """Return weights of the messages that are equal and sum to one, on the device of the messages."""
+    device = next((t.device for t in uploads.like.values()), torch.device("cpu"))
+    return torch.full((len(uploads),), 1 / len(uploads), dtype=wide_dtype(device), device=device)
+
+
 @dataclass(frozen=True)
 class RoundUploads(Uploads):
     """The accepted uploads of a round."""
@@ -180,13 +194,13 @@ class RoundUploads(Uploads):
         return self.uploads[0].message
 
     def mean(self) -> State:
-        return self.combined(torch.full((len(self),), 1 / len(self), dtype=torch.float64))
+        return self.combined(equal_weights(self))
 
     def weights(self) -> Tensor:
         given = [u.weight for u in self.uploads if u.weight is not None]
         if len(given) < len(self.uploads):
-            return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
-        weights = torch.cat(given).double()
+            return equal_weights(self)
+        weights = widened(torch.cat(given))
         if not torch.isfinite(weights.sum()):  # each is finite, their sum is not
             weights = weights / weights.max()
         return weights / weights.sum()

@@ -19,6 +19,7 @@ from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, Upload
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import RoundUploads, State, Upload, Uploads
+from equipoise.torch_device import widened
 from equipoise.training.buffers import BUFFERS, without_buffers
 
 _NOISE = "privacy.noise."
@@ -149,7 +150,7 @@ class AggregationPipeline:
         remains in the sum.
         """
         noise = self.draw_noise(self.ledger.sums, "sum")
-        zeros = State({k: torch.zeros_like(t).double() for k, t in uploads.like.items()})
+        zeros = State({k: widened(torch.zeros_like(t)) for k, t in uploads.like.items()})
         fresh = gaussian(self.ledger.sigma)(zeros, noise)
         self.ledger.sums += 1
         if last:

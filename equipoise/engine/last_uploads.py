@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from equipoise.executors.base import SENT
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import State, Upload, Uploads, equal_weights
+from equipoise.torch_device import widened
 
 _HUGE = 1e4  # times what is left in the sum: the error of float64 is then below 1e-12 of it
 
@@ -44,7 +45,7 @@ class LastUploadTracker:
         self.first, self.clients = first, clients
         self.known: set[int] = set()
         "numbers of the clients that have taken part"
-        self.total = State({name: clients * t.double() for name, t in first.items()})
+        self.total = State({name: clients * widened(t) for name, t in first.items()})
         "sum of all last uploads, in float64 so that rounding errors do not add up over the rounds"
 
     @property
@@ -62,7 +63,7 @@ class LastUploadTracker:
             for name, t in upload.message.items():
                 total[name] += t
                 if not newcomer:
-                    before = store.get(who)[SENT + name]
+                    before = store.get(who)[SENT + name].to(t.device)
                     total[name] -= before
                     largest = max(largest, float(before.abs().max()) if before.numel() else 0.0)
         everyone = LastUploads(
@@ -89,7 +90,7 @@ class LastUploadTracker:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take back what was saved."""
         self.known = set(tensors["last.heard"].tolist())
-        self.total = State({name: tensors[f"last.total.{name}"] for name in self.first})
+        self.total = State({name: tensors[f"last.total.{name}"].to(t.device) for name, t in self.first.items()})
 
 
 @dataclass(frozen=True)
@@ -134,14 +135,14 @@ class LastUploads(Uploads):
         return State({name: (t / self.clients).to(self.like[name].dtype) for name, t in self.total.items()})
 
     def weights(self) -> Tensor:
-        return torch.full((len(self),), 1 / len(self), dtype=torch.float64)
+        return equal_weights(self)
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
         return torch.stack(
             [
                 self.fresh[who].message[name].flatten()[low:high]
                 if who in self.fresh
-                else self.store.part(who, SENT + name, low, high)
+                else self.store.part(who, SENT + name, low, high).to(self.first[name].device)
                 for who in self.known
             ]
         )
@@ -155,6 +156,6 @@ class LastUploads(Uploads):
 
     def summed(self) -> "LastUploads":
         """Return the same uploads with their sum computed again from all of them."""
-        total = self.each(lambda rows: rows.double().sum(0))
+        total = self.each(lambda rows: widened(rows).sum(0))
         others = self.clients - len(self)
         return replace(self, total=State({name: t + others * self.first[name] for name, t in total.items()}))
