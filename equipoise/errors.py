@@ -11,3 +11,7 @@ class RunFailed(EquipoiseError):
 
 class Interrupted(Exception):
     """The user interrupted the run; everything up to the last complete round is saved."""
+
+
+class ProcessLost(RunFailed):
+    """Another process of the run has ended; the run can be resumed."""

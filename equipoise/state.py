@@ -3,13 +3,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from math import isfinite
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from equipoise.torch_device import wide_dtype, widened
+from equipoise.distributed.placement import Placement
+from equipoise.distributed.shards import Shards
+from equipoise.torch_device import CPU, wide_dtype, widened
 
 _BLOCK_BYTES = 64 << 20  # memory for the same coordinates of all messages
 
@@ -57,6 +60,13 @@ class State(dict[str, Tensor]):
         if all(t.device == device for t in self.values()):
             return self
         return State({name: t.to(device) for name, t in self.items()})
+
+    def digest(self) -> str:
+        """Return a hash of all numbers."""
+        hasher = blake2b(digest_size=16)
+        for name, t in self.items():
+            hasher.update(name.encode() + t.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return hasher.hexdigest()
 
     def shapes(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
         """Return the shape and number format of each tensor."""
@@ -133,6 +143,11 @@ class Uploads(ABC):
     def like(self) -> State:
         """Return a message with the fields and shapes of all of them."""
 
+    @property
+    @abstractmethod
+    def weighted(self) -> bool:
+        """Tell whether the clients sent weights."""
+
     @abstractmethod
     def mean(self) -> State:
         """Return the mean of all messages, each counting once."""
@@ -166,21 +181,44 @@ class Uploads(ABC):
 
     def combined(self, weights: Tensor) -> State:
         """Return the sum of all messages, each times its weight."""
-        return self.each(lambda rows: torch.tensordot(weights.to(rows.dtype), rows, dims=1))
+        return self.each(lambda rows: torch.tensordot(weights.to(rows), rows, dims=1))
 
 
-def equal_weights(uploads: Uploads) -> Tensor:
-    """Return weights of the messages that are equal and sum to one, on the device of the messages."""
-    device = next((t.device for t in uploads.like.values()), torch.device("cpu"))
-    return torch.full((len(uploads),), 1 / len(uploads), dtype=wide_dtype(device), device=device)
+class UploadsOfRound(Uploads):
+    """Base of the uploads of a round, whether all of them or only some are in this process."""
+
+    placement: Placement
+
+    @property
+    @abstractmethod
+    def own(self) -> Iterator[tuple[int, Upload]]:
+        """Yield the uploads that are in this process, each with its client's number."""
+
+    @abstractmethod
+    def only(self, *names: str) -> "UploadsOfRound": ...
+
+    def mean(self) -> State:
+        return self.combined(equal_shares(len(self)))
+
+    def combined(self, weights: Tensor) -> State:
+        """Return the sum of all messages, each times its weight, in an order that depends on the shards only."""
+        weight = dict(zip(self.who, weights.tolist(), strict=True))
+        device = next(iter(self.like.values())).device
+        total = self.placement.total(((who, upload.message, weight[who]) for who, upload in self.own), device)
+        return State(total or {})
+
+
+_ONE_PROCESS = Placement(Shards(1, count=1))
 
 
 @dataclass(frozen=True)
-class RoundUploads(Uploads):
+class RoundUploads(UploadsOfRound):
     """The accepted uploads of a round."""
 
     who: tuple[int, ...]
     items: tuple[Upload, ...]
+    placement: Placement = _ONE_PROCESS
+    "the order in which they are summed; other processes have the same uploads"
 
     def __len__(self) -> int:
         return len(self.items)
@@ -190,24 +228,38 @@ class RoundUploads(Uploads):
         return self.items
 
     @property
+    def own(self) -> Iterator[tuple[int, Upload]]:
+        yield from zip(self.who, self.items, strict=True)
+
+    @property
     def like(self) -> State:
         return self.uploads[0].message
 
-    def mean(self) -> State:
-        return self.combined(equal_weights(self))
+    @property
+    def weighted(self) -> bool:
+        return any(u.weight is not None for u in self.items)
 
     def weights(self) -> Tensor:
         given = [u.weight for u in self.uploads if u.weight is not None]
-        if len(given) < len(self.uploads):
-            return equal_weights(self)
-        weights = widened(torch.cat(given))
-        if not torch.isfinite(weights.sum()):  # each is finite, their sum is not
-            weights = weights / weights.max()
-        return weights / weights.sum()
+        return shares_of(torch.cat(given)) if len(given) == len(self) else equal_shares(len(self), self.like)
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
         return torch.stack([u.message[name].flatten()[low:high] for u in self.uploads])
 
     def only(self, *names: str) -> "RoundUploads":
         chosen = (Upload(State({k: u.message[k] for k in names})) for u in self.uploads)
-        return RoundUploads(self.who, tuple(chosen))
+        return RoundUploads(self.who, tuple(chosen), self.placement)
+
+
+def shares_of(weights: Tensor) -> Tensor:
+    """Return weights that sum to one, in float64."""
+    weights = widened(weights)
+    if not torch.isfinite(weights.sum()):  # each is finite, their sum is not
+        weights = weights / weights.max()
+    return weights / weights.sum()
+
+
+def equal_shares(count: int, like: State | None = None) -> Tensor:
+    """Return equal weights that sum to one, in float64; on the device of the message `like`, if it is given."""
+    device = next((t.device for t in (like or {}).values()), CPU)
+    return torch.full((count,), 1 / count, dtype=wide_dtype(device), device=device)

@@ -18,7 +18,7 @@ from equipoise.config.uploads import UploadSettings
 from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
-from equipoise.state import RoundUploads, State, Upload, Uploads
+from equipoise.state import RoundUploads, State, Upload, Uploads, UploadsOfRound
 from equipoise.torch_device import widened
 from equipoise.training.buffers import BUFFERS, without_buffers
 
@@ -78,7 +78,7 @@ class AggregationPipeline:
         self.last = None if first is None else LastUploadTracker(first, start.clients)
 
     def aggregate(
-        self, round: int, server: State, uploads: RoundUploads, names: Sequence[str], store: UploadStore
+        self, round: int, server: State, uploads: UploadsOfRound, names: Sequence[str], store: UploadStore
     ) -> tuple[State, dict[int, State]]:
         """Compute the server's next state.
 
@@ -124,8 +124,8 @@ class AggregationPipeline:
         shared = found[0] if len(found) == 1 else reduce(uploads.only(BUFFERS))
         return State(without_buffers(state), **shared)
 
-    def attacked(self, round: int, server: State, uploads: RoundUploads, names: Sequence[str]) -> RoundUploads:
-        """Replace what malicious clients send."""
+    def attacked(self, round: int, server: State, uploads: UploadsOfRound, names: Sequence[str]) -> UploadsOfRound:
+        """Replace what malicious clients send; every process then has all uploads, as an attack may look at them."""
         attack = self.settings.attack
         bad = [k for k, name in enumerate(names) if name in self.malicious]
         if attack is None or not bad:
@@ -141,7 +141,7 @@ class AggregationPipeline:
                 raise TypeError(f"{type(attack).__name__} sends {forged.shapes()} for {own[k].shapes()}")
             if forged.finite():  # else it would be rejected: the attacker sends its honest message
                 sent[k] = Upload(forged, sent[k].reference, sent[k].weight)
-        return RoundUploads(uploads.who, tuple(sent))
+        return RoundUploads(uploads.who, tuple(sent), uploads.placement)
 
     def noised(self, uploads: Uploads, last: bool) -> NoisedMeanUploads:
         """Add central noise to the sum of the uploads.

@@ -1,5 +1,7 @@
 """Functions that assemble a run from its parts: the initial model, the task, and the run folder."""
 
+import json
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +16,7 @@ from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.engine import Engine
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
+from equipoise.distributed.ranks import Ranks
 from equipoise.engine.run import Run
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import MetricLike
@@ -89,6 +92,7 @@ def run_in_folder(
     *,
     resume: bool,
     callbacks: Sequence[Callback],
+    ranks: Ranks | None = None,
     **written: Any,
 ) -> AnyRun:
     """Run in a locked run folder.
@@ -99,13 +103,41 @@ def run_in_folder(
         out: the run folder.
         tables: all settings, for run.toml.
         resume: whether the folder may already hold a run with the same settings, which is then resumed.
-        callbacks: receive the events of the run.
+        callbacks: receive the events of the run; in processes other than the first, only those that affect results.
+        ranks: the processes of the run; the first one writes the folder, and all must see it.
         **written: more facts for the section [written] of run.toml.
     """
+    ranks = ranks or Ranks()
+    ranks.check_equal("settings", json.dumps(tables, sort_keys=True, default=str))
+    if not ranks.leader:
+        called = CallbackList([callback for callback in callbacks if callback.affects_results], tables)
+        with called.watching():
+            return _run_beside_leader(build, execute, out, called, ranks)
     called = CallbackList(callbacks, tables)
     with RunFolder.at_work(out, dict(tables), resume, **written) as folder, called.watching():
+        ranks.barrier()
         run = build(folder, called)
         execute(run)
+    return run
+
+
+def _run_beside_leader(
+    build: Callable[[RunFolder, CallbackList], AnyRun],
+    execute: Callable[[AnyRun], None],
+    out: Path,
+    callbacks: CallbackList,
+    ranks: Ranks,
+) -> AnyRun:
+    """Run in a process that does not write the run folder, once the first process has locked it."""
+    ranks.barrier()
+    folder = RunFolder(out)
+    if not folder.config.exists():
+        raise EquipoiseError(
+            f"process {ranks.rank} on {socket.gethostname()} does not see the run folder {out}; processes on several "
+            "machines need a folder that all of them share"
+        )
+    run = build(folder, callbacks)
+    execute(run)
     return run
 
 

@@ -30,7 +30,7 @@ class BestModelOfRound:
 class BestModels:
     """One model per client, and one for all, stored like the states of clients."""
 
-    def __init__(self, task: Task, clients: int, folder: Path | None, memory: int):
+    def __init__(self, task: Task, clients: int, folder: Path | None, memory: int, part: tuple[int, int] = (0, 1)):
         """Create an empty store.
 
         Args:
@@ -38,9 +38,10 @@ class BestModels:
             clients: number of clients; 0 if only the global model can be kept.
             folder: the folder of checkpoints; without it all models stay in memory.
             memory: memory limit in bytes, if there is a folder.
+            part: number of this process and number of processes.
         """
         self.task, self.global_row = task, clients
-        self.store = ClientStore(clients + 1, self._state(task.w0, None, 0), folder, memory, FOLDER)
+        self.store = ClientStore(clients + 1, self._state(task.w0, None, 0), folder, memory, FOLDER, part)
 
     def _state(self, vector: Tensor, buffers: Tensor | None, round: int) -> State:
         own = {"buffers": self.task.buffers if buffers is None else buffers} if len(self.task.buffers) else {}

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from equipoise.distributed.ranks import Ranks
 from equipoise.engine.client_store import ClientStore
 from equipoise.state import State
 from equipoise.storage import atomic_files, tensor_files
@@ -43,8 +44,14 @@ def _digest_of(manifest: dict[str, Any]) -> str:
 class CheckpointFolder:
     """The folder of a run's checkpoints."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, ranks: Ranks | None = None):
+        """Create the folder.
+
+        Args:
+            folder: the folder.
+            ranks: the processes of the run; each writes its clients' states, and the first all the rest.
+        """
+        self.folder, self.ranks = folder, ranks or Ranks()
         atomic_files.make_folder(folder)
         self.digests: dict[str, str] = {}  # segments never change: each is read for its digest once
 
@@ -69,6 +76,27 @@ class CheckpointFolder:
         """
         for store in stores.values():
             store.flush()
+            for path in store.fresh_segments():
+                self.digests.pop(path.name, None)
+            own = {path.name: self._digest(path) for path in store.fresh_segments()}
+            for digests in self.ranks.gather_json(own):
+                self.digests |= digests
+            store.merge(self.ranks)
+        keep = self._write(round, step, server, stores, kept, facts) if self.ranks.leader else None
+        keep = self.ranks.gather_json(keep)[0]
+        for store in stores.values():
+            store.forget_segments(keep)
+
+    def _write(
+        self,
+        round: int,
+        step: int,
+        server: State,
+        stores: Mapping[str, ClientStore],
+        kept: dict[str, Tensor],
+        facts: dict[str, Any],
+    ) -> list[str]:
+        """Write the server's state and the manifest; return the names of all files that are kept."""
         when = f"{round:06d}" + (f"s{step:03d}" if step else "")
         names = [f"server-{when}{letter}.safetensors" for letter in ("", "b")]
         name = next((name for name in names if not (self.folder / name).exists()), names[0])
@@ -93,7 +121,7 @@ class CheckpointFolder:
         }
         newest = f"round-{when}.json"
         atomic_files.write_json(self.folder / newest, {**manifest, "digest": _digest_of(manifest)})
-        self._remove_old(stores.values(), newest)
+        return self._remove_old(stores.values(), newest)
 
     def _digest(self, path: Path) -> str:
         if path.name not in self.digests:
@@ -104,8 +132,8 @@ class CheckpointFolder:
         """Return the manifests, the newest first."""
         return sorted(self.folder.glob("round-*.json"), reverse=True)
 
-    def _remove_old(self, stores: Iterable[ClientStore], newest: str) -> None:
-        """Remove the files that none of the kept checkpoints needs.
+    def _remove_old(self, stores: Iterable[ClientStore], newest: str) -> list[str]:
+        """Remove the files that none of the kept checkpoints needs; return the names of the others.
 
         Manifests of later rounds are removed too: the run resumed from before them, so they were damaged.
         """
@@ -120,10 +148,7 @@ class CheckpointFolder:
             for path in self.folder.glob(pattern):
                 if path.name not in keep:
                     path.unlink()
-        for store in stores:
-            for number in list(store.rows):
-                if store.segment_name(number) not in keep:
-                    del store.rows[number]
+        return sorted(keep)
 
     def load(self, stores: Mapping[str, ClientStore]) -> tuple[Checkpoint | None, list[str]]:
         """Return the newest intact checkpoint, if there is one, and complaints about newer ones that are damaged."""
@@ -148,9 +173,11 @@ class CheckpointFolder:
                         store.restore(groups[group], manifest[group]["written"], rows)
                 self.digests = dict(manifest["files"])
                 round, step = manifest["round"], manifest.get("step", 0)
+                self.ranks.check_equal("checkpoints", path.name)
                 return Checkpoint(round, step, State(groups["server"]), groups["kept"], manifest["facts"]), complaints
             except FileNotFoundError as error:
                 complaints.append(f"the checkpoint {path.name} cannot be used: {Path(error.filename).name} is missing")
             except (ValueError, KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
                 complaints.append(f"the checkpoint {path.name} cannot be used: {error}")
+        self.ranks.check_equal("checkpoints", None)
         return None, complaints

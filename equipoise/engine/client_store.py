@@ -10,12 +10,13 @@ import math
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from equipoise.distributed.ranks import Ranks
 from equipoise.state import State
 from equipoise.storage import tensor_files
 
@@ -95,7 +96,13 @@ class ClientStore:
     """The states of all clients of a run."""
 
     def __init__(
-        self, clients: int, initial: State, folder: Path | None = None, memory: int = 1 << 30, prefix: str = "clients"
+        self,
+        clients: int,
+        initial: State,
+        folder: Path | None = None,
+        memory: int = 1 << 30,
+        prefix: str = "clients",
+        part: tuple[int, int] = (0, 1),
     ):
         """Create a store.
 
@@ -105,13 +112,22 @@ class ClientStore:
             folder: the folder for segments; without it all states stay in memory.
             memory: memory limit in bytes, if there is a folder.
             prefix: what the names of the segments begin with.
+            part: number of this process and number of processes, which take turns in numbering segments.
         """
         self.initial, self.folder, self.memory, self.prefix = initial, folder, memory, prefix
         self.segment = np.full(clients, _NOT_SAVED, dtype=np.int64)  # where each client's newest saved state is
         self.row = np.zeros(clients, dtype=np.int64)
         self.changed = _Pending()  # not in a segment yet
         self.kept = _Pending()  # in a segment, and still in memory
+        self.turn, self.processes = part
         self.written = 0
+        "number of segments so far, of all processes"
+        self.own: np.ndarray | None = None
+        "mask of the clients that belong to this process; None: all of them"
+        self.moved: set[int] = set()
+        "clients whose states were written since the last checkpoint"
+        self.fresh: list[int] = []
+        "segments that this process has written since then"
         self.rows: dict[int, int] = {}  # rows in each segment
         self.open: dict[int, _Segment] = {}  # recently read
 
@@ -158,7 +174,7 @@ class ClientStore:
             return
         for number in self._mostly_outdated():
             for who in np.flatnonzero(self.segment == number).tolist():
-                if self.changed.get(who) is None:
+                if self.changed.get(who) is None and (self.own is None or self.own[who]):
                     self.changed.add(who, self.get(who))
         waiting = sorted(self.changed.states)
         limit = max(1, _SEGMENT_BYTES // max(1, self.initial.nbytes))
@@ -168,23 +184,31 @@ class ClientStore:
     def _write(self, clients: list[int]) -> None:
         states = [self.changed.states[who] for who in clients]
         tensors = {name: torch.stack([state[name] for state in states]) for name in states[0]}
-        tensor_files.write_tensors(self._path(self.written), tensors)
+        # Process k of n writes the segments k, n + k, 2 n + k and so on, counted from the last checkpoint.
+        number = self.written + self.turn
+        tensor_files.write_tensors(self._path(number), tensors)
         for row, (who, state) in enumerate(zip(clients, states, strict=True)):
-            self.segment[who], self.row[who] = self.written, row
+            self.segment[who], self.row[who] = number, row
             self.changed.remove(who)
             self._keep(who, state)
-        self.open.pop(self.written, None)
-        self.rows[self.written] = len(clients)
-        self.written += 1
+        self.open.pop(number, None)
+        self.moved.update(clients)
+        self.fresh.append(number)
+        self.rows[number] = len(clients)
+        self.written += self.processes
 
     def _mostly_outdated(self) -> list[int]:
-        current = np.bincount(self.segment[self.segment >= 0], minlength=self.written)
+        current = np.bincount(self.segment[self.segment >= 0], minlength=self.written + self.processes)
         return [number for number, rows in self.rows.items() if 0 < 2 * current[number] < rows]
 
     def _keep(self, who: int, state: State) -> None:
         self.kept.add(who, state)
         while self.kept.bytes > self.memory // 2:
             self.kept.remove_oldest()
+
+    def fresh_segments(self) -> list[Path]:
+        """Return the files that this process has written since the last checkpoint."""
+        return [self._path(number) for number in self.fresh]
 
     def _path(self, number: int) -> Path:
         assert self.folder is not None
@@ -210,6 +234,33 @@ class ClientStore:
     def table(self) -> dict[str, torch.Tensor]:
         """Return where each client's newest state is, for a checkpoint."""
         return {"segment": torch.from_numpy(self.segment), "row": torch.from_numpy(self.row)}
+
+    def merge(self, ranks: Ranks) -> None:
+        """Make the tables those of all processes, after each has written its changed states.
+
+        The states of other processes' clients are then read from the segments of those processes.
+        """
+        if ranks.size > 1:
+            who = torch.tensor(sorted(self.moved), dtype=torch.int64)
+            found = ranks.gather({"who": who, **{name: t[who] for name, t in self.table().items()}})
+            self.written = max(ranks.gather_json(self.written))
+            counts = ranks.gather_json({str(number): rows for number, rows in self.rows.items()})
+            self.rows = {int(number): rows for part in counts for number, rows in part.items()}
+            for rank, part in enumerate(found):
+                if rank != ranks.rank:
+                    others = part["who"].numpy()
+                    self.segment[others], self.row[others] = part["segment"].numpy(), part["row"].numpy()
+                    for each in others.tolist():
+                        self.kept.remove(each)
+        self.moved.clear()
+        self.fresh.clear()
+
+    def forget_segments(self, keep: Collection[str]) -> None:
+        """Forget the segments whose files were removed, which are all but these."""
+        for number in list(self.rows):
+            if self.segment_name(number) not in keep:
+                del self.rows[number]
+                self.open.pop(number, None)
 
     def restore(self, table: dict[str, torch.Tensor], written: int, rows: dict[int, int]) -> None:
         """Restore what a checkpoint saved.

@@ -6,15 +6,15 @@ mean over the round. In the mean, a client that has never taken part counts with
 only clients that have.
 """
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from equipoise.executors.base import SENT
-from equipoise.state import State, Upload, Uploads, equal_weights
+from equipoise.state import State, Upload, Uploads, UploadsOfRound, equal_shares
 from equipoise.torch_device import widened
 
 _HUGE = 1e4  # times what is left in the sum: the error of float64 is then below 1e-12 of it
@@ -53,25 +53,36 @@ class LastUploadTracker:
         """Return what the store keeps for a client that has not taken part yet."""
         return State({SENT + name: t for name, t in self.first.items()})
 
-    def with_round(self, uploads: Uploads, store: UploadStore) -> "LastUploads":
+    def with_round(self, uploads: UploadsOfRound, store: UploadStore) -> "LastUploads":
         """Return the last uploads of all clients, with those of the round in place of the ones before."""
-        total = State({name: t.clone() for name, t in self.total.items()})
-        known, largest = set(self.known), 0.0
-        for who, upload in zip(uploads.who, uploads.uploads, strict=True):
-            newcomer = who not in known and len(known) >= self.clients  # more than were announced: all count
+        known, newcomers = set(self.known), set()
+        for who in uploads.who:
+            if who not in known and len(known) >= self.clients:  # more than were announced: all count
+                newcomers.add(who)
             known.add(who)
-            for name, t in upload.message.items():
-                total[name] += t
-                if not newcomer:
-                    before = store.get(who)[SENT + name].to(t.device)
-                    total[name] -= before
-                    largest = max(largest, float(before.abs().max()) if before.numel() else 0.0)
-        everyone = LastUploads(
-            uploads.who, uploads.uploads, store, tuple(sorted(known)), total, self.first, self.clients
-        )
+        largest = 0.0
+
+        def changes() -> Iterator[tuple[int, State, float]]:
+            nonlocal largest
+            for who, upload in uploads.own:
+                if not uploads.placement.owns(who):
+                    continue
+                message = upload.message
+                if who in newcomers:
+                    yield who, State({k: widened(t) for k, t in message.items()}), 1.0
+                    continue
+                before = State({k: store.get(who)[SENT + k].to(t.device) for k, t in message.items()})
+                yield who, State({k: widened(t) - before[k] for k, t in message.items()}), 1.0
+                largest = max([largest, *(float(t.abs().max()) for t in before.values() if t.numel())])
+
+        device = next(iter(self.total.values())).device
+        change = uploads.placement.total(changes(), device) or {}
+        total = State({name: t + change[name] if name in change else t for name, t in self.total.items()})
+        round = dict(uploads.own)
+        everyone = LastUploads(uploads, round, store, tuple(sorted(known)), total, self.first, self.clients)
         left = max((float(t.abs().max()) for t in total.values() if t.numel()), default=0.0)
         # Beside a huge number the others were rounded away; when it leaves, the sum is computed again.
-        return everyone.summed() if largest > _HUGE * left else everyone
+        return everyone.summed() if uploads.placement.ranks.any(largest > _HUGE * left) else everyone
 
     def take(self, everyone: "LastUploads") -> dict[int, State]:
         """Finish a round: its uploads are now the last ones. Return what the store is to keep of each."""
@@ -97,9 +108,10 @@ class LastUploadTracker:
 class LastUploads(Uploads):
     """The last upload of every client. Rows are those of the clients that have taken part, by their numbers."""
 
-    who: tuple[int, ...]
-    items: tuple[Upload, ...]
+    round: UploadsOfRound
     "the uploads of the round"
+    fresh: Mapping[int, Upload]
+    "those of them that are in this process, by the clients' numbers"
     store: UploadStore
     known: tuple[int, ...]
     "numbers of the clients that have taken part"
@@ -110,17 +122,20 @@ class LastUploads(Uploads):
     announced: int
     "number of clients that were announced"
 
-    @cached_property
-    def fresh(self) -> dict[int, Upload]:
-        """Return the uploads of the round by the clients' numbers."""
-        return dict(zip(self.who, self.uploads, strict=True))
+    @property
+    def who(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.round.who
 
     def __len__(self) -> int:
         return len(self.known)
 
     @property
     def uploads(self) -> tuple[Upload, ...]:
-        return self.items
+        return self.round.uploads
+
+    @property
+    def weighted(self) -> bool:
+        return self.round.weighted
 
     @property
     def clients(self) -> int:
@@ -129,33 +144,41 @@ class LastUploads(Uploads):
 
     @property
     def like(self) -> State:
-        return self.uploads[0].message
+        return self.round.like
 
     def mean(self) -> State:
         return State({name: (t / self.clients).to(self.like[name].dtype) for name, t in self.total.items()})
 
     def weights(self) -> Tensor:
-        return equal_weights(self)
+        return equal_shares(len(self), self.like)
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
-        return torch.stack(
-            [
-                self.fresh[who].message[name].flatten()[low:high]
-                if who in self.fresh
-                else self.store.part(who, SENT + name, low, high).to(self.first[name].device)
-                for who in self.known
-            ]
-        )
+        own = [self._part(who, name, low, high) for who in self.known if self.round.placement.owns(who)]
+        return self.round.placement.rows(own, self.like[name].flatten()[low:high])
+
+    def _part(self, who: int, name: str, low: int, high: int) -> Tensor:
+        if who in self.fresh:
+            return self.fresh[who].message[name].flatten()[low:high]
+        return self.store.part(who, SENT + name, low, high).to(self.like[name].device)
 
     def only(self, *names: str) -> "LastUploads":
         def chosen(state: State) -> State:
             return State({k: state[k] for k in names})
 
-        uploads = tuple(Upload(chosen(u.message)) for u in self.uploads)
-        return replace(self, items=uploads, total=chosen(self.total), first=chosen(self.first))
+        fresh = {who: Upload(chosen(u.message)) for who, u in self.fresh.items()}
+        chosen_round = self.round.only(*names)
+        return replace(self, round=chosen_round, fresh=fresh, total=chosen(self.total), first=chosen(self.first))
 
     def summed(self) -> "LastUploads":
         """Return the same uploads with their sum computed again from all of them."""
-        total = self.each(lambda rows: widened(rows).sum(0))
+
+        def own() -> Iterator[tuple[int, State, float]]:
+            for who in filter(self.round.placement.owns, self.known):
+                message = self.fresh[who].message if who in self.fresh else None
+                kept = self.store.get(who) if message is None else {SENT + k: t for k, t in message.items()}
+                yield who, State({k: widened(kept[SENT + k].to(t.device)) for k, t in self.first.items()}), 1.0
+
+        device = next(iter(self.total.values())).device
+        total = self.round.placement.total(own(), device) or {}
         others = self.clients - len(self)
-        return replace(self, total=State({name: t + others * self.first[name] for name, t in total.items()}))
+        return replace(self, total=State({k: total.get(k, 0) + others * widened(t) for k, t in self.first.items()}))

@@ -16,6 +16,7 @@ from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
 from equipoise.config.uploads import UploadSettings
+from equipoise.distributed.ranks import Ranks
 from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.best_models import FOLDER, BestModels
 from equipoise.engine.checkpoint import Checkpoint, CheckpointFolder
@@ -30,7 +31,7 @@ from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.executors.base import ClientModel
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise
-from equipoise.state import RoundUploads, State
+from equipoise.state import State, UploadsOfRound
 from equipoise.storage.run_folder import RunFolder, read_toml
 from equipoise.training.buffers import BUFFERS
 from equipoise.training.task import Task
@@ -53,16 +54,18 @@ class Run(ABC):
         callbacks: CallbackList | None,
         uploads: UploadSettings | None = None,
         devices: Devices | None = None,
+        ranks: Ranks | None = None,
     ):
         self.task, self.algorithm, self.schedule, self.start = task, algorithm, schedule, start
         self.folder, self.callbacks = folder, callbacks or CallbackList()
         self.devices = devices or Devices()
+        self.ranks = ranks or Ranks()
         check_compatibility(task, algorithm, schedule, self.devices)
         uploads = uploads or UploadSettings()
         self.private = uploads.privacy is not None
         self.server = initial_server(task, algorithm, start, self.private)
         self.schema = message_schema(task, algorithm, start, self.private)
-        self.checkpoints = None if folder is None else CheckpointFolder(folder.checkpoint)
+        self.checkpoints = None if folder is None else CheckpointFolder(folder.checkpoint, self.ranks)
         self.pipeline = AggregationPipeline(uploads, algorithm, start, self.draw_noise, self.server.get(BUFFERS))
         self.rescored = False
         "whether its training was taken from another run"
@@ -131,6 +134,10 @@ class Run(ABC):
     def personal_models(self, clients: Sequence[str]) -> Iterator[ClientModel]:
         """Yield the current personal models of these clients."""
 
+    def own_clients(self, clients: Sequence[str]) -> Sequence[str]:
+        """Return those of these clients whose models can be made in this process."""
+        return clients
+
     def module_of(self, model: ClientModel) -> nn.Module:
         """Return the module that a client predicts with."""
         return self.task.to_module(model.vector, model.buffers)
@@ -165,13 +172,15 @@ class Run(ABC):
         """Tell whether the models of this round are scored."""
         return round % self.schedule.evaluate_every == 0 or round == self.schedule.rounds
 
-    def aggregate(self, round: int, uploads: RoundUploads, names: list[str]) -> dict[int, State]:
+    def aggregate(self, round: int, uploads: UploadsOfRound, names: list[str]) -> dict[int, State]:
         """Set the server's next state, and return what is to be kept of each upload."""
         server, kept = self.pipeline.aggregate(round, self.server, uploads, names, self.upload_store)
         if BUFFERS in server:
             server = State(server, **{BUFFERS: self.task.buffer_layout.valid(server[BUFFERS])})
         if not server.finite():
             raise RunFailed(self.failure(round, "the server's new state has NaN or infinite numbers"))
+        if self.ranks.size > 1:
+            self.ranks.check_equal(f"results in round {round}", server.digest())
         self.server = server
         return kept
 
@@ -215,7 +224,7 @@ class Run(ABC):
     def log(self, line: dict[str, Any], timing: dict[str, Any]) -> None:
         """Write the lines of a round, and report it to callbacks that only watch."""
         self.lines.append(line)
-        if self.folder is not None:
+        if self.folder is not None and self.ranks.leader:
             self.folder.append(self.folder.metrics, line)
             self.folder.append(self.folder.timings, timing)
         self.callbacks.on_round_end(line, affects_results=False)
@@ -244,7 +253,9 @@ class Run(ABC):
             **self.facts(),
         }
         tensors = kept | self.pipeline.tensors()
-        stores = {"store": self.store, **self.best.stores()}
+        stores = {"store": self.store}
+        if self.ranks.any(bool(self.best.stores())):
+            stores[FOLDER] = self.best.store
         self.checkpoints.save(self.done, self.step, self.server, stores, tensors, facts)
 
     def restore(self) -> dict[str, int] | None:
@@ -287,9 +298,11 @@ class Run(ABC):
                 f"algorithm.schedule depends on the number of rounds, which was {before} and is now "
                 f"{self.schedule.rounds}: rounds from here on have other rates than in a run that began with it"
             )
-        for log in self.folder.logs:
-            self.folder.cut(log, lengths.get(log.name, 0))
+        if self.ranks.leader:
+            for log in self.folder.logs:
+                self.folder.cut(log, lengths.get(log.name, 0))
+            if self.done < self.schedule.rounds and self.stopped is None:
+                self.folder.unfinished()
+            self.folder.write_config()
+        self.ranks.barrier()
         self.lines = self.folder.read_metrics()
-        if self.done < self.schedule.rounds and self.stopped is None:
-            self.folder.unfinished()
-        self.folder.write_config()

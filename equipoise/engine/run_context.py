@@ -80,13 +80,14 @@ class EngineContext(RunContext):
             raise EquipoiseError(f"the {kind} model cannot be kept: {why}")
         run = self._run
         if kind == "personal":
-            for model in run.personal_models(clients):
+            for model in run.personal_models(run.own_clients(clients)):
                 run.best.keep(model.who, model.vector, model.buffers, run.done)
             return
         global_model = run.algorithm.global_model(run.server)
         if global_model is None:
             raise EquipoiseError(f"{type(run.algorithm).__name__} has no global model to keep")
-        run.best.keep(run.best.global_row, global_model, run.global_buffers(), run.done)
+        if run.ranks.leader:
+            run.best.keep(run.best.global_row, global_model, run.global_buffers(), run.done)
 
     def save_checkpoint(self) -> None:
         self._run.checkpoint_wanted = True  # after the round is logged, so that none of its lines is lost

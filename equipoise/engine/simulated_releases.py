@@ -74,7 +74,6 @@ class SimulatedReleases:
         """
         privacy = self.pipeline.settings.privacy
         assert privacy is not None
-        self.pipeline.ledger.released[name] += 1
         if not result.finite:
             return replace(result, upload=Upload(result.upload.message))
         if self.pipeline.last is None:

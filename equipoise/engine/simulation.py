@@ -1,4 +1,4 @@
-"""The simulator, which runs all rounds of a federation in this process."""
+"""The simulator, which runs all rounds of a federation: in this process, or in several that do the same steps."""
 
 import copy
 import threading
@@ -19,18 +19,21 @@ from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
+from equipoise.distributed.placement import Placement
+from equipoise.distributed.ranks import Ranks
 from equipoise.engine.best_models import BestModels
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore, RenumberedStore
 from equipoise.engine.compatibility import check_batches, check_data
 from equipoise.engine.origin import describe_origin, find_difference, find_legacy_difference, legacy_fingerprint
+from equipoise.engine.round_facts import ResultFacts, RoundFacts, accepted_uploads, share_facts
 from equipoise.engine.run import Run
 from equipoise.engine.run_context import EngineContext
 from equipoise.engine.run_output import shown_states, write_results
 from equipoise.engine.signals import stop_on_interrupt
 from equipoise.engine.simulated_releases import SimulatedReleases
 from equipoise.engine.summary import summarize_run
-from equipoise.errors import EquipoiseError, Interrupted, RunFailed
+from equipoise.errors import EquipoiseError, Interrupted, ProcessLost, RunFailed
 from equipoise.evaluation.evaluator import AT_ONCE
 from equipoise.evaluation.kept_predictions import check_room
 from equipoise.evaluation.run_scores import RunScores
@@ -39,7 +42,7 @@ from equipoise.executors.base import ClientJob, ClientModel, ClientResult, HeldS
 from equipoise.executors.build import build_executor
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, seeded_noise
-from equipoise.state import RoundUploads, State
+from equipoise.state import State
 from equipoise.storage.model_kinds import COLUMNS
 from equipoise.storage.run_folder import RunFolder
 from equipoise.training.buffers import broadcast
@@ -63,6 +66,7 @@ class Simulation(Run):
         callbacks: CallbackList | None = None,
         uploads: UploadSettings | None = None,
         devices: Devices | None = None,
+        ranks: Ranks | None = None,
     ):
         """Create a simulation.
 
@@ -76,6 +80,7 @@ class Simulation(Run):
             callbacks: receive the events of the run.
             uploads: the attack, the reducer and privacy.
             devices: the device classes of the clients.
+            ranks: the processes of the run; without it this is the only one.
         """
         self.federation = federation.prepared(task.dtype, task.channels_last)
         check_data(task, federation)
@@ -84,7 +89,7 @@ class Simulation(Run):
         self.number = federation.numbers
         samples = int(federation.train.lengths[self.training].sum())
         start = task.start(len(self.training), samples, schedule.seed)
-        super().__init__(task, algorithm, schedule, start, folder, callbacks, uploads, devices)
+        super().__init__(task, algorithm, schedule, start, folder, callbacks, uploads, devices, ranks)
         self.longest = int(federation.train.lengths[self.training].max())
         sizes = federation.train.lengths.tolist()
         check_batches(task, algorithm, dict(zip(federation.names, sizes, strict=True)))
@@ -104,13 +109,23 @@ class Simulation(Run):
         if self.pipeline.last is not None:
             initial |= self.pipeline.last.initial
         states = None if folder is None else folder.checkpoint
-        self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20)
-        self.best = BestModels(task, len(federation), states, engine.memory_mb << 20)
+        part = self.ranks.rank, self.ranks.size
+        self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20, part=part)
+        self.best = BestModels(task, len(federation), states, engine.memory_mb << 20, part)
         self.interrupted = threading.Event()
         self.executor = build_executor(engine, task, self.federation, algorithm, schedule)
+        self.placement = Placement(self.executor.shards, self.ranks)
+        if self.ranks.size > 1:
+            if folder is None:
+                raise EquipoiseError("a run in several processes needs a run folder; say out=...")
+            self.ranks.check_equal("data or initial weights", self.fingerprint)
+            self.store.own = np.array([self.owns(who) for who in range(len(federation))])
+            self.best.store.own = np.append(self.store.own, self.ranks.leader)
         self.scores = self.new_scores()
         self.scores_missing = False
         "whether the last checkpoint has scores by other metrics"
+        self.failed_elsewhere = False
+        "whether a callback failed in any process in this round"
 
     def __repr__(self) -> str:
         name, clients = type(self.algorithm).__name__, len(self.federation)
@@ -166,13 +181,31 @@ class Simulation(Run):
                 while not self.over:
                     if not self.advance():
                         break
-                    self.callbacks.check()
+                    self.check_callbacks()
             if self.interrupted.is_set() and not self.over:
                 self.save_checkpoint()
                 raise Interrupted
             self.finish()
         finally:
             self.close()
+
+    def check_callbacks(self) -> None:
+        """Raise the error of a callback, if one failed in this round; all processes stop then."""
+        self.callbacks.check()
+        if self.failed_elsewhere:
+            raise ProcessLost("a callback failed in another process of this run, so the run stops")
+
+    def agree_on_callbacks(self) -> None:
+        """Let all processes do what callbacks asked for in any of them: stop the run, or save a checkpoint."""
+        if self.ranks.size > 1:
+            asked = [self.stopped, self.checkpoint_wanted, self.callbacks.failure is not None]
+            stopped, wanted, failed = zip(*self.ranks.gather_json(asked), strict=True)
+            self.stopped = next((why for why in stopped if why is not None), None)
+            self.checkpoint_wanted, self.failed_elsewhere = any(wanted), any(failed)
+
+    def owns(self, who: int) -> bool:
+        """Tell whether a client belongs to this process."""
+        return self.placement.owns(self.number[who])
 
     @property
     def over(self) -> bool:
@@ -187,7 +220,7 @@ class Simulation(Run):
     def new_scores(self) -> RunScores:
         """Return evaluators that have not scored anything yet."""
         settings = (self.pipeline.malicious, self.schedule.select, self.budgets)
-        return RunScores(self.federation, self.algorithm, self.executor, *settings)
+        return RunScores(self.federation, self.algorithm, self.executor, *settings, self.placement)
 
     def job(self, who: int, held: HeldState | None = None) -> ClientJob:
         """Return the job of a client: in its stored state or in `held`, with what the server would send it now."""
@@ -203,30 +236,33 @@ class Simulation(Run):
         self.client_seconds.clear()
         before = self.server, copy.deepcopy(self.counters), self.stopped
         snapshot = self.pipeline.snapshot()
-        jobs = [self.job(who) for who in self.sample(round)]
-        asked, solves, sent = len(jobs), [], {}
-        accepted: list[ClientResult] = []
+        cohort = self.sample(round)
+        jobs = [self.job(who) for who in cohort if self.owns(who)]
+        asked, solves, sent = len(cohort), [], {}
+        own: list[ClientResult] = []
         for exchange in range(exchanges_of(self.algorithm)):
             if exchange:
-                jobs = [self.job(r.who, r.held) for r in accepted]
+                jobs = [self.job(r.who, r.held) for r in own]
             results = list(self.executor.train(round, jobs, self.interrupted.is_set))
-            for result in results:
-                if result.seconds is not None:
-                    self.client_seconds[self.federation.names[result.who]] += result.seconds
-            if self.interrupted.is_set():
-                self.server, self.counters, self.stopped = before
-                self.pipeline.rollback(snapshot)
-                return False
             if self.pipeline.settings.privacy is not None:
                 results = [
                     self.privacy.released(round, exchange, job, result, self.federation.names[job.who], self.store)
-                    for job, result in zip(jobs, results, strict=True)
+                    for job, result in zip(jobs, results, strict=False)
                 ]
-            accepted = self._accept(round, jobs, results)
-            uploads = RoundUploads(tuple(self.number[r.who] for r in accepted), tuple(r.upload for r in accepted))
-            sent = self.aggregate(round, uploads, [self.federation.names[r.who] for r in accepted])
-            solves += [result.solves for result in accepted]
-        for result in accepted:
+            facts = share_facts(self.placement, jobs, results, self.interrupted.is_set())
+            if facts.interrupted:
+                self.interrupted.set()
+                self.server, self.counters, self.stopped = before
+                self.pipeline.rollback(snapshot)
+                return False
+            accepted = self._accept(round, facts, results)
+            kept = {fact.who for fact in accepted}
+            own = [result for result in results if result.who in kept]
+            device = self.task.w0.device
+            uploads = accepted_uploads(self.placement, accepted, own, self.number.__getitem__, self.schema.up, device)
+            sent = self.aggregate(round, uploads, [self.federation.names[fact.who] for fact in accepted])
+            solves += [fact.solves for fact in accepted]
+        for result in own:
             self.store.put(result.who, State(result.client, **sent.get(self.number[result.who], {})))
         self.done = round
         trained = time.perf_counter()
@@ -235,13 +271,15 @@ class Simulation(Run):
         rest = self.count_solves(round, *self.task.judge(solves)) | self.counters.sums()
         line = self._evaluated(head, rest) if self.evaluates(round) else head | rest
         self.callbacks.on_round_end(line, affects_results=True)
+        self.agree_on_callbacks()
         if self.stopped is not None and not self.evaluates(round):  # the last round is always evaluated
             line = self._evaluated(head, rest)
         self.scores.adapt(round, self.server, self.store, last=self.over)
         self.counters.seconds += time.perf_counter() - began
         self.log(line, self.timing(round, trained - began, time.perf_counter() - trained))
+        self.agree_on_callbacks()  # those that only watch have seen the line now
         due = round % self.schedule.checkpoint_every == 0 or self.checkpoint_wanted
-        if due or self.over or self.callbacks.failure is not None:
+        if due or self.over or self.callbacks.failure is not None or self.failed_elsewhere:
             self.save_checkpoint()
             self.checkpoint_wanted = False
         return True
@@ -259,26 +297,27 @@ class Simulation(Run):
     def draw_noise(self, number: int, purpose: str) -> Noise:
         return seeded_noise(self.schedule.seed, number, purpose)
 
-    def _accept(self, round: int, jobs: list[ClientJob], results: list[ClientResult]) -> list[ClientResult]:
+    def _accept(self, round: int, facts: RoundFacts, own: list[ClientResult]) -> list[ResultFacts]:
         """Return the results with finite numbers; a client whose update is dropped keeps its old state."""
-        for job in jobs:
-            self.counters.bytes_down += job.down.nbytes
-        accepted, dropped = [], []
-        for result in results:
-            wire = result.upload.wire
-            if wire.shapes() != self.schema.up:
-                raise TypeError(f"{type(self.algorithm).__name__} announced {self.schema.up}, sent {wire.shapes()}")
-            self.counters.bytes_up += wire.nbytes
-            self.counters.gradient_samples += result.gradient_samples
-            if result.finite:
-                accepted.append(result)
-                continue
-            dropped.append(result)
+        for result in own:
+            shapes = result.upload.wire.shapes()
+            if shapes != self.schema.up:
+                raise TypeError(f"{type(self.algorithm).__name__} announced {self.schema.up}, sent {shapes}")
+        self.counters.bytes_down += facts.bytes_down
+        for fact in facts.results:
+            name = self.federation.names[fact.who]
+            self.counters.bytes_up += fact.bytes_up
+            self.counters.gradient_samples += fact.gradient_samples
+            if fact.seconds is not None:
+                self.client_seconds[name] += fact.seconds
+            if self.pipeline.settings.privacy is not None:
+                self.pipeline.ledger.released[name] += 1
+        dropped = [fact for fact in facts.results if not fact.finite]
         if dropped:
-            self._report_dropped(round, dropped, len(results))
-        return accepted
+            self._report_dropped(round, dropped, len(facts.results))
+        return [fact for fact in facts.results if fact.finite]
 
-    def _report_dropped(self, round: int, dropped: list[ClientResult], asked: int) -> None:
+    def _report_dropped(self, round: int, dropped: list[ResultFacts], asked: int) -> None:
         """Count updates that are not finite, and report them in one sentence; if all are, the run fails."""
         self.counters.left_out += len(dropped)
         _, complaint = self.task.judge(result.solves for result in dropped)
@@ -317,12 +356,25 @@ class Simulation(Run):
         numbers = {self.federation.names[who]: who for who in self.training}
         if unknown := [name for name in clients if name not in numbers]:
             raise EquipoiseError(f"there is no client {unknown[0]!r} that trains; they are {', '.join(numbers)}")
-        for first in range(0, len(clients), AT_ONCE):
-            jobs = [self.job(numbers[name]) for name in clients[first : first + AT_ONCE]]
+        wanted = [self._own_client(numbers[name]) for name in clients]
+        for some in self.executor.shards.portions(wanted, self.number.__getitem__, AT_ONCE):
+            jobs = [self.job(who) for who in some]
             for model, _ in self.executor.models(self.done, jobs, "personal"):
                 if model is None:
                     raise EquipoiseError(f"{type(self.algorithm).__name__} has no personal models")
                 yield model
+
+    def own_clients(self, clients: Sequence[str]) -> list[str]:
+        numbers = {name: who for who, name in enumerate(self.federation.names)}
+        return [name for name in clients if self.owns(numbers[name])]
+
+    def _own_client(self, who: int) -> int:
+        if not self.owns(who):
+            raise EquipoiseError(
+                f"the model of {self.federation.names[who]!r} is in another process of this run; models of all clients "
+                "are in the run folder when the run is over"
+            )
+        return who
 
     def module_of(self, model: ClientModel) -> nn.Module:
         module = super().module_of(model)
@@ -340,9 +392,12 @@ class Simulation(Run):
 
     def finish(self) -> None:
         """Write the results into the run folder, and report the end of the run."""
-        if self.folder is not None:
-            self.best.write(self.folder.path, {name: who for who, name in enumerate(self.federation.names)})
-        self.report_end(self.summary() if self.folder is None else self.write_results(self.folder))
+        if self.folder is None or not self.ranks.leader:
+            self.report_end(self.summary())
+            return
+        # States of other processes' clients are read from the last checkpoint.
+        self.best.write(self.folder.path, {name: who for who, name in enumerate(self.federation.names)})
+        self.report_end(self.write_results(self.folder))
 
     def write_results(self, folder: RunFolder) -> dict[str, Any]:
         """Write the results of the run as it is into a folder, and return its summary."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import HasConsensusModel
 from equipoise.data.federation import Federation
+from equipoise.distributed.placement import Placement
+from equipoise.distributed.ranks import Ranks
 from equipoise.evaluation.kept_predictions import KeptPredictions, SimulatedPredictions
 from equipoise.evaluation.scoreboard import Scoreboard, score_columns, score_row
 from equipoise.executors.base import ClientJob, ClientModel, Executor, ModelKind
@@ -22,6 +25,8 @@ from equipoise.training.buffers import BUFFERS, broadcast
 
 AT_ONCE = 256
 """Number of clients whose personal models are in memory together."""
+PIECE = 4096
+"""Largest number of samples that the global model is scored on at a time; a piece has clients of one shard only."""
 
 
 class ScoreTable:
@@ -38,6 +43,16 @@ class ScoreTable:
         self.scores = np.full((clients, columns), np.nan)
         self.digest = np.zeros((clients, 16), dtype=np.uint8)
         self.kept = kept
+
+    def rows(self, clients: Sequence[int]) -> dict[str, Tensor]:
+        """Return the rows of some clients, for other processes."""
+        own = {"scores": torch.from_numpy(self.scores[clients]), "digest": torch.from_numpy(self.digest[clients])}
+        return own | self.kept.rows(clients)
+
+    def take(self, clients: Sequence[int], rows: dict[str, Tensor]) -> None:
+        """Take what `rows` returned for these clients in another process."""
+        self.scores[clients], self.digest[clients] = rows["scores"].numpy(), rows["digest"].numpy()
+        self.kept.take(clients, rows)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps."""
@@ -73,6 +88,7 @@ class Evaluator:
         budgets: Mapping[str, int] | None = None,
         first_number: int = 0,
         keep: bool = False,
+        placement: Placement | None = None,
     ):
         """Create an evaluator.
 
@@ -88,7 +104,13 @@ class Evaluator:
             first_number: number by which the server knows the first client by name; larger than 0 if the federation
                 has only clients that come after training.
             keep: whether personal models stay in memory after they are scored.
+            placement: which clients belong to which process; without it all belong to this one.
         """
+        self.ranks = Ranks() if placement is None else placement.ranks
+        owner = (lambda number: 0) if placement is None else placement.owner
+        self.parts = [[i for i in who if owner(federation.numbers[i]) == rank] for rank in range(self.ranks.size)]
+        "the clients of each process"
+        self.own = self.parts[self.ranks.rank]
         self.first_number = first_number
         self.kept: list[ClientModel] | None = [] if keep else None
         "the personal models of the last evaluation, if they are to be kept"
@@ -119,6 +141,19 @@ class Evaluator:
         self.has["global"] = vector is not None
         if vector is not None:
             self._global(vector, server.get(BUFFERS), store)
+        self._share()
+
+    def _share(self) -> None:
+        """Exchange the scores with other processes, so that each has those of all clients."""
+        if self.ranks.size == 1:
+            return
+        found = self.ranks.gather_json([self.has, self.adaptation_samples])
+        self.has = {kind: any(has[kind] for has, _ in found) for kind in self.has}
+        self.adaptation_samples = sum(samples for _, samples in found)
+        for kind, has in self.has.items():
+            if has:
+                for clients, rows in zip(self.parts, self.ranks.gather(self.tables[kind].rows(self.own)), strict=True):
+                    self.tables[kind].take(clients, rows)
 
     def forget(self) -> None:
         """Discard the scores, because the models have changed since."""
@@ -139,16 +174,12 @@ class Evaluator:
         if "outputs" not in self.metrics.needs:
             return [list(range(len(clients)))] if clients else []
         each = self.executor.task.outputs_per_sample
-        parts: list[list[int]] = []
-        room = 0
-        for position, who in enumerate(clients):
-            numbers = each * (len(self.federation.validation[who]) + len(self.federation.test[who]))
-            if not parts or numbers > room:
-                parts.append([])
-                room = MOST_OUTPUTS
-            parts[-1].append(position)
-            room -= numbers
-        return parts
+        return self.executor.shards.portions(
+            range(len(clients)),
+            lambda position: self.federation.numbers[clients[position]],
+            MOST_OUTPUTS,
+            lambda position: each * len(self._own(clients[position])),
+        )
 
     def _score(self, table: ScoreTable, models: list[ClientModel]) -> None:
         changed = []
@@ -170,8 +201,8 @@ class Evaluator:
 
     def _own_models(self, kind: str, made: ModelKind, round: int, server: State, store: ClientStates) -> None:
         """Make and score the models of a kind of which every client has its own."""
-        for first in range(0, len(self.order), AT_ONCE):
-            jobs = [self._job(who, server, store) for who in self.order[first : first + AT_ONCE]]
+        for some in self.executor.shards.portions(self.own, self.federation.numbers.__getitem__, AT_ONCE):
+            jobs = [self._job(who, server, store) for who in some]
             models = []
             for model, samples in self.executor.models(round, jobs, made):
                 self.adaptation_samples += samples
@@ -187,7 +218,7 @@ class Evaluator:
         task = self.executor.task
         if len(task.buffers) and shared is None:  # each client scores the global model with its own buffers
             self._score(
-                self.tables["global"], [ClientModel(who, vector, store.get(who).get(BUFFERS)) for who in self.order]
+                self.tables["global"], [ClientModel(who, vector, store.get(who).get(BUFFERS)) for who in self.own]
             )
             return
         buffers = None if shared is None else task.buffer_layout.merged(shared, task.buffers)
@@ -196,12 +227,17 @@ class Evaluator:
             return
         table.digest[:] = digest
         self.scored += 1
-        for part in self._parts(self.order):
-            own = [self._own(self.order[position]) for position in part]
-            scores = self.executor.score_one(vector, np.concatenate(own), buffers)
-            ends = np.cumsum([len(indices) for indices in own])
-            for position, indices, end in zip(part, own, ends, strict=True):
-                self._write(table, self.order[position], scores[end - len(indices) : end])
+        for part in self._parts(self.own):
+            who = [self.own[position] for position in part]
+            shards = list(self.executor.shards.group(who, self.federation.numbers.__getitem__).values())
+            samples = [np.concatenate([self._own(each) for each in shard]) for shard in shards]
+            pieces = [np.array_split(rows, max(1, -(-len(rows) // PIECE))) for rows in samples]
+            scored = self.executor.score_pieces(vector, [piece for some in pieces for piece in some], buffers)
+            for shard, some in zip(shards, pieces, strict=True):
+                scores = SampleScores.concatenate(list(islice(scored, len(some))))
+                ends = np.cumsum([len(self._own(each)) for each in shard])
+                for each, end in zip(shard, ends, strict=True):
+                    self._write(table, each, scores[end - len(self._own(each)) : end])
 
     def board(self) -> Scoreboard:
         """Return the scores of all kinds of models."""

@@ -1,5 +1,6 @@
 """Predictions on the test samples of all clients, from which figures pooled over clients are made."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -65,6 +66,25 @@ class KeptPredictions:
             if name not in self.arrays:
                 self.arrays[name] = np.zeros((len(self.test.flat), *rows.shape[1:]), rows.dtype)
             self.arrays[name][end - len(rows) : end] = rows
+
+    def rows(self, clients: Sequence[int]) -> dict[str, Tensor]:
+        """Return the rows of the test samples of some clients, for other processes."""
+        rows = self._samples(clients)
+        return {f"kept.{name}": torch.from_numpy(array[rows]) for name, array in self.arrays.items()}
+
+    def take(self, clients: Sequence[int], tensors: dict[str, Tensor]) -> None:
+        """Take what `rows` returned for these clients in another process."""
+        for name in sorted(self.needs):
+            if (found := tensors.get(f"kept.{name}")) is not None:
+                if name not in self.arrays:
+                    self.arrays[name] = np.zeros((len(self.test.flat), *found.shape[1:]), found.numpy().dtype)
+                self.arrays[name][self._samples(clients)] = found.numpy()
+
+    def _samples(self, clients: Sequence[int]) -> np.ndarray:
+        """Return the positions of these clients' test samples among all of them."""
+        test = self.test
+        spans = [np.arange(test.ends[who] - test.lengths[who], test.ends[who]) for who in clients]
+        return np.concatenate([np.empty(0, np.int64), *spans])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import Federation
+from equipoise.distributed.placement import Placement
 from equipoise.evaluation.evaluator import Evaluator
 from equipoise.executors.base import Executor
 from equipoise.state import ClientStates, State
@@ -27,6 +28,7 @@ class RunScores:
         malicious: frozenset[str] = frozenset(),
         select: str = "validation",
         budgets: Mapping[str, int] | None = None,
+        placement: Placement | None = None,
     ):
         """Create the evaluators of a run.
 
@@ -37,12 +39,17 @@ class RunScores:
             malicious: names of clients that are scored but do not count in any figure.
             select: the samples on which the hybrid model is chosen, "validation" or "test".
             budgets: iteration limit of each client by name.
+            placement: which clients belong to which process.
         """
         training, unseen = federation.by_name
-        self.training = Evaluator(federation, algorithm, executor, training, False, malicious, select, budgets)
+        self.training = Evaluator(
+            federation, algorithm, executor, training, False, malicious, select, budgets, placement=placement
+        )
         self.newcomers = None
         if unseen:
-            self.newcomers = Evaluator(federation, algorithm, executor, unseen, unseen=True, select=select)
+            self.newcomers = Evaluator(
+                federation, algorithm, executor, unseen, unseen=True, select=select, placement=placement
+            )
 
     def adapt(self, round: int, server: State, store: ClientStates, last: bool) -> None:
         """Score the newcomers, but only after the last round, because adapting models to them means training.

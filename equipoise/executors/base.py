@@ -14,6 +14,7 @@ from equipoise.algorithms.capabilities import HasConsensusModel, PredictsFromSam
 from equipoise.algorithms.local_data import ClientSamples
 from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
+from equipoise.distributed.shards import Shards
 from equipoise.equilibrium import Solves
 from equipoise.executors.sample_scores import SampleScores
 from equipoise.state import State, Upload, stack
@@ -139,7 +140,15 @@ class Executor(ABC):
     mode: ClassVar[str]
     """The value of `engine.mode` that selects this executor; it is written to summary.json."""
 
-    def __init__(self, task: Task, federation: Federation, algorithm: Algorithm, schedule: Schedule, workers: int):
+    def __init__(
+        self,
+        task: Task,
+        federation: Federation,
+        algorithm: Algorithm,
+        schedule: Schedule,
+        workers: int,
+        shards: Shards,
+    ):
         """Create an executor.
 
         Args:
@@ -148,9 +157,10 @@ class Executor(ABC):
             algorithm: the algorithm whose hooks are called.
             schedule: the schedule of the run, with its seed.
             workers: number of threads.
+            shards: the division of the clients; only clients of one shard are computed in one call.
         """
         self.task, self.federation, self.algorithm = task, federation, algorithm
-        self.schedule, self.seed, self.workers = schedule, schedule.seed, workers
+        self.schedule, self.seed, self.workers, self.shards = schedule, schedule.seed, workers, shards
 
     def rate_factor(self, round: int, purpose: str) -> float:
         """Return the factor of learning rates in a round; only training follows the schedule."""
@@ -199,8 +209,17 @@ class Executor(ABC):
         """Yield the scores of each model on the samples listed for it."""
 
     @abstractmethod
-    def score_one(self, vector: Tensor, indices: np.ndarray, buffers: Tensor | None = None) -> SampleScores:
-        """Return the scores of one model, with its buffers if it has any, on samples of any clients."""
+    def score_pieces(
+        self, vector: Tensor, pieces: Sequence[np.ndarray], buffers: Tensor | None = None
+    ) -> Iterator[SampleScores]:
+        """Yield the scores of one model on each piece, in the order of the pieces, which are computed in parallel.
+
+        Args:
+            vector: the model.
+            pieces: lists of samples, of any clients. The caller chooses them so that they do not depend on the number
+                of processes, because the last digits of scores depend on what is computed in one call.
+            buffers: the model's buffers, if it has any.
+        """
 
     @abstractmethod
     def close(self) -> None:

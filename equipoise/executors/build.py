@@ -6,21 +6,42 @@ import shutil
 from equipoise.algorithms.base import Algorithm
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
+from equipoise.distributed import environment
+from equipoise.distributed.shards import Shards
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import Executor
 from equipoise.executors.stacked import StackedExecutor
 from equipoise.executors.threaded import ThreadedExecutor
 from equipoise.training.task import Task
 
+_STACK_NUMBERS = (
+    400_000  # in the inputs of a stack's batch: it stays in the cache of a core, from the gather to the step
+)
+_SMALLEST_STACK, _LARGEST_STACK = 5, 20  # enough to spread the cost of a call; more than this gains nothing
+
 
 def build_executor(
     engine: Engine, task: Task, federation: Federation, algorithm: Algorithm, schedule: Schedule
 ) -> Executor:
     """Build the executor that the engine settings select."""
-    workers = engine.workers or len(os.sched_getaffinity(0))
+    # Processes of a run on one machine share its cores.
+    workers = engine.workers or max(1, len(os.sched_getaffinity(0)) // environment.local_world_size())
+    training, unseen = map(len, federation.by_name)
     if execution_mode(engine, task) == "stacked":
-        return StackedExecutor(task, federation, algorithm, schedule, workers, engine.compile)
-    return ThreadedExecutor(task, federation, algorithm, schedule, workers)
+        size = stack_size(federation, algorithm)
+        shards = Shards.of_stacks(training, unseen, schedule.cohort(training), size)
+        return StackedExecutor(task, federation, algorithm, schedule, workers, shards, size, engine.compile)
+    return ThreadedExecutor(task, federation, algorithm, schedule, workers, Shards(training, unseen))
+
+
+def stack_size(federation: Federation, algorithm: Algorithm) -> int:
+    """Return the number of clients to stack: few if batches are large, many if they are small.
+
+    The last digits of results depend on it, so it is a rule about the run, and not about the machine.
+    """
+    batch = min(algorithm.batch, int(federation.train.lengths.max()))
+    numbers = max(1, batch * federation.x[0].numel())
+    return min(max(_STACK_NUMBERS // numbers, _SMALLEST_STACK), _LARGEST_STACK)
 
 
 def execution_mode(engine: Engine, task: Task) -> str:

@@ -1,5 +1,6 @@
 """Local training of a stack of clients at once."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
@@ -10,7 +11,7 @@ from torch.func import functional_call
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
-from equipoise.data.federation import Federation
+from equipoise.data.federation import BatchBuffer, Federation
 from equipoise.executors.traced_gradient import StackedModule
 from equipoise.optimizers import Rate
 from equipoise.parameter_space import Part
@@ -22,6 +23,15 @@ from equipoise.training.head_statistics import client_class_sums, client_moments
 from equipoise.training.local_trainer import LocalTrainer
 
 
+class StackWorker:
+    """What a thread works with: the stacked model, which all threads share, and what only one can use at a time."""
+
+    def __init__(self, module: StackedModule):
+        self.module = module
+        self.scoring = copy.deepcopy(module.task.module).eval()
+        self.memory = BatchBuffer()
+
+
 class StackedTrainer(LocalTrainer):
     """The data of a stack of clients.
 
@@ -30,7 +40,7 @@ class StackedTrainer(LocalTrainer):
 
     def __init__(
         self,
-        module: StackedModule,
+        worker: StackWorker,
         federation: Federation,
         algorithm: Algorithm,
         seed: int,
@@ -42,7 +52,7 @@ class StackedTrainer(LocalTrainer):
         """Create the trainer of a stack.
 
         Args:
-            module: the stacked model.
+            worker: the stacked model, and memory for batches.
             federation: the clients and their data.
             algorithm: the algorithm, whose settings determine batches and steps.
             seed: seed of the run.
@@ -51,8 +61,9 @@ class StackedTrainer(LocalTrainer):
             purpose: what the training is for, part of the key of its random numbers.
             factor: factor of all learning rates.
         """
-        self.module, self.federation, self.algorithm = module, federation, algorithm
-        self.task, self.space, self.dtype = module.task, module.task.space, module.task.dtype
+        self.worker, self.module, self.federation, self.algorithm = worker, worker.module, federation, algorithm
+        self.task = worker.module.task
+        self.space, self.dtype = self.task.space, self.task.dtype
         self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
         self.factor = factor
         self.samples = np.zeros(len(who), dtype=np.int64)
@@ -85,7 +96,7 @@ class StackedTrainer(LocalTrainer):
         return nn.functional.pad(counts, (0, 0, 0, len(self.size) - len(counts))) / self.size
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
-        scoring, found = self.module.scoring, []
+        scoring, found = self.worker.scoring, []
         for who, row in zip(self.who, v, strict=True):
             x, y = self.federation.gather(torch.from_numpy(self.federation.train[who]))
             call = partial(functional_call, scoring, self.space.views(row))
@@ -93,12 +104,12 @@ class StackedTrainer(LocalTrainer):
         return torch.stack(found)
 
     def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
-        scoring, found = self.module.scoring, []
+        scoring, found = self.worker.scoring, []
         for who, row in zip(self.who, v, strict=True):
             x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[who]))
             views = self.space.views(row)
             call = partial(functional_call, scoring, views)
-            found.append(client_moments(self.module.task, call, scoring, x, y, groups))
+            found.append(client_moments(self.task, call, scoring, x, y, groups))
         return Moments.stack(found)
 
     def batches(
@@ -129,7 +140,7 @@ class StackedTrainer(LocalTrainer):
         firsts = active_prefix_sizes(counts[..., 0] > 0)
         flat = torch.from_numpy(order).flatten(1)
         for t, first in zip(range(length), firsts, strict=True):
-            x, y = self.federation.gather(flat[t, : first * batch], self.module.memory)
+            x, y = self.federation.gather(flat[t, : first * batch], self.worker.memory)
             lead = (first, batch)
             batch_t = Batch(x.unflatten(0, lead), y.unflatten(0, lead), weights[t, :first])
             yield batch_t, done[t] if any_done[t] else None

@@ -2,15 +2,16 @@
 
 import copy
 import operator
+import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from equipoise.data.federation import BatchBuffer
 from equipoise.optimizers import Rate, move
 from equipoise.parameter_space import ParameterEntry, Part
 from equipoise.representations.points import ForwardHook
@@ -35,7 +36,7 @@ def _narrow_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 
 class StackedModule:
-    """A model of a stack of clients, whose gradient is traced once per shape of the batches."""
+    """A model of a stack of clients, whose gradient is traced once per shape of the batches, for all threads."""
 
     def __init__(self, task: Task, compiled: bool = False):
         self.task, self.compiled = task, compiled
@@ -44,9 +45,8 @@ class StackedModule:
             if type(layer) is nn.Linear and layer.out_features <= _NARROW:
                 layer.forward = _narrow_linear(layer)  # type: ignore[method-assign,assignment]
         self.module.train()
-        self.scoring = copy.deepcopy(task.module).eval()
-        self.memory = BatchBuffer()
         self.traced: dict[tuple[object, ...], Callable[..., Tensor]] = {}
+        self.lock = threading.Lock()
 
     def gradient(self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None, term_only: bool) -> Tensor:
         """Return the gradients of the trained part of v as one (cohort, P) tensor; see `LocalTrainer.gradient`."""
@@ -149,14 +149,24 @@ class StackedModule:
             ]
             what = (*what, type(term), term.at, tuple(term.given), *(t.shape for t in term_tensors))
         key = (*what, x.shape, y.shape, v.dtype)
+        given = (v, x, y, weights, *term_tensors, *([] if lr is None else [lr]))
         if key not in self.traced:
-            given = [*term_tensors, lr] if isinstance(lr, Tensor) else term_tensors
-            graph = make_fx(function)(v.clone(), x, y, weights, *given)
-            if isinstance(lr, float):
-                _make_rate_an_input(graph)
-            _simplify(graph)
-            self.traced[key] = torch.compile(graph, dynamic=False) if self.compiled else graph
-        return self.traced[key](v, x, y, weights, *term_tensors, *([] if lr is None else [lr]))
+            with self.lock:  # tracing changes the module, and settings of torch that all threads share
+                if key not in self.traced:
+                    self.traced[key] = self._trace(function, given)
+        return self.traced[key](*given)
+
+    def _trace(self, function: Callable[..., Tensor], given: tuple[Any, ...]) -> Callable[..., Tensor]:
+        """Return a plain list of operations that does what the function does with arguments of these shapes."""
+        v, *rest = (argument for argument in given if isinstance(argument, Tensor))
+        graph = make_fx(function)(v.clone(), *rest)
+        if isinstance(given[-1], float):
+            _make_rate_an_input(graph)
+        _simplify(graph)
+        if not self.compiled:
+            return graph.forward  # a call of the module itself costs microseconds
+        compiled: Callable[..., Tensor] = torch._inductor.compile(graph, [v, *rest])
+        return compiled
 
 
 def _make_rate_an_input(module: torch.fx.GraphModule) -> None:

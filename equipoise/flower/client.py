@@ -17,6 +17,7 @@ from torch import Tensor
 from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of, initial_upload_of
 from equipoise.attacks import poison_labels
 from equipoise.data.federation import Federation
+from equipoise.distributed.shards import Shards
 from equipoise.engine.compatibility import check_batches
 from equipoise.engine.model_files import write_model
 from equipoise.engine.shared_buffers import message_schema
@@ -196,7 +197,9 @@ class Client:
             federation = poison_labels(federation, experiment.attack, federation.names, experiment.schedule.seed)
         check_batches(task, experiment.algorithm, {self.settings.name: len(federation.train[0])})
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
-        executor = ThreadedExecutor(task, federation, experiment.algorithm, experiment.schedule, 1, threads)
+        executor = ThreadedExecutor(
+            task, federation, experiment.algorithm, experiment.schedule, 1, Shards(len(federation)), inner=threads
+        )
         try:
             state = stored.now
             if state is None:

@@ -241,6 +241,10 @@ class NoisedMeanUploads(Uploads):
     def like(self) -> State:
         return self.noised
 
+    @property
+    def weighted(self) -> bool:
+        return False
+
     def mean(self) -> State:
         return self.noised
 

@@ -8,9 +8,7 @@ class WeightedMean(Reducer):
     """The mean with the weights that clients send (usually numbers of samples); unweighted if they send none."""
 
     def __call__(self, uploads: Uploads) -> State:
-        if all(upload.weight is None for upload in uploads.uploads):
-            return uploads.mean()
-        return uploads.combined(uploads.weights())
+        return uploads.combined(uploads.weights()) if uploads.weighted else uploads.mean()
 
 
 class Mean(Reducer):

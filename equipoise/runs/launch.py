@@ -11,6 +11,8 @@ from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
 from equipoise.data.finite import check_finite
 from equipoise.data.sources import SOURCES, data_folder
+from equipoise.distributed import environment
+from equipoise.distributed.ranks import Ranks, current_ranks
 from equipoise.engine.assembly import experiment_task, run_in_folder, start_or_resume
 from equipoise.engine.rescoring import rescore
 from equipoise.engine.simulation import Simulation
@@ -107,7 +109,13 @@ def _run(
     if resume and data is None:
         data = folder_of_data(RunFolder(out).config, None, given.on_message)
     source = data_folder(data).resolve()
-    federation = experiment.federation(source, given.on_data_progress)
+    ranks = current_ranks()
+    if ranks.size > 1 and trained is not None:
+        raise EquipoiseError("models of another run's training are scored in one process; leave out --processes")
+    for turn in (True, False):  # the first process on a machine decodes the data, the others read its cache
+        if turn == (environment.local_rank() == 0):
+            federation = experiment.federation(source, given.on_data_progress)
+        ranks.barrier()
     check_finite(federation)
     for note in federation.notes:
         given.on_message(note)
@@ -116,6 +124,7 @@ def _run(
     written = {
         "data": str(source),
         "mode": execution_mode(experiment.engine, task),
+        **({"processes": ranks.size} if ranks.size > 1 else {}),
         FOLDERS: experiment.lookup_folders(),
     }
     if trained is not None:
@@ -124,7 +133,7 @@ def _run(
     def build(folder: RunFolder, callbacks: CallbackList) -> Simulation:
         if trained is not None:
             shutil.copytree(RunFolder(trained).checkpoint, folder.checkpoint, dirs_exist_ok=True)
-        return _simulation(experiment, federation, task, folder, callbacks)
+        return _simulation(experiment, federation, task, folder, callbacks, ranks)
 
     def execute(simulation: Simulation) -> None:
         if trained is not None:
@@ -139,7 +148,8 @@ def _run(
             out,
             experiment.tables(),
             resume=resume,
-            callbacks=with_trackers([*callbacks, *chosen], experiment.schedule.track),
+            callbacks=with_trackers([*callbacks, *chosen], experiment.schedule.track if ranks.leader else ()),
+            ranks=ranks,
             **written,
         )
     )
@@ -187,7 +197,12 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
 
 
 def _simulation(
-    experiment: Experiment, federation: Federation, task: Task, folder: RunFolder, callbacks: CallbackList | None = None
+    experiment: Experiment,
+    federation: Federation,
+    task: Task,
+    folder: RunFolder,
+    callbacks: CallbackList | None = None,
+    ranks: Ranks | None = None,
 ) -> Simulation:
     settings = (experiment.algorithm, experiment.schedule, experiment.engine)
-    return Simulation(task, federation, *settings, folder, callbacks, experiment.uploads, experiment.devices)
+    return Simulation(task, federation, *settings, folder, callbacks, experiment.uploads, experiment.devices, ranks)

@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from typing import Any, ClassVar
 
 from equipoise.callbacks.base import Callback
 from equipoise.config.experiment import Experiment
+from equipoise.distributed.environment import exit_with_parent
 from equipoise.errors import Interrupted, RunFailed
 from equipoise.runs.launch import clear_if_half_scored, has_models, run
 from equipoise.runs.sweep import SweepRun, chains
@@ -156,13 +156,7 @@ def _init_worker(pids: Any) -> None:
     signal.signal(signal.SIGINT, lambda *_: _stopping.set())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     pids.put(os.getpid())
-    threading.Thread(target=_exit_with, args=(os.getppid(),), daemon=True).start()
-
-
-def _exit_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+    exit_with_parent()
 
 
 def _work(

@@ -329,8 +329,9 @@ def test_fedrep_moves_the_head_first_and_then_the_body() -> None:
     run = simulation(FedRep(head_epochs=3, **COMMON), participation=1.0, rounds=1)
     space = run.task.space
     w0 = run.task.w0.clone()
-    work = run.executor._each(
-        lambda job: run.executor._work(1, job, "batches").descend(w0, part="head", epochs=3, stream=1), [_job(run)]
+    work = run.executor.pool.each(
+        lambda own, job: run.executor._work(own, 1, job, "batches").descend(w0, part="head", epochs=3, stream=1),
+        [_job(run)],
     )
     after_head = next(iter(work))
     run.run()

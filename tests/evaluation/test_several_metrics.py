@@ -215,17 +215,17 @@ def test_outputs_that_are_too_many_are_not_pooled_and_not_all_in_memory(monkeypa
         monkeypatch.setattr(module, "MOST_OUTPUTS", most)
     asked: list[int] = []
     run = simulation(Ditto(**COMMON), one_class_client(), metric=ALL, mode="stacked", participation=1.0, rounds=3)
-    one, many = run.executor.score_one, run.executor.score
+    one, many = run.executor.score_pieces, run.executor.score
 
-    def score_one(vector: Tensor, indices: np.ndarray, buffers: Tensor | None = None) -> Any:
-        asked.append(3 * len(indices))
-        return one(vector, indices, buffers)
+    def score_pieces(vector: Tensor, pieces: list[np.ndarray], buffers: Tensor | None = None) -> Any:
+        asked.append(3 * sum(map(len, pieces)))
+        return one(vector, pieces, buffers)
 
     def score(models: list[ClientModel], indices: list[np.ndarray]) -> Any:
         asked.append(3 * sum(map(len, indices)))
         return many(models, indices)
 
-    monkeypatch.setattr(run.executor, "score_one", score_one)
+    monkeypatch.setattr(run.executor, "score_pieces", score_pieces)
     monkeypatch.setattr(run.executor, "score", score)
     run.run()
     assert max(asked) <= most
@@ -313,7 +313,7 @@ def test_a_metric_of_ones_own_that_fails_is_said() -> None:
 def test_the_usual_metric_needs_no_torchmetrics_and_keeps_nothing() -> None:
     run = simulation(Local(**COMMON))
     assert not run.task.metrics.needs
-    scores = run.executor.score_one(run.task.w0, np.arange(3))
+    (scores,) = run.executor.score_pieces(run.task.w0, [np.arange(3)])
     run.close()
     assert scores.predictions is None
     assert scores.values.shape == (2, 3)

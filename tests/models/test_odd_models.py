@@ -10,6 +10,7 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.data.federation import from_clients
+from equipoise.executors.stacked_trainer import StackWorker
 from equipoise.models.base import BodyAndHead
 from tests.support.odd_models import CLIENTS, module
 from tests.support.problems import classification, simulation
@@ -119,7 +120,7 @@ def test_one_clients_bad_sample_does_not_reach_another_through_the_padding() -> 
 def test_a_client_that_is_done_stands_still_whatever_its_padding_does() -> None:
     """Client 0 has one step. What overflows in the padding of later steps must not reach it."""
     run = simulation(eq.Local(lr=0.05, batch=4), mode="stacked")
-    work = run.executor._cohort(1, [steps_job(i) for i in (0, 5)], "batches")
+    work = run.executor._trainer(StackWorker(run.executor.module), 1, [steps_job(i) for i in (0, 5)], "batches")
     step, taken = work.step, []
 
     def overflowing(v: torch.Tensor, *others: object) -> None:
@@ -207,8 +208,8 @@ def test_a_pull_may_be_the_vector_itself() -> None:
     run = simulation(eq.Local(lr=0.1, batch=4))
 
     def ends(pull) -> torch.Tensor:
-        work = lambda job: run.executor._work(1, job, "batches").descend(run.task.w0, pull=pull)  # noqa: E731
-        return next(iter(run.executor._each(work, [steps_job(5)])))
+        work = lambda own, job: run.executor._work(own, 1, job, "batches").descend(run.task.w0, pull=pull)  # noqa: E731
+        return next(iter(run.executor.pool.each(work, [steps_job(5)])))
 
     assert torch.equal(ends(lambda v: v), ends(lambda v: 1.0 * v))
     run.close()

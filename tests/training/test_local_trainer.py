@@ -14,6 +14,7 @@ from equipoise.algorithms import Ditto, FedAvgFT, Local
 from equipoise.engine.simulation import Simulation
 from equipoise.executors.base import ClientJob
 from equipoise.executors.build import build_executor
+from equipoise.executors.stacked_trainer import StackWorker
 from equipoise.randomness import torch_generator
 from equipoise.state import State
 from equipoise.training.batches import batch_indices, batch_order, steps_in_epoch
@@ -88,12 +89,13 @@ def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: s
     found = {}
     for who in (0, 5):  # fewer samples than a batch, and several ragged batches
         if mode == "threads":
-            jobs = [ClientJob(who, State(), State())]
-            descend = lambda job: run.executor._work(1, job, "batches").descend(run.task.w0, part=part, pull=pull)  # noqa: E731
-            [found[who]] = list(run.executor._each(descend, jobs))
+            work = lambda data: data.descend(run.task.w0, part=part, pull=pull)  # noqa: E731
+            [found[who]] = trained(run, work, [who])
     if mode == "stacked":
         with torch.no_grad():
-            work = run.executor._cohort(1, [ClientJob(who, State(), State()) for who in (0, 5)], "batches")
+            work = run.executor._trainer(
+                StackWorker(run.executor.module), 1, [ClientJob(who, State(), State()) for who in (0, 5)], "batches"
+            )
             both = work.descend(run.task.w0.expand(2, -1), part=part, pull=pull)
         found = {0: both[0], 5: both[1]}
     run.close()
@@ -123,7 +125,9 @@ def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: s
 
 def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
     run = simulation(Local(lr=0.1, epochs=2, batch=4), mode="stacked")
-    work = run.executor._cohort(1, [ClientJob(i, State(), State()) for i in range(6)], "batches")
+    work = run.executor._trainer(
+        StackWorker(run.executor.module), 1, [ClientJob(i, State(), State()) for i in range(6)], "batches"
+    )
     steps = list(work.batches(2, None, 0, None))
     run.close()
     lengths = run.federation.train.lengths
@@ -140,9 +144,9 @@ def trained(run: Simulation, work: Callable[[LocalTrainer], torch.Tensor], who: 
     """What `work` makes of the trainers of these clients, in either mode."""
     jobs = [ClientJob(i, State(), State()) for i in who]
     if run.mode == "threads":
-        return list(run.executor._each(lambda job: work(run.executor._work(1, job, "batches")), jobs))
+        return list(run.executor.pool.each(lambda own, job: work(run.executor._work(own, 1, job, "batches")), jobs))
     with torch.no_grad():
-        return list(work(run.executor._cohort(1, jobs, "batches")))
+        return list(work(run.executor._trainer(StackWorker(run.executor.module), 1, jobs, "batches")))
 
 
 @pytest.mark.parametrize("mode", ["threads", "stacked"])

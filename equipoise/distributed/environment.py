@@ -1,0 +1,44 @@
+"""What the starter of a process says about the run that it belongs to, read without loading PyTorch."""
+
+import os
+import threading
+import time
+
+LAUNCHED = "EQUIPOISE_RENDEZVOUS"
+"""Environment variable of processes that `equipoise run --processes` started: the address at which they meet."""
+
+
+def world_size() -> int:
+    """Return the number of processes of the run, as torchrun or `equipoise run --processes` set it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def rank() -> int:
+    """Return the number of this process in the run."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def local_world_size() -> int:
+    """Return the number of processes of the run on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+def local_rank() -> int:
+    """Return the number of this process among those of the run on this machine."""
+    return int(os.environ.get("LOCAL_RANK", "0")) if "RANK" in os.environ else 0
+
+
+def restarted() -> bool:
+    """Tell whether torchrun has restarted the run, after one of its processes had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def exit_with_parent() -> None:
+    """Let this process end when the one that started it ends, however that happens."""
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
