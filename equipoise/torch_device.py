@@ -16,12 +16,13 @@ _NO_FLOAT64 = frozenset({"mps"})
 _SPARE = 0.5  # fraction of a device's free memory that data may take; the rest is for models and what they compute
 
 
-def choose_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device:
+def choose_device(name: str, dtype: torch.dtype = torch.float32, process: int = 0) -> torch.device:
     """Return the device that a setting names, or raise an error if it cannot be used.
 
     Args:
         name: a device as torch names it, such as "cuda:1"; or "auto", an accelerator if there is one, else the CPU.
         dtype: number format of the run's parameters.
+        process: number of this process among those on the machine; where the name has no number, they take turns.
     """
     if name == "auto":
         found = torch.accelerator.current_accelerator(check_available=True)
@@ -32,13 +33,15 @@ def choose_device(name: str, dtype: torch.dtype = torch.float32) -> torch.device
         device = torch.device(name)
     except RuntimeError:
         raise EquipoiseError(
-            f"engine.device = {name!r} is not a device of PyTorch; it must be 'auto', 'cpu', 'cuda', 'cuda:1', 'mps' or "
-            "another name that torch.device takes"
+            f"engine.device = {name!r} is not a device of PyTorch; it must be 'auto', 'cpu', 'cuda', 'cuda:1', 'mps' "
+            "or another name that torch.device takes"
         ) from None
     if dtype == torch.float64 and device.type in _NO_FLOAT64:
         raise EquipoiseError(
             f"engine.device = {name!r} does not compute in float64; use engine.precision = 'float32', or the CPU"
         )
+    if process and device.index is None and is_accelerator(device):
+        device = torch.device(device.type, process % max(1, torch.get_device_module(device).device_count()))
     try:
         return torch.device(*_place(torch.ones(1, device=device)))
     except Exception as error:  # what a missing driver, a wrong index or a build without the device raises differs
@@ -121,23 +124,26 @@ def deterministic_kernels(device: torch.device, wanted: bool) -> Iterator[None]:
     if not (wanted and is_accelerator(device)):
         yield
         return
-    cudnn = torch.backends.cudnn
+    cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         cudnn.deterministic,
         cudnn.benchmark,
         os.environ.get(_CUBLAS),
+        memory.fill_uninitialized_memory,
     )
     # cuBLAS reads it once, at its first call.
     os.environ.setdefault(_CUBLAS, ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
     cudnn.deterministic, cudnn.benchmark = True, False
+    memory.fill_uninitialized_memory = False  # nothing here reads what was not written, and filling takes time
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
         cudnn.deterministic, cudnn.benchmark = before[2], before[3]
+        memory.fill_uninitialized_memory = before[5]
         if before[4] is None:
             os.environ.pop(_CUBLAS, None)
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from equipoise.data.samples import as_pair, named_clients
 from equipoise.errors import EquipoiseError
 from equipoise.settings import nearest
 from equipoise.state import State
+from equipoise.torch_device import has_room
 
 SPLIT = (0.7, 0.1, 0.2)
 """The default fractions of training, validation and test samples."""
@@ -52,6 +53,14 @@ class BatchBuffer:
         return self.room[:samples]
 
 
+class PinnedMemory(BatchBuffer):
+    """Memory from which a GPU copies by itself."""
+
+    def take(self, like: Tensor, samples: int) -> Tensor:
+        """Return new memory for this number of samples like `like`."""
+        return torch.empty((samples, *like.shape[1:]), dtype=like.dtype, pin_memory=True)
+
+
 @dataclass(frozen=True, repr=False)
 class Federation:
     """Samples x with targets y, and the indices that each client owns; no samples are copied per client."""
@@ -72,6 +81,8 @@ class Federation:
     """name of the data in tables"""
     notes: tuple[str, ...] = ()
     """remarks about the data for the user"""
+    streams_to: torch.device | None = None
+    """device to which gathered samples are copied, where not all of them fit on it"""
     origin: str = ""
     """settings that the data were made with, apart from the seed, as text; empty for a user's own data"""
 
@@ -161,8 +172,45 @@ class Federation:
         """Return the federation with this title and these notes."""
         return replace(self, title=title, notes=notes)
 
+    @cached_property
+    def _copies(self) -> dict[torch.device, "Federation"]:
+        return {}
+
+    def placed(self, device: torch.device, where: Literal["auto", "device", "host"] = "auto") -> "Federation":
+        """Return the federation with its samples on a device or, if they do not fit there, streamed to it.
+
+        Args:
+            device: where models are trained.
+            where: whether all samples are copied to the device, once, or stay on the host; "auto": as memory allows.
+        """
+        if device == self.x.device:
+            return self
+        if device not in self._copies:
+            if where == "host" or (where == "auto" and not has_room(device, self.x.nbytes + self.y.nbytes)):
+                self._copies[device] = replace(self, streams_to=device)
+            else:
+                self._copies[device] = replace(self, x=self.x.to(device), y=self.y.to(device))
+        return self._copies[device]
+
+    def index(self, indices: np.ndarray) -> Tensor:
+        """Return indices of samples as `gather` needs them, where the samples are."""
+        return torch.from_numpy(indices).to(self.x.device)
+
     def gather(self, indices: Tensor, memory: BatchBuffer | None = None) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of these samples; with `memory`, the inputs are valid until its next use."""
+        if self.streams_to is not None:
+            return self._streamed(indices, self.streams_to)
+        return self._gathered(indices.to(self.x.device), memory)
+
+    def _streamed(self, indices: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Gather samples in memory from which they are copied while the host goes on, if the device allows that."""
+        pinned = device.type == "cuda"
+        # Always new memory: torch keeps that of the last batch until its copy is complete.
+        x, y = self._gathered(indices, PinnedMemory() if pinned else None)
+        y = y.pin_memory() if pinned else y
+        return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+
+    def _gathered(self, indices: Tensor, memory: BatchBuffer | None) -> tuple[Tensor, Tensor]:
         out = None if memory is None else memory.take(self.x, len(indices))
         x = torch.index_select(self.x, 0, indices, out=out)
         return x.permute(0, 3, 1, 2) if self.channels_last else x, self.y.index_select(0, indices)

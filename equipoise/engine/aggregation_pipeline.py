@@ -54,7 +54,7 @@ class AggregationPipeline:
             buffers: the initial buffers, where they are averaged.
         """
         self.settings, self.algorithm, self.draw_noise = settings, algorithm, draw_noise
-        self.seed = start.seed
+        self.seed, self.device = start.seed, start.w0.device
         self.ledger = PrivacyLedger(settings.privacy)
         self.malicious: frozenset[str] = frozenset()
         "names of the malicious clients"
@@ -178,7 +178,8 @@ class AggregationPipeline:
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
         self.ledger.restore(facts.get("privacy", {}), rounds)
-        self.noise = State({k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)})
+        noise = {k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)}
+        self.noise = State(noise).to(self.device)
 
     def restore_last(self, tensors: dict[str, Tensor]) -> None:
         """Restore what a checkpoint saved about the last uploads."""

@@ -124,6 +124,7 @@ def _run(
     written = {
         "data": str(source),
         "mode": execution_mode(experiment.engine, task),
+        "device": str(task.device),
         **({"processes": ranks.size} if ranks.size > 1 else {}),
         FOLDERS: experiment.lookup_folders(),
     }

@@ -59,7 +59,7 @@ class LocalTrainer(ABC):
     def batches(
         self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield the batches in order, each with a mask of the clients that are already done (None if none are).
+        """Yield the batches in order, each with the rows of the clients that are already done (None if none are).
 
         Without a stream they are not shuffled. They are prepared for `term`.
         """

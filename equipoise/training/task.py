@@ -197,7 +197,7 @@ class Task:
         flat = x.flatten(1)
         rows = torch.stack([flat.amin(1).argmin(), flat.amax(1).argmax()])
         try:
-            copy.deepcopy(self.module).eval()(x[rows])
+            copy.deepcopy(self.module).eval()(x[rows].to(self.device))
         except Exception as error:
             raise EquipoiseError(
                 f"the model does not take the inputs {int(x.min())} to {int(x.max())} that are in the data: {error}"
@@ -210,7 +210,7 @@ class Task:
 
     def fixed_points(self, samples: int) -> dict[str, Tensor]:
         """Return blank tables of fixed points for this many samples; no tables if the model keeps none."""
-        return {k: torch.zeros(samples, *shape, dtype=t, device=self.device) for k, (shape, t) in self.fixed_point_shapes.items()}
+        return {k: torch.zeros(samples, *shape, dtype=t) for k, (shape, t) in self.fixed_point_shapes.items()}
 
     def judge(self, clients: Iterable[dict[str, Solves]]) -> tuple[Solves, str | None]:
         """Return the solves of several clients together, and a complaint about the worst layer, if there is one."""

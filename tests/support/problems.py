@@ -18,6 +18,7 @@ from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.simulation import Simulation
 from equipoise.models.base import BodyAndHead
 from equipoise.storage.run_folder import RunFolder
+from equipoise.torch_device import choose_device
 from equipoise.training.task import Task
 
 FULL = 10**6
@@ -106,6 +107,8 @@ def simulation(
     new: bool = True,
     uploads: UploadSettings | None = None,
     devices: Devices | None = None,
+    device: str = "cpu",
+    data: str = "auto",
     **schedule: Any,
 ) -> Simulation:
     """A run of a small problem, ready to go."""
@@ -113,7 +116,9 @@ def simulation(
     number = {"float32": torch.float32, "float64": torch.float64}[dtype]
     sample = federation.prepared(number, False).sample()
     metric = schedule.get("metrics") if metric is None else metric
-    task = Task(module or small_mlp(), sample, head=head, loss=loss, metric=metric, dtype=number)
+    task = Task(
+        module or small_mlp(), sample, head=head, loss=loss, metric=metric, dtype=number, device=choose_device(device)
+    )
     run_folder = None
     if folder is not None:
         run_folder = RunFolder(folder)
@@ -121,7 +126,9 @@ def simulation(
             folder.mkdir(parents=True)
             run_folder.write_config()
     schedule = {"rounds": 4, "participation": 0.5, **schedule}
-    engine = Engine.model_validate({"mode": mode, "workers": workers, "precision": dtype})
+    engine = Engine.model_validate(
+        {"mode": mode, "workers": workers, "precision": dtype, "device": device, "data": data}
+    )
     settings = (algorithm, Schedule(**schedule), engine)
     return Simulation(task, federation, *settings, run_folder, uploads=uploads, devices=devices)
 

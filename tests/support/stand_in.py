@@ -22,8 +22,9 @@ _NEEDED = "EQUIPOISE_NEEDS_STAND_IN"
 class _Module:
     """What torch asks of the module of a device."""
 
-    is_available = staticmethod(lambda: False)  # so that nothing but a name selects it
-    device_count = staticmethod(lambda: 1)
+    # Nothing but its name selects it: to code that looks for accelerators there is none.
+    is_available = staticmethod(lambda: False)
+    device_count = staticmethod(lambda: 0)
     current_device = staticmethod(lambda: 0)
     _is_in_bad_fork = staticmethod(lambda: False)
     manual_seed_all = staticmethod(lambda seed: None)
