@@ -1,9 +1,9 @@
 """The device that a run computes on: which one, what it can do, and determinism of its kernels."""
 
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -124,7 +124,7 @@ def deterministic_kernels(device: torch.device, wanted: bool) -> Iterator[None]:
     if not (wanted and is_accelerator(device)):
         yield
         return
-    cudnn, memory = torch.backends.cudnn, torch.utils.deterministic
+    cudnn, memory = torch.backends.cudnn, cast(Any, torch.utils.deterministic)
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -146,14 +146,3 @@ def deterministic_kernels(device: torch.device, wanted: bool) -> Iterator[None]:
         memory.fill_uninitialized_memory = before[5]
         if before[4] is None:
             os.environ.pop(_CUBLAS, None)
-
-
-def to_pinned(t: Tensor, device: torch.device) -> Tensor:
-    """Return a tensor of the host in memory from which copies to the device need not be waited for, if possible."""
-    if device.type != "cuda":
-        return t
-    try:
-        return t.pin_memory()
-    except RuntimeError as error:  # the system limits how much memory may be pinned
-        warnings.warn(f"data could not be pinned, so copies to {device} are slower: {error}", stacklevel=2)
-        return t

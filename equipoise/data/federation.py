@@ -20,6 +20,8 @@ from equipoise.torch_device import has_room
 
 SPLIT = (0.7, 0.1, 0.2)
 """The default fractions of training, validation and test samples."""
+STREAMED_BYTES = 64 << 20
+"""Size of the samples that are fetched together on an accelerator, where every call and every copy takes time."""
 
 
 class RaggedIndices:

@@ -87,8 +87,8 @@ def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int
     return initial_module(lambda: settings.build(tuple(shape), outputs), experiment.schedule.seed)
 
 
-def experiment_task(experiment: Experiment, federation: Federation) -> Task:
-    """Build the task of an experiment whose data are all on this machine."""
+def experiment_task(experiment: Experiment, federation: Federation, device: torch.device | None = None) -> Task:
+    """Build the task of an experiment whose data are all on this machine; by default on the device of its engine."""
     module = experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs)
     check_head(module, experiment.head, experiment.algorithm)
     engine = experiment.engine
@@ -98,7 +98,7 @@ def experiment_task(experiment: Experiment, federation: Federation) -> Task:
         engine,
         head=experiment.head,
         metric=experiment.schedule.metrics,
-        device=engine_device(engine),
+        device=engine_device(engine) if device is None else device,
     )
 
 

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -122,6 +122,10 @@ class ClientJob:
     @property
     def client(self) -> State:
         return as_state(self.held)
+
+    def on(self, device: torch.device) -> "ClientJob":
+        """Return the job with the client's state on a device."""
+        return replace(self, held=self.client.to(device))
 
 
 @dataclass(frozen=True)

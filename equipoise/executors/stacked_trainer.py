@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
-from equipoise.data.federation import BatchBuffer, Federation
+from equipoise.data.federation import STREAMED_BYTES, BatchBuffer, Federation
 from equipoise.executors.traced_gradient import StackedModule
 from equipoise.optimizers import Rate
 from equipoise.parameter_space import Part
@@ -145,11 +145,22 @@ class StackedTrainer(LocalTrainer):
         done_rows = torch.from_numpy(done.nonzero()[1]).to(self.task.device).split(done.sum(1).tolist())
         firsts = active_prefix_sizes(~done)
         flat = self.federation.index(order).flatten(1)
-        for t, first in zip(range(length), firsts, strict=True):
-            x, y = self.federation.gather(flat[t, : first * batch], self.worker.memory)
-            lead = (first, batch)
-            batch_t = Batch(x.unflatten(0, lead), y.unflatten(0, lead), weights[t, :first])
-            yield batch_t, done_rows[t] if len(done_rows[t]) else None
+        at_once = self._steps_at_once(len(owned) * batch)
+        for begin in range(0, length, at_once):
+            some = range(begin, min(begin + at_once, length))
+            rows = [flat[t, : firsts[t] * batch] for t in some]
+            x, y = self.federation.gather(rows[0] if len(rows) == 1 else torch.cat(rows), self.worker.memory)
+            sizes = [len(row) for row in rows]
+            for t, xt, yt in zip(some, x.split(sizes), y.split(sizes), strict=True):
+                lead = (firsts[t], batch)
+                batch_t = Batch(xt.unflatten(0, lead), yt.unflatten(0, lead), weights[t, : firsts[t]])
+                yield batch_t, done_rows[t] if len(done_rows[t]) else None
+
+    def _steps_at_once(self, samples: int) -> int:
+        """Return the number of steps, of so many samples each, whose samples are fetched together."""
+        if self.federation.streams_to is None:
+            return 1
+        return max(1, STREAMED_BYTES // max(1, samples * self.federation.x[0].nbytes))
 
 
 def active_prefix_sizes(active: np.ndarray) -> list[int]:

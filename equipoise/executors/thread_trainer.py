@@ -12,7 +12,7 @@ from torch.func import functional_call
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
-from equipoise.data.federation import Federation
+from equipoise.data.federation import STREAMED_BYTES, Federation
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import FIXED_POINTS, algorithm_state
@@ -31,7 +31,6 @@ from equipoise.training.replica import Replica
 from equipoise.training.task import Task
 
 _CHUNK_BYTES = 4 << 20  # samples are fetched some batches at a time, few enough to stay in the cache
-_DEVICE_CHUNK_BYTES = 64 << 20  # on an accelerator, where every call and every copy takes time
 
 
 class ThreadTrainer(LocalTrainer):
@@ -72,7 +71,7 @@ class ThreadTrainer(LocalTrainer):
         self.tracker: BufferTracker | None = None
         "which buffers belong to which model, where statistics are averaged"
         sample_bytes = max(1, federation.x[0].numel() * federation.x.element_size())
-        at_once = _DEVICE_CHUNK_BYTES if is_accelerator(task.device) else _CHUNK_BYTES
+        at_once = STREAMED_BYTES if is_accelerator(task.device) else _CHUNK_BYTES
         self.chunk = max(1, at_once // (sample_bytes * algorithm.batch))
         # Fixed points are remembered across all calls of `descend` on this trainer.
         self.warm = WarmStart(replica.module, len(self.indices)) if replica.equilibria else None

@@ -56,27 +56,29 @@ class ThreadedExecutor(Executor):
         self.pool.close()
         super().close()
 
-    def _work(self, replica: Replica, round: int, job: ClientJob, client: State, purpose: str) -> ThreadTrainer:
+    def _work(self, replica: Replica, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
         replica.set_budget(job.budget)
         factor = self.rate_factor(round, purpose)
         trainer = ThreadTrainer(
             self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose, factor
         )
-        trainer.load_buffers(client, job.down)
-        trainer.load_fixed_points(client)
+        trainer.load_buffers(job.client, job.down)
+        trainer.load_fixed_points(job.client)
         return trainer
 
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
         def local(replica: Replica, job: ClientJob) -> ClientResult:
             began = time.perf_counter()
-            before = job.client.to(self.task.device)
-            trainer = self._work(replica, round, job, before, TRAINING)
+            job = job.on(self.task.device)
+            trainer = self._work(replica, round, job, TRAINING)
             replica.forget_solves()
-            client, upload = self.algorithm.local_update(algorithm_state(before), without_buffers(job.down), trainer)
+            client, upload = self.algorithm.local_update(
+                algorithm_state(job.client), without_buffers(job.down), trainer
+            )
             if len(self.task.buffers):
                 upload = trainer.with_buffers(upload, job.down)
                 client = State(client, **{BUFFERS: trainer.own_buffers(client)})
-            client = State(client, **trainer.fixed_points(before))
+            client = State(client, **trainer.fixed_points(job.client))
             finite = upload.wire.finite() and client.finite()
             seconds = time.perf_counter() - began
             samples = int(trainer.samples[0])
@@ -90,12 +92,12 @@ class ThreadedExecutor(Executor):
         make, looks_up = self.maker(kind), self.looks_up(kind)
 
         def model(replica: Replica, job: ClientJob) -> tuple[ClientModel | None, int]:
-            client = job.client.to(self.task.device)
-            trainer = self._work(replica, round, job, client, "unseen" if kind == "unseen" else "adapt")
-            vector = make(algorithm_state(client), without_buffers(job.down), trainer)
+            job = job.on(self.task.device)
+            trainer = self._work(replica, round, job, "unseen" if kind == "unseen" else "adapt")
+            vector = make(algorithm_state(job.client), without_buffers(job.down), trainer)
             if vector is None:
                 return None, int(trainer.samples[0])
-            found = ClientModel(job.who, vector, trainer.buffers_of(vector, client), looks_up)
+            found = ClientModel(job.who, vector, trainer.buffers_of(vector, job.client), looks_up)
             return found, int(trainer.samples[0])
 
         return self.pool.each(model, jobs)
