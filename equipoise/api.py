@@ -22,7 +22,7 @@ from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.data.finite import check_finite
 from equipoise.distributed.environment import restarted
 from equipoise.distributed.ranks import current_ranks
-from equipoise.engine.assembly import build_task, check_head, run_in_folder, start_or_resume
+from equipoise.engine.assembly import build_task, check_head, engine_device, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
@@ -35,6 +35,7 @@ from equipoise.runs.arguments import as_algorithm, as_folder, as_values, check_i
 from equipoise.runs.result import Result
 from equipoise.settings import read
 from equipoise.storage.run_folder import PROBLEM, RunFolder
+from equipoise.torch_device import forked_random
 
 
 def train(
@@ -62,6 +63,7 @@ def train(
     mode: str = "auto",
     workers: int = 0,
     precision: str = "float32",
+    device: str | torch.device = "auto",
     out: str | Path | None = None,
     resume: bool = False,
     track: Sequence[str] = (),
@@ -97,6 +99,8 @@ def train(
         mode: "auto", "threads" or "stacked".
         workers: number of threads; 0 for all cores.
         precision: "float32", "float64" or "bf16-mixed".
+        device: where to train, such as "cpu", "cuda" or "mps"; "auto" takes an accelerator if there is one. Models of
+            the result are on the CPU.
         out: folder to write the run to, with all models at the end, so that `load_result` loads it.
         resume: continue the run in that folder.
         track: trackers that log the rounds, "tensorboard", "mlflow" or "wandb"; needs `out`.
@@ -134,7 +138,7 @@ def train(
     check_instance("privacy", privacy, Privacy, "equipoise.Privacy(clip=1.0, target_epsilon=8.0)")
     check_instance("devices", devices, Devices, "equipoise.Devices(iterations=(20, 10))")
     uploads = UploadSettings(attack, reducer, privacy)
-    engine = read(Engine, {"mode": mode, "workers": workers, "precision": precision}, "")
+    engine = read(Engine, {"mode": mode, "workers": workers, "precision": precision, "device": str(device)}, "")
     check_head(module, head, algorithm)
     federation = (
         clients if isinstance(clients, Federation) else from_clients(clients, names=names, split=split, seed=seed)
@@ -143,7 +147,7 @@ def train(
     if not isinstance(unseen, (int, float)) or not 0 <= unseen < 1:
         raise EquipoiseError(f"unseen = {unseen!r} is not allowed; it must be a number >= 0 and < 1")
     federation = federation.holding_out(unseen, seed)
-    task = build_task(module, federation, engine, head=head, loss=loss, metric=metric)
+    task = build_task(module, federation, engine, head=head, loss=loss, metric=metric, device=engine_device(engine))
     ranks = current_ranks()
     if track and folder is None:
         raise EquipoiseError(f"track = {list(track)} needs a run folder; say out=...")
@@ -152,7 +156,7 @@ def train(
         return Simulation(task, federation, algorithm, schedule, engine, folder, callbacks, uploads, devices, ranks)
 
     def execute(simulation: Simulation) -> None:
-        with torch.random.fork_rng(devices=[]):  # a module that draws from torch's own stream leaves the caller's alone
+        with forked_random(task.device):  # a module that draws from torch's own stream leaves the caller's alone
             start_or_resume(simulation, resume)
             if folder is not None and ranks.leader:
                 Result(simulation).save(folder)
@@ -188,7 +192,11 @@ def train(
             simulation = build(None, without_folder)
             execute(simulation)
         return Result(simulation, settings)
-    written = {"mode": execution_mode(engine, task), PROBLEM: federation.problem()}
+    written: dict[str, Any] = {
+        "mode": execution_mode(engine, task),
+        "device": str(task.device),
+        PROBLEM: federation.problem(),
+    }
     resume = resume or restarted()
     run = run_in_folder(build, execute, folder, settings(), resume=resume, callbacks=called, ranks=ranks, **written)
     return Result(run)

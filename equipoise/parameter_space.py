@@ -55,13 +55,15 @@ class ParameterSpace:
     Frozen parameters (`requires_grad = False`) are not part of it: they never change, and are the same for all.
     """
 
-    def __init__(self, module: nn.Module, head: Selection | None = None):
+    def __init__(self, module: nn.Module, head: Selection | None = None, device: torch.device | None = None):
         """Lay out the parameters of a module.
 
         Args:
             module: the module.
             head: the parameters that form the head, as for `mask`; with None, the whole module is body.
+            device: where masks are made.
         """
+        self.device = device
         self._names = _ParameterNames(module)
         in_head = self._names.select(() if head is None else head, "head")
         named = [(name, p.shape) for name, p in module.named_parameters() if p.requires_grad]
@@ -98,7 +100,7 @@ class ParameterSpace:
                 full names; what matches a submodule selects all parameters in it.
         """
         chosen = self._names.select(which, "mask")
-        mask = torch.zeros(self.size, dtype=torch.bool)
+        mask = torch.zeros(self.size, dtype=torch.bool, device=self.device)
         for entry in self.entries:
             mask[entry.offset : entry.end] = entry.name in chosen
         return mask
@@ -136,8 +138,8 @@ class ParameterSpace:
             parameters[name].data = view
 
     def module(self, template: nn.Module, vector: Tensor) -> nn.Module:
-        """Return a copy of `template` with the parameters in `vector`, which share no memory with it."""
-        module = copy.deepcopy(template).to(vector.dtype)
+        """Return a copy of `template` with the parameters in `vector`, on its device; they share no memory with it."""
+        module = copy.deepcopy(template).to(vector.device, vector.dtype)
         parameters = dict(module.named_parameters())
         with torch.no_grad():
             for name, view in self.views(vector).items():

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.shards import Shards
+from equipoise.torch_device import CPU, wide_dtype, widened
 
 _BLOCK_BYTES = 64 << 20  # memory for the same coordinates of all messages
 
@@ -51,8 +52,14 @@ class State(dict[str, Tensor]):
         """Tell whether there is no NaN and no infinity; one pass, no copy (NaN spreads through minimum and maximum)."""
         ends = [m for t in self.values() if t.numel() and t.is_floating_point() for m in torch.aminmax(t)]
         if len({m.dtype for m in ends}) > 1:
-            ends = [m.double() for m in ends]
+            ends = [widened(m) for m in ends]
         return all(map(isfinite, torch.stack(ends).tolist())) if ends else True
+
+    def to(self, device: torch.device) -> "State":
+        """Return the same numbers on a device; the state itself if they are there already."""
+        if all(t.device == device for t in self.values()):
+            return self
+        return State({name: t.to(device) for name, t in self.items()})
 
     def digest(self) -> str:
         """Return a hash of all numbers."""
@@ -174,7 +181,7 @@ class Uploads(ABC):
 
     def combined(self, weights: Tensor) -> State:
         """Return the sum of all messages, each times its weight."""
-        return self.each(lambda rows: torch.tensordot(weights.to(rows.dtype), rows, dims=1))
+        return self.each(lambda rows: torch.tensordot(weights.to(rows), rows, dims=1))
 
 
 class UploadsOfRound(Uploads):
@@ -234,7 +241,7 @@ class RoundUploads(UploadsOfRound):
 
     def weights(self) -> Tensor:
         given = [u.weight for u in self.uploads if u.weight is not None]
-        return shares_of(torch.cat(given)) if len(given) == len(self) else equal_shares(len(self))
+        return shares_of(torch.cat(given)) if len(given) == len(self) else equal_shares(len(self), self.like)
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
         return torch.stack([u.message[name].flatten()[low:high] for u in self.uploads])
@@ -246,12 +253,13 @@ class RoundUploads(UploadsOfRound):
 
 def shares_of(weights: Tensor) -> Tensor:
     """Return weights that sum to one, in float64."""
-    weights = weights.double()
+    weights = widened(weights)
     if not torch.isfinite(weights.sum()):  # each is finite, their sum is not
         weights = weights / weights.max()
     return weights / weights.sum()
 
 
-def equal_shares(count: int) -> Tensor:
-    """Return equal weights that sum to one, in float64."""
-    return torch.full((count,), 1 / count, dtype=torch.float64)
+def equal_shares(count: int, like: State | None = None) -> Tensor:
+    """Return equal weights that sum to one, in float64; on the device of the message `like`, if it is given."""
+    device = next((t.device for t in (like or {}).values()), CPU)
+    return torch.full((count,), 1 / count, dtype=wide_dtype(device), device=device)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithms.local_data import ClientSamples
 from equipoise.representations.head_features import HeadTargets
+from equipoise.torch_device import widened
 
 _PAIRS = 4 << 20  # number of distances in memory at once
 
@@ -18,7 +19,7 @@ class Neighbours:
         self.module, self.head, self.scale = module, module.get_submodule(head), scale
         self.points = HeadTargets(y)
         features, outputs = self.points.look(module, self.head, x)
-        self.features = features.double()
+        self.features = widened(features)
         self.classes = None if y.is_floating_point() else outputs.shape[-1]
         self.values = self.points.values(y, outputs.shape[-1], outputs.dtype)
 
@@ -28,7 +29,7 @@ class Neighbours:
         features, outputs = self.points.look(self.module, self.head, x)
         own = outputs if self.classes is None else outputs.softmax(-1)
         at_once = max(1, _PAIRS // len(self.features))
-        parts = [self._nearest(part.double(), ks) for part in features.split(at_once)]
+        parts = [self._nearest(widened(part), ks) for part in features.split(at_once)]
         return own, [torch.cat(each) for each in zip(*parts, strict=True)]
 
     def _nearest(self, features: Tensor, ks: Sequence[int]) -> list[Tensor]:

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from equipoise import randomness
+from equipoise.torch_device import CPU, wide_dtype
 
 
 class Projection:
     """The matrix P with d_sub orthonormal rows of length d: `P(v)` is P v, and `P.back(y)` is P' y."""
 
-    def __init__(self, d: int, d_sub: int, seed: int):
+    def __init__(self, d: int, d_sub: int, seed: int, device: torch.device = CPU):
         rng = randomness.torch_generator(seed, "projection", d, d_sub)
         each = -(-d // d_sub)
         order = torch.randperm(d, generator=rng)
@@ -34,6 +35,9 @@ class Projection:
         self.row[order] = rank % d_sub
         self.weight = torch.empty(d, dtype=torch.float64)
         self.weight[order] = self.weights[place]
+        # Drawn on the CPU, so that it is the same on every device.
+        self.order, self.row = self.order.to(device), self.row.to(device)
+        self.weights, self.weight = (t.to(wide_dtype(device)).to(device) for t in (self.weights, self.weight))
 
     def __call__(self, v: Tensor) -> Tensor:
         dealt: Tensor = v.index_select(-1, self.order) * self.weights.to(v.dtype)
@@ -45,6 +49,6 @@ class Projection:
 
 
 @lru_cache(maxsize=4)
-def projection(d: int, d_sub: int, seed: int) -> Projection:
-    """Return the projection from d to d_sub dimensions for a seed, from a cache."""
-    return Projection(d, d_sub, seed)
+def projection(d: int, d_sub: int, seed: int, device: torch.device = CPU) -> Projection:
+    """Return the projection from d to d_sub dimensions for a seed, on a device, from a cache."""
+    return Projection(d, d_sub, seed, device)

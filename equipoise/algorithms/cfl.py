@@ -10,6 +10,7 @@ from equipoise.algorithms.base import Algorithm, Reduce
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, Fraction, Positive
 from equipoise.state import RoundUploads, State, Upload, Uploads
+from equipoise.torch_device import widened
 
 
 class CFL(Algorithm):
@@ -56,7 +57,7 @@ class CFL(Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         w, group, delta = server.w.clone(), server.group.clone(), server.delta.clone()
-        senders = torch.tensor(uploads.who)
+        senders = torch.tensor(uploads.who, device=group.device)
         known = senders < len(group)
         delta[senders[known]] = torch.stack([u.message.delta for u in uploads.uploads])[known]
         sent_by = torch.where(known, group[senders.clamp(max=len(group) - 1)], -1)
@@ -78,8 +79,8 @@ class CFL(Algorithm):
 
     def _apart(self, delta: Tensor) -> Tensor:
         """Return a mask of the clients on the second side of the best split; all False if it is not good enough."""
-        unit = torch.nn.functional.normalize(delta.double(), dim=-1)
-        cosines = unit @ unit.T
+        unit = torch.nn.functional.normalize(widened(delta), dim=-1)
+        cosines = (unit @ unit.T).cpu()  # the rest is many small decisions
         side = torch.arange(len(delta))  # the most similar are joined until two sides are left (single linkage), which
         rows, columns = torch.triu_indices(len(delta), len(delta), offset=1)  # minimises the largest cosine across
         for k in cosines[rows, columns].argsort(descending=True, stable=True).tolist():
@@ -90,8 +91,8 @@ class CFL(Algorithm):
                 side[side == other] = one
         across = cosines[side[:, None] != side]
         if not len(across) or ((1 - across.max()) / 2).clamp(min=0).sqrt() <= self.gamma_max:
-            return torch.zeros(len(delta), dtype=torch.bool)
-        return side != side[0]
+            return torch.zeros(len(delta), dtype=torch.bool, device=delta.device)
+        return (side != side[0]).to(delta.device)
 
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return down.w

@@ -80,7 +80,7 @@ class FedPAC(Algorithm):
         c = torch.where(seen.n[:, None] > 0, seen.sums / seen.n[:, None].clamp(min=1e-12), server.c)
         phi, sent = server.phi.clone(), [upload.message for upload in uploads.uploads]
         heads, alpha = torch.stack([m.phi for m in sent]), combination([m.mu for m in sent], [m.V for m in sent])
-        for who, mixed in zip(uploads.who, alpha.to(heads.dtype) @ heads, strict=True):
+        for who, mixed in zip(uploads.who, alpha.to(heads.dtype).to(heads.device) @ heads, strict=True):
             if who < len(phi):
                 phi[who] = mixed
         return State(theta=theta, phi=phi, c=c, known=torch.maximum(server.known, (seen.n > 0).to(c.dtype)))
@@ -104,8 +104,8 @@ def combination(mu: Sequence[Tensor], V: Sequence[Tensor]) -> Tensor:
     """
     from scipy.optimize import nnls
 
-    flat = torch.stack([m.flatten() for m in mu]).double().numpy()
-    variance = torch.cat([v.reshape(1) for v in V]).double().clamp(min=0).numpy()
+    flat = torch.stack([m.flatten() for m in mu]).cpu().double().numpy()
+    variance = torch.cat([v.reshape(1) for v in V]).cpu().double().clamp(min=0).numpy()
     found = np.empty((len(mu), len(mu)))
     for i, row in enumerate(found):
         apart = flat[i] - flat

@@ -72,13 +72,13 @@ class FedReCo(HasConsensusModel, Algorithm):
     def broadcast(self, server: State, client: int) -> State:
         if len(self._at) == 1:
             return server
-        mine = torch.arange(len(self._at)) == client % len(self._at)
+        mine = torch.arange(len(self._at), device=server.u_0.device) == client % len(self._at)
         return State(server, mine=mine.to(server.u_0.dtype))
 
     @staticmethod
     def _mine(down: State) -> Tensor:
         """Return the weight of each representation point for the client: 1 or 0."""
-        return down.get("mine", torch.ones(*down.u_0.shape[:-1], 1, dtype=down.u_0.dtype))
+        return down.get("mine", down.u_0.new_ones(*down.u_0.shape[:-1], 1))
 
     def _own(self, down: State, data: LocalData) -> Tensor:
         """Return the mask of the client's extractor's parameters: 1 or 0."""
@@ -86,7 +86,8 @@ class FedReCo(HasConsensusModel, Algorithm):
 
     def _parts(self, down: State, data: LocalData) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return v_i and u_i as arguments of `descend`: by name if they are the head and the body, else as masks."""
-        reaches, body = self._reaches(data), torch.zeros(data.space.size, dtype=torch.bool)
+        reaches = self._reaches(data)
+        body = torch.zeros_like(reaches[0])
         body[data.space.part("body")] = True
         if len(reaches) == 1 and torch.equal(reaches[0], body):
             return {"part": "head"}, {"part": "body"}

@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from equipoise.algorithms._random_projection import Projection, projection
@@ -18,14 +19,14 @@ class _Projected(Settings):
     d_sub: Count = 1000
     "length of the projected models, which are all that is sent; at most the number of parameters"
 
-    def _projection(self, d: int, seed: int) -> Projection:
-        return projection(d, min(self.d_sub, d), seed)
+    def _projection(self, d: int, seed: int, device: torch.device) -> Projection:
+        return projection(d, min(self.d_sub, d), seed, device)
 
     def seen(self, theta: Tensor, seed: int) -> Tensor:
-        return self._projection(theta.shape[-1], seed)(theta)
+        return self._projection(theta.shape[-1], seed, theta.device)(theta)
 
     def back(self, pull: Tensor, data: LocalData) -> Tensor:
-        return self._projection(data.space.size, data.seed).back(pull)
+        return self._projection(data.space.size, data.seed, pull.device).back(pull)
 
     def begins(self, client: State, down: State) -> Tensor:
         return client.theta  # the initial model, because w is a projection

@@ -77,7 +77,7 @@ class ShapeProbe:
     def __init__(self, start: Start):
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
         self.outputs, self.start, self.round, self.lr = start.outputs, start, 1, 1.0
-        self.size = self.iterations = self.local_steps = torch.ones(1, dtype=start.w0.dtype)
+        self.size = self.iterations = self.local_steps = start.w0.new_ones(1)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"data has no {name!r}{nearest(name, [k for k in dir(LocalData) if k[0] != '_'])}")
@@ -95,11 +95,11 @@ class ShapeProbe:
         return torch.zeros_like(v)
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
-        columns = of(torch.ones(1, self.point(at).width, dtype=self.dtype)).shape[1]
-        return torch.zeros(self.outputs, columns, dtype=self.dtype)
+        columns = of(self.start.w0.new_ones(1, self.point(at).width)).shape[1]
+        return self.start.w0.new_zeros(self.outputs, columns)
 
     def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
         inputs, outputs = linear_head(self.space)[:2]
-        x = torch.eye(inputs, dtype=self.dtype).expand(groups, -1, -1)
-        one = torch.ones(groups, 1, 1, dtype=self.dtype)
-        return Moments(x, torch.zeros(groups, inputs, outputs, dtype=self.dtype), one)
+        x = torch.eye(inputs, dtype=self.dtype, device=self.size.device).expand(groups, -1, -1)
+        new = self.start.w0
+        return Moments(x, new.new_zeros(groups, inputs, outputs), new.new_ones(groups, 1, 1))

@@ -48,4 +48,6 @@ class Gaussian(Attack):
 
     def message(self, own: State, rng: torch.Generator) -> State:
         scale = self.variance**0.5
-        return State({name: scale * torch.randn(t.shape, generator=rng, dtype=t.dtype) for name, t in own.items()})
+        return State(
+            {name: scale * torch.randn(t.shape, generator=rng, dtype=t.dtype).to(t.device) for name, t in own.items()}
+        )

@@ -65,6 +65,12 @@ class Engine(Settings):
     "number format of all computations; bf16-mixed: parameters in float32, many operators of the model in bfloat16"
     compile: bool = False
     "whether stacked mode passes the step to torch.compile (needs a C++ compiler; slow once, then faster)"
+    device: str = "auto"
+    "where clients are trained, as torch names it: cpu, cuda, cuda:1, mps; auto: an accelerator if there is one"
+    data: Literal["auto", "device", "host"] = "auto"
+    "where samples are kept if an accelerator is used: on the device, or on the host (streamed); auto: as they fit"
+    deterministic: bool = True
+    "whether an accelerator uses deterministic kernels, as far as there are any; often slower"
     memory_mb: Count = 1024
     "memory for clients' states in MB; those beyond it are kept in files of the run folder"
 

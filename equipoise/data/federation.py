@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,10 +18,13 @@ from equipoise.data.samples import as_pair, named_clients
 from equipoise.errors import EquipoiseError
 from equipoise.settings import nearest
 from equipoise.state import State
+from equipoise.torch_device import has_room
 
 SPLIT = (0.7, 0.1, 0.2)
 """The default fractions of training, validation and test samples."""
 _CHUNK = 1024  # samples that are converted at a time
+STREAMED_BYTES = 64 << 20
+"""Size of the samples that are fetched together on an accelerator, where every call and every copy takes time."""
 
 
 class RaggedIndices:
@@ -48,12 +51,20 @@ class BatchBuffer:
     def __init__(self) -> None:
         self.rooms: dict[torch.dtype, Tensor] = {}
 
-    def take(self, samples: int, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    def take(self, samples: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return room for samples of this shape; it is valid until the next call with the same number format."""
         room = self.rooms.get(dtype)
         if room is None or len(room) < samples or room.shape[1:] != shape:
-            room = self.rooms[dtype] = torch.empty((samples, *shape), dtype=dtype)
+            room = self.rooms[dtype] = torch.empty((samples, *shape), dtype=dtype, device=device)
         return room[:samples]
+
+
+class PinnedMemory(BatchBuffer):
+    """Memory from which a GPU copies by itself."""
+
+    def take(self, samples: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return new memory for samples of this shape."""
+        return torch.empty((samples, *shape), dtype=dtype, pin_memory=True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,6 +87,8 @@ class Federation:
     """name of the data in tables"""
     notes: tuple[str, ...] = ()
     """remarks about the data for the user"""
+    streams_to: torch.device | None = None
+    """device to which gathered samples are copied, where not all of them fit on it"""
     origin: str = ""
     """settings that the data were made with, apart from the seed, as text; empty for a user's own data"""
     pixels: torch.dtype | None = None
@@ -170,14 +183,55 @@ class Federation:
         """Return the federation with this title and these notes."""
         return replace(self, title=title, notes=notes)
 
+    @cached_property
+    def _copies(self) -> dict[torch.device, "Federation"]:
+        return {}
+
+    def placed(self, device: torch.device, where: Literal["auto", "device", "host"] = "auto") -> "Federation":
+        """Return the federation with its samples on a device or, if they do not fit there, streamed to it.
+
+        Args:
+            device: where models are trained.
+            where: whether all samples are copied to the device, once, or stay on the host; "auto": as memory allows.
+        """
+        if device == self.x.device:
+            return self
+        if device not in self._copies:
+            if where == "host" or (where == "auto" and not has_room(device, self.x.nbytes + self.y.nbytes)):
+                self._copies[device] = replace(self, streams_to=device)
+            else:
+                self._copies[device] = replace(self, x=self.x.to(device), y=self.y.to(device))
+        return self._copies[device]
+
+    def index(self, indices: np.ndarray) -> Tensor:
+        """Return indices of samples as `gather` needs them, where the samples are."""
+        return torch.from_numpy(indices).to(self.x.device)
+
     def gather(self, indices: Tensor, memory: BatchBuffer | None = None) -> tuple[Tensor, Tensor]:
         """Return inputs and targets of these samples; with `memory`, the inputs are valid until its next use."""
-        count, shape = len(indices), self.x.shape[1:]
-        out = None if memory is None else memory.take(count, shape, self.x.dtype)
-        x = torch.index_select(self.x, 0, indices, out=out)
+        if self.streams_to is not None:
+            return self._streamed(indices, self.streams_to)
+        x, y = self._selected(indices.to(self.x.device), memory)
+        return self._converted(x, memory), y
+
+    def _streamed(self, indices: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Gather samples in memory from which they are copied while the host goes on, if the device allows that."""
+        pinned = device.type == "cuda"
+        # Always new memory: torch keeps that of the last batch until its copy is complete.
+        x, y = self._selected(indices, PinnedMemory() if pinned else None)
+        y = y.pin_memory() if pinned else y
+        return self._converted(x.to(device, non_blocking=True), None), y.to(device, non_blocking=True)
+
+    def _selected(self, indices: Tensor, memory: BatchBuffer | None) -> tuple[Tensor, Tensor]:
+        out = None if memory is None else memory.take(len(indices), self.x.shape[1:], self.x.dtype, self.x.device)
+        return torch.index_select(self.x, 0, indices, out=out), self.y.index_select(0, indices)
+
+    def _converted(self, x: Tensor, memory: BatchBuffer | None) -> Tensor:
+        """Return inputs from what x holds of them: pixels as bytes, or with their channels last."""
         if self.pixels is not None:
-            x = from_bytes(x, self.pixels, None if memory is None else memory.take(count, shape, self.pixels))
-        return x.permute(0, 3, 1, 2) if self.channels_last else x, self.y.index_select(0, indices)
+            room = None if memory is None else memory.take(len(x), x.shape[1:], self.pixels, x.device)
+            x = from_bytes(x, self.pixels, room)
+        return x.permute(0, 3, 1, 2) if self.channels_last else x
 
     def stored_inputs(self) -> Iterator[np.ndarray]:
         """Yield the inputs of all samples some at a time, in the memory layout of x, as numbers if x holds pixels."""

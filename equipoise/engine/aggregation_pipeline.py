@@ -19,6 +19,7 @@ from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, Upload
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import RoundUploads, State, Upload, Uploads, UploadsOfRound
+from equipoise.torch_device import widened
 from equipoise.training.buffers import BUFFERS, without_buffers
 
 _NOISE = "privacy.noise."
@@ -53,7 +54,7 @@ class AggregationPipeline:
             buffers: the initial buffers, where they are averaged.
         """
         self.settings, self.algorithm, self.draw_noise = settings, algorithm, draw_noise
-        self.seed = start.seed
+        self.seed, self.device = start.seed, start.w0.device
         self.ledger = PrivacyLedger(settings.privacy)
         self.malicious: frozenset[str] = frozenset()
         "names of the malicious clients"
@@ -149,7 +150,7 @@ class AggregationPipeline:
         remains in the sum.
         """
         noise = self.draw_noise(self.ledger.sums, "sum")
-        zeros = State({k: torch.zeros_like(t).double() for k, t in uploads.like.items()})
+        zeros = State({k: widened(torch.zeros_like(t)) for k, t in uploads.like.items()})
         fresh = gaussian(self.ledger.sigma)(zeros, noise)
         self.ledger.sums += 1
         if last:
@@ -177,7 +178,8 @@ class AggregationPipeline:
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
         self.ledger.restore(facts.get("privacy", {}), rounds)
-        self.noise = State({k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)})
+        noise = {k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)}
+        self.noise = State(noise).to(self.device)
 
     def restore_last(self, tensors: dict[str, Tensor]) -> None:
         """Restore what a checkpoint saved about the last uploads."""

@@ -16,12 +16,14 @@ from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.engine import Engine
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import Federation
+from equipoise.distributed import environment
 from equipoise.distributed.ranks import Ranks
 from equipoise.engine.run import Run
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import MetricLike
 from equipoise.parameter_space import Selection
 from equipoise.storage.run_folder import RunFolder
+from equipoise.torch_device import CPU, choose_device, deterministic_kernels
 from equipoise.training.task import Task, has_head
 
 LossLike = str | Callable[[Tensor, Tensor], Tensor]
@@ -43,6 +45,7 @@ def build_task(
     head: Selection | None = "head",
     loss: LossLike | None = None,
     metric: MetricLike | Sequence[MetricLike] | None = None,
+    device: torch.device = CPU,
 ) -> Task:
     """Build the task of training `module`.
 
@@ -53,13 +56,22 @@ def build_task(
         head: name of the submodule that is the head, or any parameters, selected as in `ParameterSpace.mask`.
         loss: by default cross-entropy for labels and squared error for numbers.
         metric: a metric or several; by default the one that belongs to the loss.
+        device: where the model is trained.
     """
     dtype = engine.dtype
     if isinstance(samples, Federation):
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in samples.sample())
         samples = x, y
     loss = loss or ("squared" if samples[1].is_floating_point() else "cross-entropy")
-    return Task(module, samples, head=head, loss=loss, metric=metric, dtype=dtype, mixed=engine.mixed)
+    with deterministic_kernels(device, engine.deterministic):
+        return Task(
+            module, samples, head=head, loss=loss, metric=metric, dtype=dtype, mixed=engine.mixed, device=device
+        )
+
+
+def engine_device(engine: Engine) -> torch.device:
+    """Return the device that the engine settings select; processes of a run on one machine take turns."""
+    return choose_device(engine.device, engine.dtype, environment.local_rank())
 
 
 def check_head(module: nn.Module, head: Selection | None, algorithm: Algorithm) -> None:
@@ -79,11 +91,19 @@ def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int
     return initial_module(lambda: settings.build(tuple(shape), outputs), experiment.schedule.seed)
 
 
-def experiment_task(experiment: Experiment, federation: Federation) -> Task:
-    """Build the task of an experiment whose data are all on this machine."""
+def experiment_task(experiment: Experiment, federation: Federation, device: torch.device | None = None) -> Task:
+    """Build the task of an experiment whose data are all on this machine; by default on the device of its engine."""
     module = experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs)
     check_head(module, experiment.head, experiment.algorithm)
-    return build_task(module, federation, experiment.engine, head=experiment.head, metric=experiment.schedule.metrics)
+    engine = experiment.engine
+    return build_task(
+        module,
+        federation,
+        engine,
+        head=experiment.head,
+        metric=experiment.schedule.metrics,
+        device=engine_device(engine) if device is None else device,
+    )
 
 
 def run_in_folder(

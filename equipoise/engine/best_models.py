@@ -12,6 +12,7 @@ from torch import Tensor
 from equipoise.engine.client_store import ClientStore
 from equipoise.state import State
 from equipoise.storage import atomic_files, tensor_files
+from equipoise.torch_device import CPU
 from equipoise.training.task import Task
 
 FOLDER = "best"
@@ -45,7 +46,7 @@ class BestModels:
 
     def _state(self, vector: Tensor, buffers: Tensor | None, round: int) -> State:
         own = {"buffers": self.task.buffers if buffers is None else buffers} if len(self.task.buffers) else {}
-        return State(vector=vector, round=torch.tensor([round]), **own)
+        return State(vector=vector, round=torch.tensor([round]), **own).to(CPU)
 
     def keep(self, row: int, vector: Tensor, buffers: Tensor | None, round: int) -> None:
         """Keep a model in place of the one before; `row` is a client's number, or `global_row`."""

@@ -103,7 +103,7 @@ class CheckpointFolder:
         tensors = {f"server.{k}": t for k, t in server.items()}
         tensors |= {f"kept.{k}": t for k, t in kept.items()}
         tensors |= {f"{group}.{k}": t for group, store in stores.items() for k, t in store.table().items()}
-        tensor_files.write_tensors(self.folder / name, {k: t.clone() for k, t in tensors.items()})
+        tensor_files.write_tensors(self.folder / name, {k: t.cpu().clone() for k, t in tensors.items()})
         self.digests.pop(name, None)
         manifest = {
             "round": round,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from equipoise.executors.base import SENT
 from equipoise.state import State, Upload, Uploads, UploadsOfRound, equal_shares
+from equipoise.torch_device import widened
 
 _HUGE = 1e4  # times what is left in the sum: the error of float64 is then below 1e-12 of it
 
@@ -44,7 +45,7 @@ class LastUploadTracker:
         self.first, self.clients = first, clients
         self.known: set[int] = set()
         "numbers of the clients that have taken part"
-        self.total = State({name: clients * t.double() for name, t in first.items()})
+        self.total = State({name: clients * widened(t) for name, t in first.items()})
         "sum of all last uploads, in float64 so that rounding errors do not add up over the rounds"
 
     @property
@@ -68,10 +69,10 @@ class LastUploadTracker:
                     continue
                 message = upload.message
                 if who in newcomers:
-                    yield who, State({k: t.double() for k, t in message.items()}), 1.0
+                    yield who, State({k: widened(t) for k, t in message.items()}), 1.0
                     continue
                 before = State({k: store.get(who)[SENT + k].to(t.device) for k, t in message.items()})
-                yield who, State({k: t.double() - before[k] for k, t in message.items()}), 1.0
+                yield who, State({k: widened(t) - before[k] for k, t in message.items()}), 1.0
                 largest = max([largest, *(float(t.abs().max()) for t in before.values() if t.numel())])
 
         device = next(iter(self.total.values())).device
@@ -100,7 +101,7 @@ class LastUploadTracker:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take back what was saved."""
         self.known = set(tensors["last.heard"].tolist())
-        self.total = State({name: tensors[f"last.total.{name}"] for name in self.first})
+        self.total = State({name: tensors[f"last.total.{name}"].to(t.device) for name, t in self.first.items()})
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class LastUploads(Uploads):
         return State({name: (t / self.clients).to(self.like[name].dtype) for name, t in self.total.items()})
 
     def weights(self) -> Tensor:
-        return equal_shares(len(self))
+        return equal_shares(len(self), self.like)
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
         own = [self._part(who, name, low, high) for who in self.known if self.round.placement.owns(who)]
@@ -175,9 +176,9 @@ class LastUploads(Uploads):
             for who in filter(self.round.placement.owns, self.known):
                 message = self.fresh[who].message if who in self.fresh else None
                 kept = self.store.get(who) if message is None else {SENT + k: t for k, t in message.items()}
-                yield who, State({k: kept[SENT + k].to(t.device).double() for k, t in self.first.items()}), 1.0
+                yield who, State({k: widened(kept[SENT + k].to(t.device)) for k, t in self.first.items()}), 1.0
 
         device = next(iter(self.total.values())).device
         total = self.round.placement.total(own(), device) or {}
         others = self.clients - len(self)
-        return replace(self, total=State({k: total.get(k, 0) + others * t.double() for k, t in self.first.items()}))
+        return replace(self, total=State({k: total.get(k, 0) + others * widened(t) for k, t in self.first.items()}))

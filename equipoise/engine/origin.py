@@ -18,7 +18,7 @@ def describe_origin(federation: Federation, task: Task) -> dict[str, Any]:
     return {
         "parameters": [[entry.name, list(entry.shape)] for entry in task.space.entries],
         "head": task.space.size - task.space.body_size,
-        "weights": _digest(task.w0.numpy()),
+        "weights": _digest(task.w0.cpu().numpy()),
         **_describe_data(federation),
     }
 
@@ -85,7 +85,7 @@ def _data_difference(saved: dict[str, Any], now: dict[str, Any], differs: set[st
 
 def legacy_fingerprint(federation: Federation, task: Task) -> str:
     """Return the fingerprint that checkpoints of version 0.1 have: data and split, layout, and weights."""
-    return f"{federation.fingerprint(splits=True)} {task.space.fingerprint()} {_digest(task.w0.numpy())}"
+    return f"{federation.fingerprint(splits=True)} {task.space.fingerprint()} {_digest(task.w0.cpu().numpy())}"
 
 
 def find_legacy_difference(saved: str, now: str) -> str | None:

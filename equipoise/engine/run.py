@@ -273,7 +273,7 @@ class Run(ABC):
                 "the saved run kept BatchNorm statistics with the clients, as version 0.1 always did; resume it with "
                 "algorithm.buffers = 'local'"
             )
-        self.done, self.step, self.server = saved.round, saved.step, saved.server
+        self.done, self.step, self.server = saved.round, saved.step, saved.server.to(self.task.device)
         self.stopped, self.callbacks.saved = saved.facts.get("stopped"), saved.facts.get("callbacks", {})
         self.pipeline.restore_ledger(saved.facts, saved.kept, self.schedule.rounds)
         counted = dict(saved.facts["counters"])

@@ -49,7 +49,8 @@ def shown_states(algorithm: Algorithm, start: Start, jobs: Iterable[ClientJob]) 
     """Return what the algorithm shows of these clients, as they are and as they began; None if it shows nothing."""
     if not isinstance(algorithm, ShowsState):
         return None
-    now = [algorithm.shown_state(job.client, job.down, start.space) for job in jobs]
+    device = start.w0.device
+    now = [algorithm.shown_state(job.client.to(device), job.down, start.space) for job in jobs]
     down = algorithm.broadcast(algorithm.init_server(start), 0)
     begun = algorithm.shown_state(algorithm.init_client(start), down, start.space)
     return State(stack(now), **{f"begin.{name}": t for name, t in stack([begun] * len(now)).items()})

@@ -28,7 +28,7 @@ def averages_buffers(task: Task, algorithm: Algorithm, server: State, private: b
             "algorithm.buffers = 'average' is not possible with [privacy], because noise could make the variances of "
             "BatchNorm negative; use 'local', with which they never leave the client, or a model with GroupNorm"
         )
-    if not bool(task.buffer_layout.averaged.any()) or private:
+    if not task.buffer_layout.any_averaged or private:
         return False
     return algorithm.global_model(server) is not None if algorithm.buffers is None else algorithm.buffers == "average"
 

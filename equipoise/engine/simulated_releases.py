@@ -80,6 +80,6 @@ class SimulatedReleases:
             known = public_reference(result.upload, job.down)
         else:
             kept = store.get(job.who)
-            known = State({k: kept[SENT + k] for k in result.upload.message})
+            known = State({k: kept[SENT + k].to(t.device) for k, t in result.upload.message.items()})
         noise = seeded_noise(self.schedule.seed, round, f"{exchange} {name}")
         return replace(result, upload=privacy.release(result.upload, known, self.pipeline.ledger.sigma, noise))

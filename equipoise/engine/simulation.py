@@ -38,13 +38,14 @@ from equipoise.evaluation.evaluator import AT_ONCE
 from equipoise.evaluation.kept_predictions import check_room
 from equipoise.evaluation.run_scores import RunScores
 from equipoise.evaluation.scoreboard import score_columns
-from equipoise.executors.base import ClientJob, ClientModel, ClientResult, HeldState, with_engine_state
+from equipoise.executors.base import ClientJob, ClientModel, ClientResult, HeldState, HostStates, with_engine_state
 from equipoise.executors.build import build_executor
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, seeded_noise
 from equipoise.state import State
 from equipoise.storage.model_kinds import COLUMNS
 from equipoise.storage.run_folder import RunFolder
+from equipoise.torch_device import CPU
 from equipoise.training.buffers import broadcast
 from equipoise.training.task import Task
 
@@ -108,6 +109,7 @@ class Simulation(Run):
         initial = with_engine_state(algorithm.init_client(start), task, int(federation.train.lengths.max()))
         if self.pipeline.last is not None:
             initial |= self.pipeline.last.initial
+        initial = initial.to(CPU)  # states cross to the device and back when a client takes part
         states = None if folder is None else folder.checkpoint
         part = self.ranks.rank, self.ranks.size
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20, part=part)
@@ -263,8 +265,10 @@ class Simulation(Run):
             uploads = accepted_uploads(self.placement, accepted, own, self.number.__getitem__, self.schema.up, device)
             sent = self.aggregate(round, uploads, [self.federation.names[fact.who] for fact in accepted])
             solves += [fact.solves for fact in accepted]
+        host = HostStates()
         for result in own:
-            self.store.put(result.who, State(result.client, **sent.get(self.number[result.who], {})))
+            kept_of_upload = State(sent.get(self.number[result.who], {})).to(CPU)
+            self.store.put(result.who, State(host.of(result.held), **kept_of_upload))
         self.done = round
         trained = time.perf_counter()
         head: dict[str, Any] = {"round": round, "clients": asked, "left_out": asked - len(accepted)}

@@ -47,6 +47,7 @@ def summarize_run(
         **({"devices": _device_counts(run.budgets)} if run.budgets else {}),
         **({"rounds_to": _rounds_to_targets(run)} if run.schedule.targets else {}),
         "mode": run.mode,
+        "device": str(run.task.device),
         "seconds": round(counters.seconds, 3),
         "samples_per_second": round(samples / max(counters.seconds, 1e-9), 1),
         "peak_memory_mb": round(peak_memory_mb(), 1),

@@ -14,6 +14,7 @@ from equipoise.equilibrium import layers as equilibria
 from equipoise.representations.points import ForwardHook
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import CKA
+from equipoise.torch_device import widened
 
 _BATCH = 256
 
@@ -23,7 +24,7 @@ def gram(x: Tensor) -> Tensor:
 
     It is NaN if a representation is the same for all samples.
     """
-    x = x.double() - x.double().mean(0)
+    x = widened(x) - widened(x).mean(0)
     k: Tensor = x @ x.mT
     return k.div_(k.norm())
 

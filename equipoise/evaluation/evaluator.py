@@ -71,7 +71,7 @@ def _digest(*tensors: Tensor | None) -> np.ndarray:
     hasher = blake2b(digest_size=16)
     for tensor in tensors:
         if tensor is not None:
-            hasher.update(tensor.contiguous().numpy().data)
+            hasher.update(tensor.cpu().contiguous().numpy().data)
     return np.frombuffer(hasher.digest(), dtype=np.uint8)
 
 

@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from equipoise.distributed.shards import Shards
 from equipoise.equilibrium import Solves
 from equipoise.executors.sample_scores import SampleScores
 from equipoise.state import State, Upload, stack
+from equipoise.torch_device import CPU, is_accelerator
 from equipoise.training.buffers import BUFFERS
 from equipoise.training.task import Task
 
@@ -70,10 +72,14 @@ def as_state(held: HeldState) -> State:
     return held.stack.row(held.index) if isinstance(held, StackRow) else held
 
 
-def stack_states(held: Sequence[HeldState]) -> State:
-    """Stack clients' states, without what the engine keeps in them.
+def stack_states(held: Sequence[HeldState], device: torch.device = CPU) -> State:
+    """Stack clients' states on a device, without what the engine keeps in them.
 
     If they are all rows of one stack in their order, that stack is returned without copying.
+
+    Args:
+        held: the states.
+        device: where the clients are trained.
     """
     first = held[0]
     whole = first.stack if isinstance(first, StackRow) else None
@@ -81,7 +87,26 @@ def stack_states(held: Sequence[HeldState]) -> State:
         in_order = (isinstance(h, StackRow) and h.stack is whole and h.index == k for k, h in enumerate(held))
         if all(in_order):
             return whole
-    return stack([algorithm_state(as_state(h)) for h in held])
+    stacked = stack([algorithm_state(as_state(h)) for h in held])
+    if not is_accelerator(device):
+        return stacked
+    # What all of them share crosses once, and is expanded again there.
+    return State({k: t[0].to(device).expand(t.shape) if t.stride(0) == 0 else t.to(device) for k, t in stacked.items()})
+
+
+class HostStates:
+    """Copies results of training to the host: a stack as a whole, once for all clients in it."""
+
+    def __init__(self) -> None:
+        self.stacks: dict[int, tuple[State, State]] = {}
+
+    def of(self, held: HeldState) -> State:
+        """Return a client's state on the host."""
+        if not isinstance(held, StackRow):
+            return held.to(CPU)
+        if id(held.stack) not in self.stacks:
+            self.stacks[id(held.stack)] = held.stack, held.stack.to(CPU)
+        return self.stacks[id(held.stack)][1].row(held.index)
 
 
 @dataclass(frozen=True)
@@ -97,6 +122,10 @@ class ClientJob:
     @property
     def client(self) -> State:
         return as_state(self.held)
+
+    def on(self, device: torch.device) -> "ClientJob":
+        """Return the job with the client's state on a device."""
+        return replace(self, held=self.client.to(device))
 
 
 @dataclass(frozen=True)
@@ -161,6 +190,8 @@ class Executor(ABC):
         """
         self.task, self.federation, self.algorithm = task, federation, algorithm
         self.schedule, self.seed, self.workers, self.shards = schedule, schedule.seed, workers, shards
+        self.settings = ExitStack()
+        "settings of torch that are restored at the end"
 
     def prepare(self, report: Callable[[str], None]) -> None:
         """Do, before the first round of a run, what takes long: compile steps, if the engine settings ask for it.
@@ -201,14 +232,14 @@ class Executor(ABC):
     def predictor(self, module: nn.Module, who: int) -> nn.Module:
         """Return the module that a client predicts with, if its model looks up its own samples."""
         assert isinstance(self.algorithm, PredictsFromSamples)
-        return self.algorithm.predictor(module, self.own(who))
+        return self.algorithm.predictor(module, self.own(who, next(module.parameters()).device))
 
-    def own(self, who: int) -> ClientSamples:
-        """Return the training and validation samples of a client."""
-        pairs = [
-            self.federation.gather(torch.from_numpy(s[who]))
-            for s in (self.federation.train, self.federation.validation)
-        ]
+    def own(self, who: int, device: torch.device = CPU) -> ClientSamples:
+        """Return the training and validation samples of a client, on the device of the model that looks them up."""
+        pairs = []
+        for split in (self.federation.train, self.federation.validation):
+            x, y = self.federation.gather(torch.from_numpy(split[who]))
+            pairs.append((x.to(device), y.to(device)))
         assert self.task.head is not None
         return ClientSamples(pairs[0], pairs[1], self.task.head, self.task.metric)
 
@@ -229,6 +260,6 @@ class Executor(ABC):
             buffers: the model's buffers, if it has any.
         """
 
-    @abstractmethod
     def close(self) -> None:
-        """Stop threads, and restore the thread settings of torch."""
+        """Stop threads, and restore the settings of torch."""
+        self.settings.close()

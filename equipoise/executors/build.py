@@ -13,6 +13,7 @@ from equipoise.executors.base import Executor
 from equipoise.executors.compiled_step import why_not_compiled
 from equipoise.executors.stacked import StackedExecutor
 from equipoise.executors.threaded import ThreadedExecutor
+from equipoise.torch_device import deterministic_kernels, is_accelerator
 from equipoise.training.task import Task
 
 _STACK_NUMBERS = (
@@ -27,7 +28,18 @@ def build_executor(
     """Build the executor that the engine settings select."""
     # Processes of a run on one machine share its cores.
     workers = engine.workers or max(1, len(os.sched_getaffinity(0)) // environment.local_world_size())
+    if is_accelerator(task.device) and not engine.workers:  # it is busy with one; more only take turns
+        workers = 1
+    executor = _executor(engine, task, federation, algorithm, schedule, workers)
+    executor.settings.enter_context(deterministic_kernels(task.device, engine.deterministic))
+    return executor
+
+
+def _executor(
+    engine: Engine, task: Task, federation: Federation, algorithm: Algorithm, schedule: Schedule, workers: int
+) -> Executor:
     training, unseen = map(len, federation.by_name)
+    federation = federation.placed(task.device, engine.data)
     if execution_mode(engine, task) == "stacked":
         size = stack_size(federation, algorithm)
         few = isinstance(schedule.participation, int) and schedule.participation > training  # newcomers after training

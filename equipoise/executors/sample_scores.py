@@ -1,13 +1,17 @@
 """The scores of a model on samples, which are filled batch by batch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from equipoise.losses import Loss
 from equipoise.metrics import MetricCollection, PredictionRecord, Predictions, keep
+from equipoise.torch_device import is_accelerator, widened
+
+_VALUES = "values"
 
 
 @dataclass(frozen=True)
@@ -39,18 +43,42 @@ class ScoreRecorder:
         self.loss, self.metrics = loss, metrics
         self.values = np.empty((1 + len(metrics.means), samples))
         self.record = PredictionRecord(metrics.needs, samples, metrics.outputs) if metrics.needs else None
+        self.waiting: list[tuple[int, dict[str, Tensor]]] = []
+        "positions of batches whose scores are still on another device, and the scores"
 
     def add(self, first: int, output: Tensor, target: Tensor) -> None:
         """Score a batch, whose first sample has this position."""
-        rows = slice(first, first + len(target))
-        self.values[0, rows] = self.loss.of_each(output, target).numpy()
-        for k, metric in enumerate(self.metrics.means, start=1):
-            self.values[k, rows] = metric.each(output, target).numpy()
+        values = [self.loss.of_each(output, target), *(m.each(output, target) for m in self.metrics.means)]
+        kept = keep(self.metrics.needs, output, target) if self.record is not None else {}
+        if is_accelerator(output.device):
+            # Copied all at once: the host would wait for the device with every copy.
+            self.waiting.append((first, {_VALUES: torch.stack([widened(v) for v in values]).T, **kept}))
+        else:
+            self._write(first, [value.numpy() for value in values], {name: t.numpy() for name, t in kept.items()})
+
+    def _write(self, first: int, values: Sequence[np.ndarray], kept: Mapping[str, np.ndarray]) -> None:
+        for row, value in zip(self.values, values, strict=True):
+            row[first : first + len(value)] = value
         if self.record is not None:
-            self.record.write(first, keep(self.metrics.needs, output, target))
+            self.record.write(first, kept)
+
+    def fetch(self) -> None:
+        """Copy what is on another device to the host, one copy for each kind of scores."""
+        if not self.waiting:
+            return
+        sizes = np.cumsum([len(scored[_VALUES]) for _, scored in self.waiting])[:-1]
+        fetched = {
+            name: np.split(torch.cat([scored[name] for _, scored in self.waiting]).cpu().numpy(), sizes)
+            for name in self.waiting[0][1]
+        }
+        values = fetched.pop(_VALUES)
+        for k, (first, _) in enumerate(self.waiting):
+            self._write(first, list(values[k].T), {name: pieces[k] for name, pieces in fetched.items()})
+        self.waiting.clear()
 
     def copy(self, first: int, batch: "ScoreRecorder", rows: slice) -> None:
         """Copy some rows of a batch that was scored for several models together, to this position."""
+        batch.fetch()
         values = batch.values[:, rows]
         self.values[:, first : first + values.shape[1]] = values
         if self.record is not None and batch.record is not None:
@@ -58,4 +86,5 @@ class ScoreRecorder:
 
     def scores(self) -> SampleScores:
         """Return the scores, after all batches."""
+        self.fetch()
         return SampleScores(self.values, None if self.record is None else self.record.predictions())

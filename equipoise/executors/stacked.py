@@ -79,6 +79,7 @@ class StackedExecutor(Executor):
 
     def close(self) -> None:
         self.pool.close()
+        super().close()
 
     def stacks(self, items: Iterable[T], who: Callable[[T], int], length: Callable[[T], int]) -> list[list[T]]:
         """Divide what belongs to clients into stacks of even size: first by shard, then by length.
@@ -112,7 +113,7 @@ class StackedExecutor(Executor):
         def local(worker: StackWorker, group: list[ClientJob]) -> list[ClientResult]:
             trainer = self._trainer(worker, round, group, TRAINING)
             client, upload = self.algorithm.local_update(
-                stack_states([job.held for job in group]), stack([job.down for job in group]), trainer
+                stack_states([job.held for job in group], self.task.device), stack([job.down for job in group]), trainer
             )
             all_finite = client.finite() and upload.wire.finite()
             results = []
@@ -134,8 +135,8 @@ class StackedExecutor(Executor):
         @torch.no_grad()
         def model(worker: StackWorker, group: list[ClientJob]) -> dict[int, tuple[ClientModel | None, int]]:
             trainer = self._trainer(worker, round, group, "unseen" if kind == "unseen" else "adapt")
-            clients, downs = stack_states([job.held for job in group]), stack([job.down for job in group])
-            vectors = make(clients, downs, trainer)
+            clients = stack_states([job.held for job in group], self.task.device)
+            vectors = make(clients, stack([job.down for job in group]), trainer)
             made = {}
             for k, job in enumerate(group):
                 one = None if vectors is None else ClientModel(job.who, vectors[k], looks_up=looks_up)
@@ -176,18 +177,23 @@ class StackedExecutor(Executor):
         loss, metrics = self.task.loss, self.task.metrics
         scores = [ScoreRecorder(loss, metrics, len(own)) for own in indices]
         views = self.task.space.views(torch.stack([model.vector for model in models]))
-        for first in range(0, max(map(len, indices)), _SCORE_BATCH):
-            rows = [own[first : first + _SCORE_BATCH] for own in indices]
-            width = max(map(len, rows))
+        firsts = range(0, max(map(len, indices)), _SCORE_BATCH)
+        batches = [[own[first : first + _SCORE_BATCH] for own in indices] for first in firsts]
+        widths = [max(map(len, rows)) for rows in batches]
+        together, begin = ScoreRecorder(loss, metrics, len(models) * sum(widths)), 0
+        for rows, width in zip(batches, widths, strict=True):
             padded = np.zeros((len(rows), width), dtype=np.int64)
             for k, row in enumerate(rows):
                 padded[k, : len(row)] = row
             x, y = self.federation.gather(torch.from_numpy(padded.reshape(-1)), worker.memory)
             outputs = vmap(partial(self._forward, worker))(views, x.unflatten(0, padded.shape)).flatten(0, 1)
-            batch = ScoreRecorder(loss, metrics, len(y))
-            batch.add(0, outputs, y)
+            together.add(begin, outputs, y)
+            begin += len(y)
+        begin = 0
+        for first, rows, width in zip(firsts, batches, widths, strict=True):
             for k, row in enumerate(rows):
-                scores[k].copy(first, batch, slice(k * width, k * width + len(row)))
+                scores[k].copy(first, together, slice(begin + k * width, begin + k * width + len(row)))
+            begin += len(rows) * width
         return [each.scores() for each in scores]
 
     @torch.no_grad()
@@ -198,7 +204,7 @@ class StackedExecutor(Executor):
         (model,), (own,) = models, indices
         if not len(own):
             return [self._score_piece(worker, self.task.module, own)]
-        module = self.predictor(self.task.to_module(model.vector), model.who)
+        module = self.predictor(self.task.to_module(model.vector, device=self.task.device), model.who)
         return [self._score_piece(worker, module, own)]
 
     def score_pieces(

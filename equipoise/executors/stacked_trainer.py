@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
-from equipoise.data.federation import BatchBuffer, Federation
+from equipoise.data.federation import STREAMED_BYTES, BatchBuffer, Federation
 from equipoise.executors.traced_gradient import StackedModule
 from equipoise.optimizers import Rate
 from equipoise.parameter_space import Part
@@ -67,8 +67,13 @@ class StackedTrainer(LocalTrainer):
         self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
         self.factor = factor
         self.samples = np.zeros(len(who), dtype=np.int64)
-        self.size = torch.tensor([[len(federation.train[i])] for i in who], dtype=self.dtype)
+        self.lengths = federation.train.lengths[list(who)].tolist()
+        self.size = self._column(self.lengths)
         self.iterations = torch.ones_like(self.size)
+
+    def _column(self, values: Sequence[float]) -> Tensor:
+        """Return one number per client."""
+        return torch.tensor(values, dtype=self.dtype, device=self.task.device).unsqueeze(1)
 
     def open(self, start: Tensor, part: Part, mask: Tensor | None = None) -> Tensor:
         return start.clone(memory_format=torch.contiguous_format)
@@ -88,7 +93,7 @@ class StackedTrainer(LocalTrainer):
 
     @property
     def local_steps(self) -> Tensor:
-        return torch.tensor([[self.steps_of(int(n))] for n in self.size], dtype=self.dtype)
+        return self._column([self.steps_of(n) for n in self.lengths])
 
     def shares(self, batch: Batch) -> Tensor:
         assert batch.weights is not None  # 1 / (samples in the batch), or 0
@@ -134,16 +139,28 @@ class StackedTrainer(LocalTrainer):
             order[: len(p), k] = np.where(p >= 0, indices[p], indices[0])
         counts = filled.sum(-1, keepdims=True)
         self.samples += counts.sum((0, 2))
-        weights = torch.from_numpy(filled / np.maximum(counts, 1)).to(self.dtype)
-        done = torch.from_numpy(counts[..., 0] == 0)
-        any_done = done.any(1).tolist()
-        firsts = active_prefix_sizes(counts[..., 0] > 0)
-        flat = torch.from_numpy(order).flatten(1)
-        for t, first in zip(range(length), firsts, strict=True):
-            x, y = self.federation.gather(flat[t, : first * batch], self.worker.memory)
-            lead = (first, batch)
-            batch_t = Batch(x.unflatten(0, lead), y.unflatten(0, lead), weights[t, :first])
-            yield batch_t, done[t] if any_done[t] else None
+        # All steps are planned on the host and copied at once, so that a step needs nothing from there.
+        weights = torch.from_numpy(filled / np.maximum(counts, 1)).to(self.dtype).to(self.task.device)
+        done = counts[..., 0] == 0
+        done_rows = torch.from_numpy(done.nonzero()[1]).to(self.task.device).split(done.sum(1).tolist())
+        firsts = active_prefix_sizes(~done)
+        flat = self.federation.index(order).flatten(1)
+        at_once = self._steps_at_once(len(owned) * batch)
+        for begin in range(0, length, at_once):
+            some = range(begin, min(begin + at_once, length))
+            rows = [flat[t, : firsts[t] * batch] for t in some]
+            x, y = self.federation.gather(rows[0] if len(rows) == 1 else torch.cat(rows), self.worker.memory)
+            sizes = [len(row) for row in rows]
+            for t, xt, yt in zip(some, x.split(sizes), y.split(sizes), strict=True):
+                lead = (firsts[t], batch)
+                batch_t = Batch(xt.unflatten(0, lead), yt.unflatten(0, lead), weights[t, : firsts[t]])
+                yield batch_t, done_rows[t] if len(done_rows[t]) else None
+
+    def _steps_at_once(self, samples: int) -> int:
+        """Return the number of steps, of so many samples each, whose samples are fetched together."""
+        if self.federation.streams_to is None:
+            return 1
+        return max(1, STREAMED_BYTES // max(1, samples * self.federation.x[0].nbytes))
 
 
 def active_prefix_sizes(active: np.ndarray) -> list[int]:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
-from equipoise.data.federation import Federation
+from equipoise.data.federation import STREAMED_BYTES, Federation
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import FIXED_POINTS, algorithm_state
@@ -23,6 +23,7 @@ from equipoise.representations.head_moments import Moments
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.state import State, Upload
+from equipoise.torch_device import is_accelerator
 from equipoise.training.batches import Batch, batch_indices, batch_order
 from equipoise.training.buffers import BUFFERS, BufferTracker
 from equipoise.training.head_statistics import client_class_sums, client_moments
@@ -65,15 +66,16 @@ class ThreadTrainer(LocalTrainer):
         self.space, self.seed, self.round, self.factor = task.space, seed, round, factor
         self.key = (seed, round, federation.names[who], purpose)
         self.who, self.indices = who, federation.train[who]
-        self.size = torch.full((1,), len(self.indices), dtype=task.dtype)
-        self.iterations = torch.full((1,), replica.iterations, dtype=task.dtype)
+        self.size = task.w0.new_full((1,), len(self.indices))
+        self.iterations = task.w0.new_full((1,), replica.iterations)
         self.samples = np.zeros(1, dtype=np.int64)
         self.tracker: BufferTracker | None = None
         "which buffers belong to which model, where statistics are averaged"
         self.compiled: CompiledSteps = {}
         "the steps that are compiled; all others run as they are"
         sample_bytes = max(1, federation.x[0].numel() * (federation.pixels or federation.x.dtype).itemsize)
-        self.chunk = max(1, _CHUNK_BYTES // (sample_bytes * algorithm.batch))
+        at_once = STREAMED_BYTES if is_accelerator(task.device) else _CHUNK_BYTES
+        self.chunk = max(1, at_once // (sample_bytes * algorithm.batch))
         # Fixed points are remembered across all calls of `descend` on this trainer.
         self.warm = WarmStart(replica.module, len(self.indices)) if replica.equilibria else None
 
@@ -115,13 +117,19 @@ class ThreadTrainer(LocalTrainer):
         rng = batch_order(seed, round, name, purpose, stream)
         batch = min(self.algorithm.batch, len(self.indices))
         order = batch_indices(len(self.indices), batch, epochs, steps, rng, self.smallest_batch)
+        filled = order >= 0
+        # The plan of all steps is copied at once to where the samples are.
+        plan = self.federation.index(self.indices[order[filled]])
+        ends = np.cumsum(filled.sum(1))
         for first in range(0, len(order), self.chunk):
-            rows = order[first : first + self.chunk]
-            filled = rows >= 0
-            x, y = self.federation.gather(torch.from_numpy(self.indices[rows[filled]]), self.replica.batch_buffer)
-            sizes = filled.sum(1).tolist()
+            last = min(first + self.chunk, len(order))
+            sizes = filled[first:last].sum(1).tolist()
+            here = slice(int(ends[last - 1]) - sum(sizes), int(ends[last - 1]))
+            x, y = self.federation.gather(plan[here], self.replica.batch_buffer)
             self.samples += len(y)
-            which = repeat(None) if self.warm is None else torch.from_numpy(rows[filled]).split(sizes)
+            which = repeat(None)
+            if self.warm is not None:
+                which = torch.from_numpy(order[first:last][filled[first:last]]).split(sizes)
             # A probe does not change in training, so its representations are computed for many batches in one pass.
             probed = [h.split(sizes) for h in self._probed(term, x)]
             representations = zip(*probed, strict=True) if probed else repeat(())
@@ -243,7 +251,7 @@ class ThreadTrainer(LocalTrainer):
 
     @property
     def local_steps(self) -> Tensor:
-        return torch.full((1,), self.steps_of(len(self.indices)), dtype=self.task.dtype)
+        return self.task.w0.new_full((1,), self.steps_of(len(self.indices)))
 
     def step(self, v: Tensor, batch: Batch, part: Part, lr: Rate, term: LossTerm | None = None) -> None:
         compiled = self.compiled.get(("step", part))

@@ -81,6 +81,7 @@ class ThreadedExecutor(Executor):
 
     def close(self) -> None:
         self.pool.close()
+        super().close()
 
     def _work(self, own: _Own, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
         own.replica.set_budget(job.budget)
@@ -96,6 +97,7 @@ class ThreadedExecutor(Executor):
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
         def local(own: _Own, job: ClientJob) -> ClientResult:
             began = time.perf_counter()
+            job = job.on(self.task.device)
             trainer = self._work(own, round, job, TRAINING)
             own.replica.forget_solves()
             client, upload = self.algorithm.local_update(
@@ -118,6 +120,7 @@ class ThreadedExecutor(Executor):
         make, looks_up = self.maker(kind), self.looks_up(kind)
 
         def model(own: _Own, job: ClientJob) -> tuple[ClientModel | None, int]:
+            job = job.on(self.task.device)
             trainer = self._work(own, round, job, "unseen" if kind == "unseen" else "adapt")
             vector = make(algorithm_state(job.client), without_buffers(job.down), trainer)
             if vector is None:

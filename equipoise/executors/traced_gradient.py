@@ -17,6 +17,7 @@ from equipoise.parameter_space import ParameterEntry, Part
 from equipoise.representations.points import ForwardHook
 from equipoise.representations.terms import LossTerm
 from equipoise.state import State
+from equipoise.torch_device import is_accelerator
 from equipoise.training.batches import Batch
 from equipoise.training.task import Task
 
@@ -42,7 +43,7 @@ class StackedModule:
         self.task, self.compiled = task, compiled
         self.module = copy.deepcopy(task.module)
         for layer in self.module.modules():
-            if type(layer) is nn.Linear and layer.out_features <= _NARROW:
+            if type(layer) is nn.Linear and layer.out_features <= _NARROW and not is_accelerator(task.device):
                 layer.forward = _narrow_linear(layer)  # type: ignore[method-assign,assignment]
         self.module.train()
         self.traced: dict[tuple[object, ...], Callable[..., Tensor]] = {}

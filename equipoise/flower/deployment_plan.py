@@ -140,6 +140,11 @@ class DeploymentPlan:
         """Build the task: model, loss and metric."""
         sample = self.sample()  # first, because without a shape there is nothing to build a model for
         module, settings = self.module(), self.experiment.engine
+        if settings.device not in ("auto", "cpu"):
+            raise EquipoiseError(
+                f"engine.device = {settings.device!r} is for simulations; clients of a deployment train on the CPU, so leave "
+                "it out"
+            )
         head = self.experiment.head if self.model is None and self.head == "head" else self.head
         check_head(module, head, self.experiment.algorithm)
         metric = self.experiment.schedule.metrics if self.metric is None else self.metric

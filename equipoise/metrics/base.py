@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equipoise.errors import EquipoiseError
 from equipoise.metrics.predictions import Need, Predictions, keep
+from equipoise.torch_device import widened
 
 MetricFunction = Callable[[Tensor, Tensor], Any]
 Targets = Literal["classes", "numbers", "any"]
@@ -57,7 +58,7 @@ class Metric:
 
     def score(self, output: Tensor, target: Tensor) -> float:
         """Return the score of these outputs."""
-        return float(self.finish(self.each(output, target).double().mean()))
+        return float(self.finish(widened(self.each(output, target)).mean()))
 
     def pooled(self, scores: np.ndarray, sizes: np.ndarray) -> float:
         """Return the score on the samples of all clients together.
@@ -95,7 +96,8 @@ class SetMetric:
 
     def score(self, output: Tensor, target: Tensor) -> float:
         """Return the score of these outputs."""
-        return float(self.value(Predictions(keep({self.need}, output, target), output.shape[-1])))
+        kept = {name: t.cpu().numpy() for name, t in keep({self.need}, output, target).items()}
+        return float(self.value(Predictions(kept, output.shape[-1])))
 
     def value(self, predictions: Predictions) -> np.ndarray:
         """Return the score of these predictions.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.losses import compared_outputs
+from equipoise.torch_device import widened
 
 Need = Literal["classes", "confidence", "outputs"]
 """The predicted class; that and its probability; or all outputs."""
@@ -17,7 +18,7 @@ MOST_OUTPUTS = 1 << 24
 _TARGETS = "targets"
 
 
-def keep(needs: Collection[Need], output: Tensor, target: Tensor) -> dict[str, np.ndarray]:
+def keep(needs: Collection[Need], output: Tensor, target: Tensor) -> dict[str, Tensor]:
     """Return what is kept of a batch, one row per sample.
 
     Args:
@@ -25,14 +26,14 @@ def keep(needs: Collection[Need], output: Tensor, target: Tensor) -> dict[str, n
         output: the model's outputs.
         target: the targets.
     """
-    kept = {_TARGETS: target.numpy()}
+    kept = {_TARGETS: target}
     if "outputs" in needs:
-        kept["outputs"] = output.numpy()
+        kept["outputs"] = output
     if "classes" in needs or "confidence" in needs:
         compared = compared_outputs(output, target)
-        kept["classes"] = compared.argmax(-1).to(torch.int32).numpy()
+        kept["classes"] = compared.argmax(-1).to(torch.int32)
         if "confidence" in needs:
-            kept["confidence"] = compared.double().softmax(-1).amax(-1).numpy()
+            kept["confidence"] = widened(compared).softmax(-1).amax(-1)
     return kept
 
 

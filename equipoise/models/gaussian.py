@@ -32,7 +32,8 @@ class Draw(nn.Module):
         mean, sd = normal(encoded)
         if not self.training:
             return mean
-        noise = torch.empty_like(mean).normal_(generator=self.generator)
+        source = mean.device if self.generator is None else self.generator.device
+        noise = torch.empty_like(mean, device=source).normal_(generator=self.generator).to(mean.device)
         return mean + sd * noise
 
 

@@ -18,6 +18,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.privacy.accounting import ReleaseCount, classical_epsilon, classical_noise
 from equipoise.settings import NonNegative, Positive, Settings
 from equipoise.state import State, Upload, Uploads
+from equipoise.torch_device import CPU, is_accelerator, wide_dtype, widened
 
 Noise = Callable[[Sequence[int]], Tensor]
 """Draws standard normal numbers of a shape, in float64."""
@@ -84,12 +85,12 @@ class clip(Transform):
         if largest == 0:
             return message
         # Squares of huge numbers overflow, those of tiny ones vanish: lengths are taken in units of the largest.
-        units = sum(float((t.double() / largest).square().sum()) for t in message.values()) ** 0.5
+        units = sum(float((widened(t) / largest).square().sum()) for t in message.values()) ** 0.5
         if units * largest <= self.norm:
             return message
         # Rounding must not make it longer than it may be.
         slack = 1 - 2 * max(torch.finfo(t.dtype).eps for t in message.values())
-        return State({k: (t.double() / largest * (self.norm / units * slack)).to(t.dtype) for k, t in message.items()})
+        return State({k: (widened(t) / largest * (self.norm / units * slack)).to(t.dtype) for k, t in message.items()})
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,13 @@ class gaussian(Transform):
     def __call__(self, message: State, noise: Noise) -> State:
         if self.sigma == 0:
             return message
-        return State({k: (t + self.sigma * noise(t.shape)).to(t.dtype) for k, t in message.items()})
+        drawn = [self.sigma * noise(t.shape) for t in message.values()]
+        device = next((t.device for t in message.values()), CPU)
+        if is_accelerator(device):  # one copy for the whole message
+            flat = torch.cat([t.flatten() for t in drawn]).to(wide_dtype(device)).to(device)
+            pieces = flat.split([t.numel() for t in drawn])
+            drawn = [piece.view(t.shape) for piece, t in zip(pieces, drawn, strict=True)]
+        return State({k: (t + more).to(t.dtype) for (k, t), more in zip(message.items(), drawn, strict=True)})
 
 
 class Privacy(Settings):

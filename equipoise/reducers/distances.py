@@ -5,6 +5,7 @@ from torch import Tensor
 
 from equipoise.reducers.median import median
 from equipoise.state import Uploads
+from equipoise.torch_device import CPU, wide_dtype, widened
 
 _LARGEST = 1e120  # sums of squares of larger numbers may be infinite
 
@@ -15,10 +16,11 @@ def products(uploads: Uploads) -> Tensor:
     Centred there, honest messages are short whatever malicious clients send, so that an attacker's huge numbers do not
     make their differences vanish in rounding.
     """
-    total = torch.zeros(len(uploads), len(uploads), dtype=torch.float64)
+    device = next((t.device for t in uploads.like.values()), CPU)
+    total = torch.zeros(len(uploads), len(uploads), dtype=wide_dtype(device), device=device)
     for name in uploads.like:
         for rows in uploads.blocks(name):
-            centred = (rows.double() - median(rows).double()).clamp(-_LARGEST, _LARGEST)
+            centred = (widened(rows) - widened(median(rows))).clamp(-_LARGEST, _LARGEST)
             total += centred @ centred.T
     return total
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from equipoise.reducers.base import Part, Reducer
 from equipoise.reducers.distances import products, squared_distances
 from equipoise.state import State, Uploads
+from equipoise.torch_device import widened
 
 
 def lowest(scores: Tensor, count: int) -> Tensor:
@@ -16,7 +17,7 @@ def lowest(scores: Tensor, count: int) -> Tensor:
     ties = (scores - last).abs() <= 1e-9 * last
     below = (scores < last) & ~ties
     left = count - below.sum()
-    return (below.double() + ties.double() * left / ties.sum()) / count
+    return (widened(below) + widened(ties) * left / ties.sum()) / count
 
 
 class MultiKrum(Reducer):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from equipoise.torch_device import widened
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -25,12 +27,12 @@ class Moments:
     @classmethod
     def of(cls, x: Tensor, y: Tensor, groups: int) -> "Moments":
         """Compute the moments; points are assigned to the groups in turn."""
-        x, y = x.double(), y.double()
+        x, y = widened(x), widened(y)
         dealt = [(x[g::groups], y[g::groups]) for g in range(groups)]
         return cls(
             torch.stack([x.mT @ x for x, _ in dealt]),
             torch.stack([x.mT @ y for x, y in dealt]),
-            torch.tensor([float(len(x)) for x, _ in dealt], dtype=torch.float64).reshape(-1, 1, 1),
+            torch.tensor([float(len(x)) for x, _ in dealt], dtype=x.dtype, device=x.device).reshape(-1, 1, 1),
         )
 
     @classmethod

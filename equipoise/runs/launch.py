@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from equipoise.callbacks import Callback, Progress, with_trackers
 from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.experiment import Experiment
@@ -13,7 +15,7 @@ from equipoise.data.finite import check_finite
 from equipoise.data.sources import SOURCES, data_folder
 from equipoise.distributed import environment
 from equipoise.distributed.ranks import Ranks, current_ranks
-from equipoise.engine.assembly import experiment_task, run_in_folder, start_or_resume
+from equipoise.engine.assembly import engine_device, experiment_task, run_in_folder, start_or_resume
 from equipoise.engine.rescoring import rescore
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
@@ -21,6 +23,7 @@ from equipoise.executors.build import execution_mode
 from equipoise.registry import short_name, use_folders
 from equipoise.runs.result import Result
 from equipoise.storage.run_folder import CALLBACKS, FOLDERS, WRITTEN, RunFolder, made_in_python, read_toml
+from equipoise.torch_device import CPU
 from equipoise.training.task import Task
 
 _TRAINED = "trained"
@@ -125,6 +128,7 @@ def _run(
     written = {
         "data": str(source),
         "mode": execution_mode(experiment.engine, task),
+        "device": str(task.device),
         **({"processes": ranks.size} if ranks.size > 1 else {}),
         FOLDERS: experiment.lookup_folders(),
     }
@@ -189,12 +193,20 @@ def reopen(path: Path, data: Path | None = None) -> tuple[Result, Experiment]:
         )
     federation = experiment.federation(data_folder(folder_of_data(folder.config, data)))
     with use_folders(experiment.folders):
-        task = experiment_task(experiment, federation)
+        task = experiment_task(experiment, federation, _device_here(experiment))
     simulation = _simulation(experiment, federation, task, folder)
     simulation.close()
     if not simulation.restore():
         raise EquipoiseError(f"{path} has no checkpoint yet; continue the run with --resume")
     return Result(simulation), experiment
+
+
+def _device_here(experiment: Experiment) -> torch.device:
+    """Return the device of a finished run; the CPU if it is not there, as the run may come from another machine."""
+    try:
+        return engine_device(experiment.engine)
+    except EquipoiseError:
+        return CPU
 
 
 def _simulation(

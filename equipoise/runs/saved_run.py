@@ -29,6 +29,7 @@ from equipoise.runs.trained import Trained, library_model
 from equipoise.settings import read
 from equipoise.state import State
 from equipoise.storage.run_folder import RunFolder, read_toml
+from equipoise.torch_device import CPU
 from equipoise.training.task import Task, build_module
 
 
@@ -185,10 +186,10 @@ class SavedRun(Trained):
         load_tensors(module, tensors, str(self.folder.path))
         return module.eval()
 
-    def to_module(self, vector: Tensor, buffers: Tensor | None) -> nn.Module:
+    def to_module(self, vector: Tensor, buffers: Tensor | None, device: torch.device = CPU) -> nn.Module:
         if buffers is None:
-            return self.space.module(self.template, vector)
-        return build_module(self.template, self.space, vector, self.buffer_names, buffers)
+            return self.space.module(self.template, vector.to(device))
+        return build_module(self.template, self.space, vector.to(device), self.buffer_names, buffers)
 
     def predictor(self, module: nn.Module, who: int) -> nn.Module:
         if self._federation is None:

@@ -90,13 +90,14 @@ def measure(run: Trained, name: str, samples: int, progress: Callable[[int, int]
         samples: largest number of test samples.
         progress: is called with the numbers of finished pairs and of all pairs.
     """
-    x = _samples(run.federation, samples)
     found = sides(run.run) if isinstance(run, SimulatedRun) else _saved_sides(run)
-    names = heard_layers(run.to_module(found.local[0].vector, found.local[0].buffers), x)
+    device = found.local[0].vector.device
+    x = _samples(run.federation, samples).to(device)
+    names = heard_layers(run.to_module(found.local[0].vector, found.local[0].buffers, device), x)
     clients = [run.names[model.who] for model in found.local]
 
     def gram_matrices(model: ClientModel) -> list[Tensor]:
-        module = run.to_module(model.vector, model.buffers)
+        module = run.to_module(model.vector, model.buffers, device)
         return [gram(h) for h in representations(module, x, names)]
 
     pairs: list[str] = []
@@ -104,7 +105,7 @@ def measure(run: Trained, name: str, samples: int, progress: Callable[[int, int]
 
     def compare(title: str, one: list[Tensor], two: list[Tensor], total: int) -> None:
         pairs.append(title)
-        columns.append([float((a * b).sum()) for a, b in zip(one, two, strict=True)])
+        columns.append(torch.stack([(a * b).sum() for a, b in zip(one, two, strict=True)]).tolist())
         progress(len(pairs), total)
 
     if found.other is not None:

@@ -20,6 +20,7 @@ from equipoise.executors.build import build_executor
 from equipoise.state import State
 from equipoise.storage.model_kinds import HYBRIDS
 from equipoise.storage.run_folder import RunFolder, made_in_python, read_toml
+from equipoise.torch_device import CPU
 from equipoise.training.buffers import BUFFERS
 from equipoise.training.task import Task
 
@@ -115,8 +116,8 @@ class Trained(ABC):
         """Return the best model by validation of a client, or of all (None), if one was kept."""
 
     @abstractmethod
-    def to_module(self, vector: Tensor, buffers: Tensor | None) -> nn.Module:
-        """Return the module with these parameters and buffers."""
+    def to_module(self, vector: Tensor, buffers: Tensor | None, device: torch.device = CPU) -> nn.Module:
+        """Return the module with these parameters and buffers, on a device."""
 
     @abstractmethod
     def predictor(self, module: nn.Module, who: int) -> nn.Module:
@@ -216,8 +217,8 @@ class SimulatedRun(Trained):
         found = self.run.best.get(self.run.best.global_row if who is None else who)
         return None if found is None else self.to_module(found.vector, found.buffers)
 
-    def to_module(self, vector: Tensor, buffers: Tensor | None) -> nn.Module:
-        return self.run.task.to_module(vector, buffers)
+    def to_module(self, vector: Tensor, buffers: Tensor | None, device: torch.device = CPU) -> nn.Module:
+        return self.run.task.to_module(vector, buffers, device)
 
     def predictor(self, module: nn.Module, who: int) -> nn.Module:
         return self.run.executor.predictor(module, who)

@@ -56,8 +56,17 @@ ONLY_WATCH = ("progress", "checkpoints", "tensorboard", "mlflow", "wandb")
 """Names of the callbacks that do not affect results."""
 
 _WATCHING = tuple(f"{CALLBACKS}.{name}." for name in ONLY_WATCH)
-ASIDE = ("checkpoint_every", "track", "engine.workers", "engine.memory_mb", *_WATCHING)
-"""Settings that do not affect results, or how their names begin."""
+ASIDE = (
+    "checkpoint_every",
+    "track",
+    "engine.workers",
+    "engine.memory_mb",
+    "engine.device",
+    "engine.data",
+    "engine.deterministic",
+    *_WATCHING,
+)
+"""Settings that do not affect results, apart from rounding on different devices; or how their names begin."""
 _MAY_CHANGE = {"rounds", *ASIDE}  # when a run is resumed
 _FROM_PYTHON = {"model.parameters", "model.layout", "data.clients", "data.samples"}  # explained by the checkpoint
 _TRIES = 8

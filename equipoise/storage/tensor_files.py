@@ -24,7 +24,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     """Write tensors to a safetensors file, atomically."""
     with atomic_write(path) as temporary:
         try:
-            save_file({k: t.contiguous() for k, t in tensors.items()}, temporary, dict(metadata or {}))
+            save_file({k: t.cpu().contiguous() for k, t in tensors.items()}, temporary, dict(metadata or {}))
         except OSError:
             raise
         except Exception as error:  # safetensors wraps errors of the disk in its own
@@ -66,4 +66,4 @@ def write_rows(
             for name, row, tensor in part:
                 begin, size = places[name]
                 file.seek(first + begin + row * size)
-                file.write(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+                file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

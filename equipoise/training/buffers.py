@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.state import State
+from equipoise.torch_device import CPU
 
 BUFFERS = "buffers"
 """Name of buffers in saved states and in messages: a client's own in its state; the average, where statistics are
@@ -24,21 +25,22 @@ def load_buffers(module: nn.Module, names: Sequence[str], vector: Tensor) -> Non
         offset += size
 
 
-def read_buffers(module: nn.Module, names: Sequence[str], dtype: torch.dtype) -> Tensor:
-    """Return the buffers with these names as one vector."""
+def read_buffers(module: nn.Module, names: Sequence[str], like: Tensor) -> Tensor:
+    """Return the buffers with these names as one vector, in the number format and on the device of another."""
     buffers = dict(module.named_buffers())
-    return torch.cat([torch.empty(0, dtype=dtype), *(buffers[name].detach().flatten().to(dtype) for name in names)])
+    return torch.cat([like.new_empty(0), *(buffers[name].detach().flatten().to(like.dtype) for name in names)])
 
 
 class BufferLayout:
     """Which numbers in the vector of a module's buffers can be averaged, and which of them are variances."""
 
-    def __init__(self, module: nn.Module, names: Sequence[str]):
+    def __init__(self, module: nn.Module, names: Sequence[str], device: torch.device = CPU):
         """Lay out the buffers with these names.
 
         Args:
             module: the module.
             names: the buffers that training changes.
+            device: where the vectors are.
         """
         buffers, kinds = dict(module.named_buffers()), dict(module.named_modules())
 
@@ -51,8 +53,11 @@ class BufferLayout:
             return last == "running_var" and isinstance(kinds[owner], nn.modules.batchnorm._NormBase)
 
         # Counters (num_batches_tracked) stay with the client: their average means nothing.
-        self.averaged = marked(buffers[name].is_floating_point() for name in names)
-        self.variances = marked(map(is_variance, names))[self.averaged]
+        averaged = marked(buffers[name].is_floating_point() for name in names)
+        self.any_averaged = bool(averaged.any())
+        # Places instead of masks: to find out how many numbers a mask selects, the host would wait for the device.
+        self.averaged = averaged.nonzero().flatten().to(device)
+        self.variances = marked(map(is_variance, names))[averaged].to(device)
 
     def shared(self, buffers: Tensor) -> Tensor:
         """Return the part of the buffers that is averaged."""

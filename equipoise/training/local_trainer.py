@@ -59,7 +59,7 @@ class LocalTrainer(ABC):
     def batches(
         self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
     ) -> Iterator[tuple[Batch, Tensor | None]]:
-        """Yield the batches in order, each with a mask of the clients that are already done (None if none are).
+        """Yield the batches in order, each with the rows of the clients that are already done (None if none are).
 
         Without a stream they are not shuffled. They are prepared for `term`.
         """
@@ -128,6 +128,7 @@ class LocalTrainer(ABC):
         moving = v[..., moves]
         in_one_go = is_plain_sgd(self.algorithm) and mask is None and anchor is None
         optimizer = None if in_one_go else self._optimizer(lr)
+        before_steps = self.samples.copy()
         if moving.shape[-1] and (mask is None or bool(mask[..., moves].any())):
             for batch, done in self._steps(epochs or self.algorithm.epochs, steps, stream, repeat, active, term):
                 extra = None if pull is None else pull(v)[..., moves]
@@ -150,6 +151,8 @@ class LocalTrainer(ABC):
                 self.constrain()
                 if before is not None:  # a client that has done its steps waits for the others
                     v[done] = before
+        if anchor is not None:  # the term's gradient at the anchor was computed on the same samples
+            self.samples += self.samples - before_steps
         return self.close(v)
 
     def _optimizer(self, lr: Rate) -> LocalOptimizer:
@@ -162,7 +165,6 @@ class LocalTrainer(ABC):
         v.copy_(u)
         found = self.gradient(v, batch, part, term, term_only=True).clone()
         v.copy_(here)
-        self.samples += (self.shares(batch) * self.size).round().long().flatten().numpy()
         return found
 
     def _steps(

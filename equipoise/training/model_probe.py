@@ -13,6 +13,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.parameter_space import ParameterSpace
 from equipoise.representations.points import HEAD, ForwardHook, RepresentationPoint
 from equipoise.settings import nearest
+from equipoise.torch_device import forked_random, random_state
 from equipoise.training.replica import Replica
 
 
@@ -52,8 +53,9 @@ def probe_model(replica: Replica, constants: nn.Module, x: Tensor) -> ModelProbe
     for layer in replica.module.modules():
         if type(layer) is nn.Linear:
             layer.register_forward_hook(count_rows)
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        before = torch.random.get_rng_state()
+    device = x.device
+    with forked_random(device), torch.no_grad():
+        before = random_state(device)
         try:
             warm = WarmStart(replica.module, len(x))
             with warm.at(torch.arange(len(x))):
@@ -76,7 +78,7 @@ def probe_model(replica: Replica, constants: nn.Module, x: Tensor) -> ModelProbe
                 "it in a module that does"
             )
         # Random numbers from an unknown source can be seeded only if clients are trained one at a time.
-        unseeded = not torch.equal(before, torch.random.get_rng_state())
+        unseeded = not all(map(torch.equal, before, random_state(device)))
     still, statistics = dict(constants.named_buffers()), _batch_statistics(constants)
     buffer_names = tuple(n for n, b in moved.items() if n in statistics or not torch.equal(b, still[n]))
     return ModelProbe(output, rows, unseeded, buffer_names, shapes, _smallest_batch(replica, x))
@@ -93,7 +95,7 @@ def _smallest_batch(replica: Replica, x: Tensor) -> int:
     if not any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in replica.module.modules()):
         return 1
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with forked_random(x.device), torch.no_grad():
             replica.module.train()(x[:1])
     except ValueError:
         return 2
@@ -124,14 +126,14 @@ def find_point(
         raise EquipoiseError(f"{name!r} lies within an equilibrium layer; name the layer as a whole")
     parameters = {k: t.detach().clone().requires_grad_() for k, t in space.views(w0).items()}
     hook = ForwardHook(module, (name,), head)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+    with forked_random(x.device), torch.enable_grad():
         functional_call(module, parameters, (x,))
         if hook.silent():
             raise EquipoiseError(f"the model never calls its submodule {name!r}, so it has no output")
         (h,) = hook.take()
         given = list(parameters.values())
         found = torch.autograd.grad(h.sum(), given, allow_unused=True) if h.requires_grad else (None,) * len(given)
-    reach = torch.zeros(space.size, dtype=torch.bool)
+    reach = torch.zeros(space.size, dtype=torch.bool, device=w0.device)
     for entry, gradient in zip(space.entries, found, strict=True):
         reach[entry.offset : entry.end] = gradient is not None
     return RepresentationPoint(name, h.shape[1], reach)

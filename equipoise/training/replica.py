@@ -11,6 +11,7 @@ from equipoise.data.federation import BatchBuffer
 from equipoise.equilibrium import Solves, layers, projected, set_budget
 from equipoise.parameter_space import ParameterSpace
 from equipoise.representations.points import ForwardHook
+from equipoise.torch_device import random_generator
 from equipoise.training.buffers import load_buffers, read_buffers
 
 _SEEDED_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -53,7 +54,7 @@ class Replica:
         self.head, self.unseeded, self.buffer_names = head, unseeded, buffer_names
         self.equilibria = dict(layers(self.module))
         self.projected = projected(self.module)
-        self.random = torch.Generator()
+        self.random = random_generator(w0.device)
         for layer in self.module.modules():
             if type(layer) in _SEEDED_DROPOUT:
                 layer.forward = self._dropout(layer)
@@ -67,7 +68,8 @@ class Replica:
             if not layer.training or layer.p == 0:
                 return x
             shape = (*x.shape[:2], *(1 for _ in x.shape[2:])) if whole_channels else x.shape
-            keep = torch.empty(shape, dtype=x.dtype).bernoulli_(1 - layer.p, generator=self.random)
+            keep = torch.empty(shape, dtype=x.dtype, device=self.random.device)
+            keep = keep.bernoulli_(1 - layer.p, generator=self.random).to(x.device)
             dropped: Tensor = x * keep / max(1 - layer.p, torch.finfo(x.dtype).tiny)
             return dropped
 
@@ -110,4 +112,4 @@ class Replica:
 
     def read_buffers(self) -> Tensor:
         """Return the buffers as one vector."""
-        return read_buffers(self.module, self.buffer_names, self.vector.dtype)
+        return read_buffers(self.module, self.buffer_names, self.vector)

@@ -15,6 +15,7 @@ from equipoise.losses import fitting_loss
 from equipoise.metrics import AnyMetric, MetricLike, fitting_metrics
 from equipoise.parameter_space import ParameterSpace, Selection, selectors
 from equipoise.representations.points import RepresentationPoint
+from equipoise.torch_device import CPU, forked_random, is_accelerator
 from equipoise.training.buffers import BufferLayout, load_buffers, read_buffers
 from equipoise.training.memory_usage import peak_tensor_bytes
 from equipoise.training.model_probe import find_point, probe_model
@@ -45,6 +46,7 @@ class Task:
         metric: MetricLike | Sequence[MetricLike] | None = None,
         dtype: torch.dtype = torch.float32,
         mixed: bool = False,
+        device: torch.device = CPU,
     ):
         """Create a task, and run the module on the sample once to find out what it does.
 
@@ -58,25 +60,27 @@ class Task:
                 that belongs to the loss.
             dtype: number format of parameters and inputs.
             mixed: whether the module runs under autocast, with bfloat16 where torch chooses it.
+            device: where the model is trained.
         """
         if head is None or (head == "head" and not has_head(module)):
             head = ()
-        self.module = copy.deepcopy(module).to(dtype)
+        self.module = copy.deepcopy(module).to(device, dtype)
         for _, layer in layers(self.module):
             layer.quiet = True  # in a run, the engine reads the statistics of solves and warns
-        self.dtype, self.mixed = dtype, mixed
+        self.dtype, self.mixed, self.device = dtype, mixed, device
         if mixed and any(layers(self.module)):
             raise EquipoiseError(
                 "engine.precision = 'bf16-mixed' is too coarse for the solves of equilibrium layers; use 'float32'"
             )
-        self.space = ParameterSpace(module, head)
+        self.space = ParameterSpace(module, head, device)
         named = selectors(head, "head")
         self.head = str(named[0]) if len(named) == 1 and named[0] in dict(module.named_modules()) else None
         "name of the submodule that is the head, if it is exactly one"
         if self.space.size == 0:
             raise EquipoiseError("the model has no parameters to train")
-        self.w0 = self.space.vector(module, dtype)
+        self.w0 = self.space.vector(module, dtype).to(device)
         self.channels_last = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        sample = (sample[0].to(device), sample[1].to(device))
         self.sample = sample
         replica = Replica(self.module, self.space, self.w0, self.head)
         probe = probe_model(replica, self.module, sample[0])
@@ -92,8 +96,8 @@ class Task:
     def set_buffers(self, names: Sequence[str]) -> None:
         """Set which buffers training changes; found by a trial, which may not show it without real samples."""
         self.buffer_names = tuple(names)
-        self.buffers = read_buffers(self.module, self.buffer_names, self.dtype)
-        self.buffer_layout = BufferLayout(self.module, self.buffer_names)
+        self.buffers = read_buffers(self.module, self.buffer_names, self.w0)
+        self.buffer_layout = BufferLayout(self.module, self.buffer_names, self.device)
 
     @property
     def metric(self) -> AnyMetric:
@@ -173,8 +177,10 @@ class Task:
         """Return the execution mode that `auto` selects: stacked if every operator is small, else threads.
 
         An operator is small if its layer is of certain kinds and parameters times rows per sample are few. A sample has
-        several rows if it is a text, one per character.
+        several rows if it is a text, one per character. On an accelerator, every model that can be is stacked.
         """
+        if is_accelerator(self.device):  # a call costs the same for few numbers as for many
+            return "stacked" if self.why_not_stacked is None else "threads"
         small = all(
             isinstance(m, _SMALL) for m in self.module.modules() if next(m.parameters(recurse=False), None) is not None
         )
@@ -191,7 +197,7 @@ class Task:
         flat = x.flatten(1)
         rows = torch.stack([flat.amin(1).argmin(), flat.amax(1).argmax()])
         try:
-            copy.deepcopy(self.module).eval()(x[rows])
+            copy.deepcopy(self.module).eval()(x[rows].to(self.device))
         except Exception as error:
             raise EquipoiseError(
                 f"the model does not take the inputs {int(x.min())} to {int(x.max())} that are in the data: {error}"
@@ -245,14 +251,20 @@ class Task:
                     self.loss.mean(module(x), y).backward()
                 return module, warm
 
-            with torch.random.fork_rng(devices=[]), torch.enable_grad():
+            with forked_random(self.device), torch.enable_grad():
                 self._step_bytes[batch, samples] = peak_tensor_bytes(step)
         return self._step_bytes[batch, samples]
 
-    def to_module(self, vector: Tensor, buffers: Tensor | None = None) -> nn.Module:
-        """Return a module with these parameters and buffers; by default the buffers of the initial model."""
+    def to_module(self, vector: Tensor, buffers: Tensor | None = None, device: torch.device = CPU) -> nn.Module:
+        """Return a module with these parameters and buffers.
+
+        Args:
+            vector: the parameters.
+            buffers: the buffers; by default those of the initial model.
+            device: where the module is to be.
+        """
         buffers = self.buffers if buffers is None else buffers
-        return build_module(self.module, self.space, vector, self.buffer_names, buffers)
+        return build_module(self.module, self.space, vector.to(device), self.buffer_names, buffers)
 
 
 def build_module(

@@ -20,6 +20,7 @@ from equipoise.distributed.ranks import Ranks
 from equipoise.engine.simulation import Simulation
 from equipoise.models.base import BodyAndHead
 from equipoise.storage.run_folder import RunFolder
+from equipoise.torch_device import choose_device
 from equipoise.training.task import Task
 
 FULL = 10**6
@@ -110,6 +111,8 @@ def simulation(
     devices: Devices | None = None,
     ranks: Ranks | None = None,
     callbacks: CallbackList | None = None,
+    device: str = "cpu",
+    data: str = "auto",
     **schedule: Any,
 ) -> Simulation:
     """A run of a small problem, ready to go."""
@@ -117,7 +120,9 @@ def simulation(
     number = {"float32": torch.float32, "float64": torch.float64}[dtype]
     sample = federation.prepared(number, False).sample()
     metric = schedule.get("metrics") if metric is None else metric
-    task = Task(module or small_mlp(), sample, head=head, loss=loss, metric=metric, dtype=number)
+    task = Task(
+        module or small_mlp(), sample, head=head, loss=loss, metric=metric, dtype=number, device=choose_device(device)
+    )
     run_folder = None
     if folder is not None:
         run_folder = RunFolder(folder)
@@ -127,7 +132,9 @@ def simulation(
         if ranks is not None:
             ranks.barrier()
     schedule = {"rounds": 4, "participation": 0.5, **schedule}
-    engine = Engine.model_validate({"mode": mode, "workers": workers, "precision": dtype})
+    engine = Engine.model_validate(
+        {"mode": mode, "workers": workers, "precision": dtype, "device": device, "data": data}
+    )
     settings = (algorithm, Schedule(**schedule), engine)
     return Simulation(task, federation, *settings, run_folder, callbacks, uploads, devices, ranks)
 

@@ -123,6 +123,14 @@ def test_descend_is_torchs_optimiser(rule: str, part: str, pulled: bool, mode: s
         torch.testing.assert_close(vector, expected, rtol=1e-8, atol=1e-6 if "clip" in rule else 1e-9)
 
 
+def at_work_of(done: torch.Tensor | None, clients: int) -> torch.Tensor:
+    """1 for each client that trains in a step, 0 for those that are done."""
+    at_work = torch.ones(clients, dtype=torch.float64)
+    if done is not None:
+        at_work[done] = 0
+    return at_work
+
+
 def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
     run = simulation(Local(lr=0.1, epochs=2, batch=4), mode="stacked")
     work = run.executor._trainer(
@@ -134,9 +142,9 @@ def test_ragged_plans_of_a_cohort_are_those_of_its_clients() -> None:
     assert work.samples.tolist() == (2 * lengths).tolist()
     for (_, _, weights, *_), done in steps:
         totals = weights.sum(1)
-        expected = torch.ones(6, dtype=torch.float64) if done is None else (~done).double()
+        expected = at_work_of(done, 6)
         torch.testing.assert_close(totals, expected)  # each client at work takes a mean, the others nothing
-    at_work = np.sum([np.ones(6) if done is None else ~done.numpy() for _, done in steps], axis=0)
+    at_work = np.sum([at_work_of(done, 6).numpy() for _, done in steps], axis=0)
     assert at_work.tolist() == (2 * -(-lengths // 4)).tolist()
 
 
@@ -178,7 +186,7 @@ def test_local_steps_are_those_that_are_taken(mode: str, settings: dict[str, Any
     def counted(data: LocalTrainer) -> torch.Tensor:
         taken = torch.zeros_like(data.size)
         for _, done in data.batches(data.algorithm.epochs, data.algorithm.steps, 0, None):
-            taken += 1.0 if done is None else (~done)[:, None].double()
+            taken += at_work_of(done, len(taken)).view_as(taken)
         facts = [torch.full_like(taken, data.round), torch.full_like(taken, data.lr)]
         return torch.cat([data.local_steps, taken, *facts], dim=-1)
 

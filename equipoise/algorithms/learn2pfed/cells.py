@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithms.learn2pfed.learnables import SCALARS, Layout, set_of
+from equipoise.torch_device import widened
 
 
 class Fit(NamedTuple):
@@ -21,9 +22,9 @@ class Fit(NamedTuple):
     def of(cls, xx: Tensor, xy: Tensor) -> "Fit":
         """Factorise X'X; a client whose numbers are not finite gets NaN, so that the failure is seen."""
         bad = ~xx.isfinite().all(-1).all(-1)
-        d, U = torch.linalg.eigh(xx.double().masked_fill(bad[..., None, None], 0))
+        d, U = torch.linalg.eigh(widened(xx).masked_fill(bad[..., None, None], 0))
         d = d.clamp(min=0).masked_fill(bad[..., None], torch.nan)
-        found = (U, d.unsqueeze(-1), U.mT @ xy.double())
+        found = (U, d.unsqueeze(-1), U.mT @ widened(xy))
         return cls(*(t.to(xx.dtype) for t in found))
 
     def solved(self, rho: Tensor, q: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.parameter_space import ParameterSpace
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import RoundUploads, State, Upload, Uploads
+from equipoise.torch_device import widened
 
 Family = Literal["lam", "p", "rho", "eta", "gamma", "theta"]
 OfClients = Literal["lam", "rho", "eta", "theta"]
@@ -124,7 +125,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         scalars = (self.rho, self.eta, self.theta)
         log = self.positive == "log"
         found = initial_learnables(self._layout(start.space), start.seed, self.lam, scalars, self.draw, log)
-        return found.to(start.w0.dtype)
+        return found.to(start.w0.dtype).to(start.w0.device)
 
     def init_server(self, start: Start) -> State:
         v = self._layout(start.space).matrix(start.space.head(start.w0))
@@ -249,7 +250,8 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
 
     def _weights(self, server: State, uploads: Uploads, cell: int) -> Tensor:
         """Return p gamma of the senders; initially p is the client's share of the samples."""
-        raw = server.raw[:, set_of(cell, self._sets)].sum(0).double()
+        raw = server.raw[:, set_of(cell, self._sets)].sum(0)
+        raw = widened(raw)
         raw = torch.cat([raw, raw.mean(0, keepdim=True)])  # the last is for newcomers
         logs = raw[[min(who, len(raw) - 1) for who in uploads.who]]
         return uploads.weights() * (logs - logs.max()).exp()

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from equipoise.settings import Settings
@@ -34,5 +33,5 @@ class Solver(Settings, ABC):
 
 def to_numpy(t: Tensor) -> np.ndarray:
     """Return a tensor from any device as a float64 array; on a CPU, numpy is faster than torch with few numbers."""
-    array: np.ndarray = (t.double() if t.device.type == "cpu" else t.to("cpu", torch.float64)).numpy()
+    array: np.ndarray = t.cpu().double().numpy()
     return array

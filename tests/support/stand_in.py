@@ -1,0 +1,80 @@
+"""A stand-in for an accelerator, with which device support is tested where there is none.
+
+It is a device of PyTorch named "standin" (stand_in.cpp): its tensors lie in the memory of the host, but mix with those
+of the CPU as little as a GPU's. It is used by its name only: for `auto` it is not available.
+"""
+
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+DEVICE = "standin"
+_NEEDED = "EQUIPOISE_NEEDS_STAND_IN"
+
+
+class _Module:
+    """What torch asks of the module of a device."""
+
+    # Nothing but its name selects it: to code that looks for accelerators there is none.
+    is_available = staticmethod(lambda: False)
+    device_count = staticmethod(lambda: 0)
+    current_device = staticmethod(lambda: 0)
+    _is_in_bad_fork = staticmethod(lambda: False)
+    manual_seed_all = staticmethod(lambda seed: None)
+
+
+def _why_not() -> str | None:
+    missing = [name for name in ("g++", "ninja") if shutil.which(name) is None]
+    return f"the stand-in for an accelerator needs {' and '.join(missing)} to be built" if missing else None
+
+
+@cache
+def load() -> Any:
+    """Build the stand-in, which takes a while once, and register it with torch, for the rest of this process."""
+    from torch.utils.backend_registration import _DummyPrivateUse1Hook
+    from torch.utils.cpp_extension import load as build
+
+    # Autograd starts its threads at the first backward pass. If that comes first, there is none for this device, and
+    # no thread is left over when the process ends.
+    torch.ones(1, requires_grad=True).sum().backward()
+    built = build("equipoise_stand_in", [str(Path(__file__).with_name("stand_in.cpp"))], extra_cflags=["-O1"])
+    torch.utils.rename_privateuse1_backend(DEVICE)
+    torch._register_device_module(DEVICE, _Module)
+    torch._C._acc.register_python_privateuseone_hook(_DummyPrivateUse1Hook())
+    return built
+
+
+def use(patch: pytest.MonkeyPatch) -> None:
+    """Make backward passes run in the threads that call them, until the patch is undone."""
+    run = threading.Thread.run
+
+    def in_this_thread(thread: threading.Thread) -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            run(thread)
+
+    patch.setattr(threading.Thread, "run", in_this_thread)
+
+
+def copies() -> int:
+    """Return how often the host and the device have exchanged numbers, or one had to wait for the other."""
+    return sum(load().counts().values())
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of the stand-in device."""
+    if (why := _why_not()) is not None:
+        if os.environ.get(_NEEDED):
+            pytest.fail(why)
+        pytest.skip(why)
+    load()
+    use(monkeypatch)
+    with torch.autograd.set_multithreading_enabled(False):
+        yield DEVICE
