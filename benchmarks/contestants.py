@@ -18,32 +18,35 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-CLIENTS, COHORT, CLASSES, LR = 100, 10, 10, 0.01
+CLIENTS, COHORT, CLASSES = 100, 10, 10
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, the shape of its inputs, the size of a batch and the number of samples of a client."""
+    """A model, the shape of its inputs, the size of a batch, the number of samples of a client, the learning rate."""
 
     model: str
     shape: tuple[int, ...]
     batch: int
     samples: int
+    lr: float
 
 
 CASES = {
-    "softmax-100": Case("softmax", (784,), 100, 600),
-    "mlp-100": Case("mlp", (784,), 100, 600),
-    "lenet-10": Case("lenet", (3, 32, 32), 10, 600),
-    "lenet-64": Case("lenet", (3, 32, 32), 64, 640),
+    "softmax-100": Case("softmax", (784,), 100, 600, 0.01),
+    "mlp-100": Case("mlp", (784,), 100, 600, 0.01),
+    "lenet-10": Case("lenet", (3, 32, 32), 10, 600, 0.05),
+    "lenet-64": Case("lenet", (3, 32, 32), 64, 640, 0.2),
 }
 
 
 def write_data(case, folder):
-    """Write the samples of all clients: one blurred pattern per class, and noise."""
+    """Write the samples of all clients: one pattern per class, coarse enough for convolutions, and noise."""
     rng = np.random.default_rng(0)
     count = CLIENTS * case.samples
     patterns = rng.standard_normal((CLASSES, *case.shape), dtype=np.float32)
+    if len(case.shape) == 3:
+        patterns = patterns[..., ::8, ::8].repeat(8, axis=-1).repeat(8, axis=-2)
     y = rng.integers(0, CLASSES, count)
     x = rng.standard_normal((count, *case.shape), dtype=np.float32)
     x += 0.2 * patterns[y]
@@ -95,7 +98,7 @@ def ours(case, folder, rounds, threads):
     task = Task(build(case), federation.sample())
     never = 10**9
     schedule = Schedule(rounds=never, participation=COHORT, evaluate_every=never, checkpoint_every=never)
-    algorithm = ALGORITHMS["fedavg"](lr=LR, batch=case.batch)
+    algorithm = ALGORITHMS["fedavg"](lr=case.lr, batch=case.batch)
     run = Simulation(task, federation, algorithm, schedule, Engine(workers=threads))
     ends = []
     for _ in range(1 + rounds):
@@ -158,7 +161,7 @@ def pfl(case, folder, rounds, threads):
         ),
         SimulatedBackend(dataset, dataset),
         model,
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=LR, local_batch_size=case.batch),
+        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=case.lr, local_batch_size=case.batch),
         NNEvalHyperParams(local_batch_size=None),
         callbacks=[clock],
         send_metrics_to_platform=False,  # which prints them after every round
@@ -174,7 +177,7 @@ def _train(message, context):
     module = _flower_module(case)
     module.load_state_dict(message.content["arrays"].to_torch_state_dict())
     pair = clients_data(folder, case.samples)[context.node_config["partition-id"]]
-    optimizer = torch.optim.SGD(module.parameters(), lr=LR)
+    optimizer = torch.optim.SGD(module.parameters(), lr=case.lr)
     module.train()
     seen = 0
     for x, y in DataLoader(TensorDataset(*pair), batch_size=case.batch, shuffle=True):

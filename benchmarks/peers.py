@@ -105,7 +105,7 @@ def main():
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--cases", nargs="+", choices=contestants.CASES, default=list(contestants.CASES))
     parser.add_argument("--rows", nargs="+", choices=PROCESSES, default=list(PROCESSES))
-    parser.add_argument("--out", help="also write the figures to this JSON file")
+    parser.add_argument("--out", help="also write the figures to this JSON file, beside those of other cases")
     options = parser.parse_args()
     result = {
         "what": f"FedAvg, {contestants.COHORT} of {contestants.CLIENTS} clients per round, plain SGD, one epoch, no "
@@ -119,7 +119,9 @@ def main():
         result["cases"][case] = about | measure(case, options.rows, options.seconds, options.turns)
         print(json.dumps({case: result["cases"][case]}, indent=2), flush=True)
         if options.out:
-            Path(options.out).write_text(json.dumps(result, indent=2) + "\n")
+            path = Path(options.out)
+            before = json.loads(path.read_text())["cases"] if path.exists() else {}
+            path.write_text(json.dumps(result | {"cases": before | result["cases"]}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
