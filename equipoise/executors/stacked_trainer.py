@@ -141,8 +141,8 @@ class StackedTrainer(LocalTrainer):
         flat = torch.from_numpy(order).flatten(1)
         for t, first in zip(range(length), firsts, strict=True):
             x, y = self.federation.gather(flat[t, : first * batch], self.worker.memory)
-            lead = (first, batch)
-            batch_t = Batch(x.unflatten(0, lead), y.unflatten(0, lead), weights[t, :first])
+            x, y = (each.view(first, batch, *each.shape[1:]) for each in (x, y))
+            batch_t = Batch(x, y, weights[t, :first])
             yield batch_t, done[t] if any_done[t] else None
 
 
