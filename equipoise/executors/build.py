@@ -16,10 +16,8 @@ from equipoise.executors.threaded import ThreadedExecutor
 from equipoise.torch_device import deterministic_kernels, is_accelerator
 from equipoise.training.task import Task
 
-_STACK_NUMBERS = (
-    400_000  # in the inputs of a stack's batch: it stays in the cache of a core, from the gather to the step
-)
-_SMALLEST_STACK, _LARGEST_STACK = 5, 20  # enough to spread the cost of a call; more than this gains nothing
+_STACK_NUMBERS = 400_000  # in the batch of a stack, which stays in a core's cache from the gather to the step
+_FEWEST, _MOST = 5, 10  # clients: enough to spread the cost of a call, few enough to occupy several cores
 
 
 def build_executor(
@@ -44,19 +42,20 @@ def _executor(
         size = stack_size(federation, algorithm)
         few = isinstance(schedule.participation, int) and schedule.participation > training  # newcomers after training
         shards = Shards.of_stacks(training, unseen, training if few else schedule.cohort(training), size)
-        return StackedExecutor(task, federation, algorithm, schedule, workers, shards, size, engine.compile)
+        # Shards have `size` to twice as many clients of a full cohort, so most are one stack.
+        return StackedExecutor(task, federation, algorithm, schedule, workers, shards, 2 * size, engine.compile)
     shards = Shards(training, unseen)
     return ThreadedExecutor(task, federation, algorithm, schedule, workers, shards, compiled=engine.compile)
 
 
 def stack_size(federation: Federation, algorithm: Algorithm) -> int:
-    """Return the number of clients to stack: few if batches are large, many if they are small.
+    """Return the least number of clients to stack: few if batches are large, more if they are small.
 
     The last digits of results depend on it, so it is a rule about the run, and not about the machine.
     """
     batch = min(algorithm.batch, int(federation.train.lengths.max()))
     numbers = max(1, batch * federation.x[0].numel())
-    return min(max(_STACK_NUMBERS // numbers, _SMALLEST_STACK), _LARGEST_STACK)
+    return min(max(_STACK_NUMBERS // numbers, _FEWEST), _MOST)
 
 
 def execution_mode(engine: Engine, task: Task) -> str:

@@ -24,6 +24,23 @@ from equipoise.training.task import Task
 _NARROW = 32
 _TRACED_RATE = 0.739085133215160641655  # stands for the rate in a trace; no model multiplies by it
 
+_aten = torch.ops.aten
+_FUNCTIONS = {
+    _aten.add.Tensor: torch.add,
+    _aten.bmm.default: torch.bmm,
+    _aten.mul.Tensor: torch.mul,
+    _aten.neg.default: torch.neg,
+    _aten.relu.default: torch.relu,
+    _aten.sum.dim_IntList: torch.sum,
+    _aten.tanh.default: torch.tanh,
+    _aten.transpose.int: torch.transpose,
+    _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.scatter_add.default: torch.scatter_add,
+    _aten._log_softmax.default: torch._log_softmax,
+    _aten._log_softmax_backward_data.default: torch._log_softmax_backward_data,
+}
+_METHODS = {_aten.add_.Tensor: "add_", _aten.view.default: "view", _aten.new_zeros.default: "new_zeros"}
+
 
 def _narrow_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
     """Return a forward function that computes x W' as (W x')': batched, this is several times faster on a CPU."""
@@ -171,6 +188,7 @@ class StackedModule:
             _make_rate_an_input(graph)
         _simplify(graph)
         if not self.compiled:
+            _use_functions_of_torch(graph)
             return graph.forward  # a call of the module itself costs microseconds
         compiled: Callable[..., Tensor] = torch._inductor.compile(graph, [v, *rest])
         return compiled
@@ -194,15 +212,14 @@ def _simplify(module: torch.fx.GraphModule) -> None:
 
     Each operation costs microseconds per step, and other threads wait in the meantime.
     """
-    aten = torch.ops.aten
-    reshapes = (aten.view.default, aten.expand.default, aten._unsafe_view.default)
-    views = (*reshapes, aten.slice.Tensor, aten.transpose.int, aten.unsqueeze.default, aten.squeeze.dims)
+    reshapes = (_aten.view.default, _aten.expand.default, _aten._unsafe_view.default)
+    views = (*reshapes, _aten.slice.Tensor, _aten.transpose.int, _aten.unsqueeze.default, _aten.squeeze.dims)
     known: dict[tuple[object, ...], torch.fx.Node] = {}
     for node in module.graph.nodes:
         if node.target not in views:
             continue
         before, *how = node.args
-        twice = node.target == before.target == aten.transpose.int and list(before.args[1:]) == how
+        twice = node.target == before.target == _aten.transpose.int and list(before.args[1:]) == how
         if node.target in reshapes and node.meta["val"].shape == before.meta["val"].shape:
             node.replace_all_uses_with(before)
         elif twice:
@@ -212,4 +229,14 @@ def _simplify(module: torch.fx.GraphModule) -> None:
             if same is not node:
                 node.replace_all_uses_with(same)
     module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _use_functions_of_torch(module: torch.fx.GraphModule) -> None:
+    """Call the usual operations by their functions in torch, which take half the time of torch.ops to be called."""
+    for node in module.graph.nodes:
+        if node.target in _FUNCTIONS:
+            node.target = _FUNCTIONS[node.target]
+        elif node.target in _METHODS:
+            node.op, node.target = "call_method", _METHODS[node.target]
     module.recompile()

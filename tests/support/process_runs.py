@@ -75,7 +75,7 @@ def run_case(given: dict[str, Any], folder: Path, ranks: Ranks, *, new: bool = T
     if given.get("callbacks"):
         given["callbacks"] = CallbackList([BestModel(), EarlyStopping(patience=2, min_delta=0.1)])
     # Stacks of one client, so that a few clients are stacks enough for several processes.
-    with mock.patch.multiple(build, _SMALLEST_STACK=1, _LARGEST_STACK=1):
+    with mock.patch.multiple(build, _FEWEST=1, _MOST=1):
         run = simulation(**given, folder=folder, ranks=ranks, new=new)
     if not new:
         run.resume()
