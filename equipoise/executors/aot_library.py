@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,9 +45,9 @@ class AotLibrary:
         """
         self.inputs, self.file = inputs, ctypes.CDLL(str(path))
         self.run = self.file.AOTInductorModelContainerRunSingleThreaded
-        self.run.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_void_p, ctypes.c_size_t]] + [
-            ctypes.c_void_p
-        ] * 2
+        pointer, count = ctypes.c_void_p, ctypes.c_size_t
+        # working memory; inputs and their number; outputs and their number; a stream; operators without a C interface
+        self.run.argtypes = [pointer, pointer, count, pointer, count, pointer, pointer]
 
     def function(self) -> "AotFunction":
         """Return the function for the use of one thread."""
@@ -82,27 +82,34 @@ class AotFunction:
             raise RuntimeError(self.library.last_error())
 
 
-def build_library(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> tuple[AotLibrary, Path | None, bool]:
+class Built(NamedTuple):
+    """A library with where it came from."""
+
+    library: AotLibrary
+    folder: Path | None
+    "the folder in which it is cached, if it is"
+    new: bool
+    "whether it was compiled just now"
+
+
+def build_library(graph: torch.fx.GraphModule, inputs: Sequence[Tensor]) -> Built:
     """Return a graph as a library, from the cache if the same was compiled before for this machine.
 
     Args:
         graph: the graph; it returns nothing.
         inputs: tensors of the shapes and strides that it takes.
-
-    Returns:
-        The library; the folder in which it is cached, if it is; whether it was compiled just now.
     """
     base = cache_folder()
     folder, key = None if base is None else base / "compiled", _key(graph, inputs)
     if folder is not None and (found := _read(folder, key, len(inputs))) is not None:
-        return found, folder, False
+        return Built(found, folder, False)
     with _lock(folder, key):
         if folder is not None and (found := _read(folder, key, len(inputs))) is not None:
-            return found, folder, False  # another process compiled it in the meantime
+            return Built(found, folder, False)  # another process compiled it in the meantime
         with tempfile.TemporaryDirectory(prefix="equipoise-compile-") as place:
             path = _compile(graph, inputs, Path(place))
             kept = folder is not None and _write(folder, key, path)
-            return AotLibrary(path, len(inputs)), folder if kept else None, True
+            return Built(AotLibrary(path, len(inputs)), folder if kept else None, True)
 
 
 def _compile(graph: torch.fx.GraphModule, inputs: Sequence[Tensor], place: Path) -> Path:

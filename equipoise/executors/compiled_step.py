@@ -4,7 +4,7 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,9 +18,10 @@ from equipoise.algorithms.schema import ShapeProbe
 from equipoise.data.federation import Federation
 from equipoise.equilibrium import layers, projected
 from equipoise.errors import EquipoiseError
-from equipoise.executors.aot_library import AotFunction, build_library
+from equipoise.executors.aot_library import AotFunction, Built, build_library
 from equipoise.optimizers import Rate
 from equipoise.parameter_space import Part
+from equipoise.torch_device import is_accelerator
 from equipoise.training.batches import Batch
 from equipoise.training.local_trainer import is_plain_sgd
 from equipoise.training.replica import draws_random_numbers
@@ -33,6 +34,8 @@ CompiledSteps = dict[tuple[Kind, Part], "CompiledStep"]
 
 def why_not_compiled(task: Task) -> str | None:
     """Return why steps of this task cannot be compiled for threads, or None if nothing is known against it."""
+    if is_accelerator(task.device):
+        return "on an accelerator, only stacked steps are compiled"
     if task.mixed:
         return "engine.precision is 'bf16-mixed'"
     if any(layers(task.module)):
@@ -105,16 +108,15 @@ class StepCompiler:
         parts = _parts(algorithm, start)
         if not parts:
             raise EquipoiseError(
-                f"engine.compile = true has no effect here: {type(algorithm).__name__} takes no step on the loss alone; "
-                "leave it out"
+                f"engine.compile = true has no effect: every step of {type(algorithm).__name__} has a loss term of its "
+                "own; leave it out"
             )
         began = time.perf_counter()
         built = {part: self._build(part) for part in parts}
-        self.libraries = {part: library for part, (library, _, _) in built.items()}
-        if count := sum(new for _, _, new in built.values()):
-            folder = built[parts[0]][1]
-            what = f"the {self.kind}" if count == 1 else f"{count} {self.kind}s"
-            where = "" if folder is None else f"; cached in {folder}"
+        self.libraries = {part: each.library for part, each in built.items()}
+        if new := [each for each in built.values() if each.new]:
+            what = f"the {self.kind}" if len(new) == 1 else f"{len(new)} {self.kind}s"
+            where = "" if new[0].folder is None else f"; cached in {new[0].folder}"
             report(f"compiled {what} in {time.perf_counter() - began:.1f} s{where}")
 
     def for_thread(self) -> CompiledSteps:
@@ -124,7 +126,7 @@ class StepCompiler:
             for part, library in self.libraries.items()
         }
 
-    def _build(self, part: Part):  # type: ignore[no-untyped-def]
+    def _build(self, part: Part) -> Built:
         last = torch.zeros(()) if self.kind == "step" else self.task.w0[self.task.space.part(part)]
         inputs = [self.task.w0, self.x, self.y, last.to(self.task.dtype, copy=True), *self.constants]
         try:
@@ -148,7 +150,7 @@ class StepCompiler:
             def loss(p: dict[str, Tensor]) -> Tensor:
                 return task.loss.mean(task.predict(partial(functional_call, module, {**p, **given}), x), y)
 
-            found = [g for g in grad(loss)({e.name: e.view(v) for e in moving}).values()]
+            found = grad(loss)({e.name: e.view(v) for e in moving}).values()
             # One concatenation compiles to faster code than writing into views of the vector.
             return torch.cat([(g.permute(0, 2, 3, 1) if g.ndim == 4 else g).reshape(-1) for g in found])
 
@@ -187,7 +189,7 @@ def _parts(algorithm: Algorithm, start: Start) -> list[Part]:
     """Return the parts that the algorithm trains by the loss alone, found by calling its hooks once."""
     probe = _PartProbe(start)
     algorithm.local_update(algorithm.init_client(start), algorithm.broadcast(algorithm.init_server(start), 0), probe)
-    return list(probe.parts)
+    return [part for part in probe.parts if len(start.w0[start.space.part(part)])]
 
 
 class _PartProbe(ShapeProbe):
@@ -195,9 +197,10 @@ class _PartProbe(ShapeProbe):
 
     def __init__(self, start: Start):
         super().__init__(start)
-        self.parts: dict[Part, None] = {}
+        self.parts: dict[Any, None] = {}
 
-    def descend(self, start: Tensor, *, part: Part | Tensor = "all", term: object = None, **_: object) -> Tensor:
-        if term is None and isinstance(part, str) and self.space.part(part) != slice(0, 0):
+    def descend(self, start: Tensor, **options: Any) -> Tensor:
+        part = options.get("part", "all")
+        if options.get("term") is None and isinstance(part, str):
             self.parts[part] = None
-        return start.clone()
+        return super().descend(start, **options)
