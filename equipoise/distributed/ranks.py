@@ -4,6 +4,7 @@ Every process of a run does the same steps in the same order and calls these fun
 JSON or safetensors, which cannot contain code. They go through the host's memory, over gloo.
 """
 
+import atexit
 import json
 import os
 from collections.abc import Mapping
@@ -71,17 +72,21 @@ class Ranks:
 class TorchRanks(Ranks):
     """The processes of a run that torchrun or `equipoise run --processes` started."""
 
-    def __init__(self, rank: int, size: int, **init: Any):
+    def __init__(self, rank: int, size: int, address: str | None = None):
         """Join the other processes.
 
         Args:
             rank: number of this process.
             size: number of processes.
-            **init: how to find the others, as for `torch.distributed.init_process_group`.
+            address: where they meet, in the form of torch's `init_method`; without it, where torchrun says.
         """
         self.rank, self.size = rank, size
+        # To torchrun's processes the numbers must not be given: after a restart they would meet at the old place.
+        where = {} if address is None else {"init_method": address, "rank": rank, "world_size": size}
         with _sentences():
-            torch.distributed.init_process_group("gloo", rank=rank, world_size=size, timeout=_PATIENCE, **init)
+            torch.distributed.init_process_group("gloo", timeout=_PATIENCE, **where)
+        # Otherwise its threads may still be at work when the interpreter is taken down, and abort the process.
+        atexit.register(self.close)
 
     def gather_json(self, value: Any) -> list[Any]:
         return [json.loads(content) for content in self._gather_bytes(json.dumps(value).encode())]
@@ -126,6 +131,5 @@ def current_ranks() -> Ranks:
     """Return this process as one of a run's; at the first call it joins the others, if there are any."""
     if not _current:
         size, address = environment.world_size(), os.environ.get(environment.LAUNCHED)
-        joined = {} if address is None else {"init_method": address}
-        _current.append(TorchRanks(environment.rank(), size, **joined) if size > 1 else Ranks())
+        _current.append(TorchRanks(environment.rank(), size, address) if size > 1 else Ranks())
     return _current[0]
