@@ -64,7 +64,7 @@ class Engine(Settings):
     precision: Literal["float32", "float64", "bf16-mixed"] = "float32"
     "number format of all computations; bf16-mixed: parameters in float32, many operators of the model in bfloat16"
     compile: bool = False
-    "whether stacked mode passes the step to torch.compile (needs a C++ compiler; slow once, then faster)"
+    "whether local steps are compiled (needs a C++ compiler; slow once, then faster)"
     memory_mb: Count = 1024
     "memory for clients' states in MB; those beyond it are kept in files of the run folder"
 
