@@ -64,7 +64,7 @@ class Engine(Settings):
     precision: Literal["float32", "float64", "bf16-mixed"] = "float32"
     "number format of all computations; bf16-mixed: parameters in float32, many operators of the model in bfloat16"
     compile: bool = False
-    "whether stacked mode passes the step to torch.compile (needs a C++ compiler; slow once, then faster)"
+    "whether local steps are compiled (needs a C++ compiler; slow once, then faster)"
     device: str = "auto"
     "where clients are trained, as torch names it: cpu, cuda, cuda:1, mps; auto: an accelerator if there is one"
     data: Literal["auto", "device", "host"] = "auto"
