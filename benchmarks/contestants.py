@@ -82,6 +82,11 @@ def loss_of(module, folder):
         return float(F.cross_entropy(module.eval()(x[:5000]), y[:5000]))
 
 
+def now():
+    """Return the time of the wall clock and the processor time of this process."""
+    return time.perf_counter(), time.process_time()
+
+
 def ours(case, folder, rounds, threads):
     """Run Equipoise in one process."""
     from equipoise.algorithms import ALGORITHMS
@@ -103,7 +108,7 @@ def ours(case, folder, rounds, threads):
     ends = []
     for _ in range(1 + rounds):
         run.advance()
-        ends.append(time.perf_counter())
+        ends.append(now())
     run.close()
     samples = run.counters.gradient_samples / (1 + rounds)
     return ends, samples, task.to_module(algorithm.global_model(run.server))
@@ -126,8 +131,10 @@ def pfl(case, folder, rounds, threads):
         def __init__(self):
             super().__init__()
             self.module = build(case)
+            self.seen = 0  # samples that this process trained on
 
         def loss(self, x, y):
+            self.seen += len(y)
             return F.cross_entropy(self.module(x), y)
 
         @torch.no_grad()
@@ -136,12 +143,10 @@ def pfl(case, folder, rounds, threads):
 
     class Clock(TrainingProcessCallback):
         def __init__(self):
-            self.ends, self.samples = [], []
+            self.ends = []
 
         def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):
-            self.ends.append(time.perf_counter())
-            found = {str(name).split(" | ")[-1]: value for name, value in aggregate_metrics}
-            self.samples.append(found["number of devices"] * found["number of data points"].overall_value)
+            self.ends.append(now())
             return False, Metrics()
 
     np.random.seed(0)  # noqa: NPY002 - pfl draws from NumPy's global generator
@@ -166,7 +171,7 @@ def pfl(case, folder, rounds, threads):
         callbacks=[clock],
         send_metrics_to_platform=False,  # which prints them after every round
     )
-    return clock.ends, clock.samples[-1], net.module
+    return clock.ends, net.seen / (1 + rounds), net.module
 
 
 def _train(message, context):
@@ -214,7 +219,7 @@ def flower(case, folder, rounds, threads):
 
     def after_round(number, arrays):
         if number:
-            ends.append(time.perf_counter())
+            ends.append(now())
             last[:] = [arrays]
 
     @server_app.main()
@@ -246,6 +251,7 @@ def work(arguments=None):
     os.environ["PEERS_CASE"], os.environ["PEERS_DATA"] = options.case, options.data
     case = CASES[options.case]
     ends, samples, module = CONTESTANTS[options.contestant](case, options.data, options.rounds, options.threads)
-    seconds = (ends[-1] - ends[0]) / options.rounds  # the first round is a warm-up
-    answer = {"seconds_per_round": seconds, "samples_per_round": samples, "loss": loss_of(module, options.data)}
+    wall, busy = ((ends[-1][k] - ends[0][k]) / options.rounds for k in (0, 1))  # the first round is a warm-up
+    answer = {"seconds_per_round": wall, "cpu_seconds_per_round": busy, "samples_per_round": samples}
+    answer |= {"loss": loss_of(module, options.data)}
     print("\n" + json.dumps(answer), flush=True)
