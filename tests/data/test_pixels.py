@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import equipoise as eq
 from equipoise.algorithms import Ditto, FedAvg
 from equipoise.data import federation as federation_module
+from equipoise.data import pixels
 from equipoise.data.federation import BatchBuffer, Federation, from_clients
 from equipoise.data.pixels import from_bytes, to_bytes
 from equipoise.data.pool import as_images
@@ -28,6 +29,11 @@ def images(shape: tuple[int, ...] = (1, 16, 16), clients: int = 4, seed: int = 0
         raw = rng.integers(0, 256, (n, *shape), dtype=np.uint8)
         parts.append(((raw.astype(np.float32) / np.float32(255)), rng.integers(0, 3, n)))
     return from_clients(parts)
+
+
+@pytest.fixture(autouse=True)
+def few_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pixels, "_LEAST", 0)
 
 
 def as_floats(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +76,11 @@ def test_what_is_not_a_byte_stays_as_it_is(value: float) -> None:
     assert to_bytes(x) is None
 
 
-def test_symbols_and_small_samples_stay_as_they_are() -> None:
+def test_symbols_and_few_images_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert to_bytes(torch.zeros(3, 300, dtype=torch.uint8)) is None
-    assert to_bytes(torch.zeros(3, 20)) is None
+    monkeypatch.setattr(pixels, "_LEAST", 4 * 3 * 300)
+    assert to_bytes(torch.zeros(3, 300)) is not None
+    assert to_bytes(torch.zeros(2, 300)) is None
     assert to_bytes(torch.zeros(0, 300)) is None
     symbols = from_clients([(np.zeros((9, 300), np.uint8), np.arange(9) % 2)])
     assert symbols.prepared(torch.float32, False).pixels is None

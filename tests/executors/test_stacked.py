@@ -1,5 +1,6 @@
 """The stacked executor: results have the same bytes with any number of threads."""
 
+import shutil
 from typing import Any
 
 import numpy as np
@@ -154,3 +155,20 @@ def test_scores_of_pieces_are_those_of_all_samples(mode: str) -> None:
     run.close()
     assert [each.values.shape[1] for each in found] == [len(piece) for piece in pieces]
     np.testing.assert_allclose(np.concatenate([each.values for each in found], axis=1), whole.values, rtol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+def test_compiled_steps_are_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads need the same compiled step, and one of them makes it."""
+    small_stacks(monkeypatch)
+    rng = np.random.default_rng(0)
+    clients = [{"train": (rng.normal(size=(10, 40)), rng.integers(0, 3, 10))} for _ in range(4)]
+    found = []
+    for compiled in (False, True):
+        settings: Any = {"mode": "stacked", "workers": 2, "participation": 1.0, "rounds": 2}
+        run = simulation(FedAvg(lr=0.1, batch=5), from_clients(clients), module(), head="2", **settings)
+        executor(run).module.compiled = compiled
+        run.run()
+        found.append(run.server.w)
+    torch.testing.assert_close(*found, rtol=1e-9, atol=1e-12)
