@@ -62,9 +62,9 @@ def use(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(threading.Thread, "run", in_this_thread)
 
 
-def copies() -> int:
-    """Return how often the host and the device have exchanged numbers, or one had to wait for the other."""
-    return sum(load().counts().values())
+def counts() -> dict[str, int]:
+    """Return how often numbers went from the host to the device and back, were read, or had to be waited for."""
+    return dict(load().counts())
 
 
 @pytest.fixture
