@@ -20,6 +20,8 @@ from equipoise.config.experiment import callback_tables
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.data.finite import check_finite
+from equipoise.distributed.environment import restarted
+from equipoise.distributed.ranks import current_ranks
 from equipoise.engine.assembly import build_task, check_head, engine_device, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
@@ -146,16 +148,17 @@ def train(
         raise EquipoiseError(f"unseen = {unseen!r} is not allowed; it must be a number >= 0 and < 1")
     federation = federation.holding_out(unseen, seed)
     task = build_task(module, federation, engine, head=head, loss=loss, metric=metric, device=engine_device(engine))
+    ranks = current_ranks()
     if track and folder is None:
         raise EquipoiseError(f"track = {list(track)} needs a run folder; say out=...")
 
     def build(folder: RunFolder | None, callbacks: CallbackList) -> Simulation:
-        return Simulation(task, federation, algorithm, schedule, engine, folder, callbacks, uploads, devices)
+        return Simulation(task, federation, algorithm, schedule, engine, folder, callbacks, uploads, devices, ranks)
 
     def execute(simulation: Simulation) -> None:
         with forked_random(task.device):  # a module that draws from torch's own stream leaves the caller's alone
             start_or_resume(simulation, resume)
-            if folder is not None:
+            if folder is not None and ranks.leader:
                 Result(simulation).save(folder)
 
     if isinstance(callbacks, (Callback, str)):
@@ -182,7 +185,7 @@ def train(
         }
 
     shown = [] if any(isinstance(callback, Progress) for callback in chosen) else progress_from_python(progress)
-    called = with_trackers([WarnMessages(), *shown, *chosen], schedule.track)
+    called = with_trackers([WarnMessages(), *shown, *chosen], schedule.track if ranks.leader else ())
     if folder is None:
         without_folder = CallbackList(called, settings())
         with without_folder.watching():
@@ -194,7 +197,9 @@ def train(
         "device": str(task.device),
         PROBLEM: federation.problem(),
     }
-    return Result(run_in_folder(build, execute, folder, settings(), resume=resume, callbacks=called, **written))
+    resume = resume or restarted()
+    run = run_in_folder(build, execute, folder, settings(), resume=resume, callbacks=called, ranks=ranks, **written)
+    return Result(run)
 
 
 def _callback(given: Any) -> Callback:

@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 import equipoise as eq
 from equipoise.config.experiment import Experiment
 from equipoise.engine.assembly import experiment_module
-from equipoise.executors.build import execution_mode
 from equipoise.runs import launch
 from tests.support.waiting import LIMIT
 
@@ -145,15 +144,6 @@ def test_a_run_in_a_folder_can_be_resumed_and_lengthened(tmp_path: Path) -> None
         eq.train(module(), CLIENTS, eq.Ditto(batch=6), rounds=5, resume=True, **options)
     longer = eq.train(module(), CLIENTS, eq.Ditto(batch=5), rounds=5, resume=True, **options)
     assert longer.metrics == whole.metrics
-
-
-def test_no_setting_is_passed_over_in_silence() -> None:
-    from equipoise.config.engine import Engine
-    from equipoise.training.task import Task
-
-    task = Task(module(), (torch.zeros(2, 4), torch.zeros(2, dtype=torch.long)))
-    with pytest.raises(eq.EquipoiseError, match=r"engine.compile = true works with engine.mode = 'stacked' only"):
-        execution_mode(Engine(compile=True, mode="threads"), task)
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """The command-line program, which collects the commands of this package."""
 
+import os
 import sys
 from importlib.metadata import version
 from typing import Annotated, NoReturn
@@ -23,7 +24,8 @@ from equipoise.cli.run import run
 from equipoise.cli.show import show
 from equipoise.cli.sweep import sweep
 from equipoise.cli.watch import watch
-from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.distributed import environment
+from equipoise.errors import EquipoiseError, ProcessLost, RunFailed
 
 typer.core.HAS_RICH = False  # help is plain text; with rich, Typer would print "\\[default: 1]"
 app = typer.Typer(
@@ -62,8 +64,14 @@ def main() -> None:
 
     Errors that the user can fix are printed as one sentence; all others keep their traceback.
     """
+    if environment.LAUNCHED in os.environ:
+        environment.exit_with_parent()
     try:
         app()
+    except ProcessLost as error:
+        if environment.LAUNCHED in os.environ:  # the process that started this one reports which has ended
+            raise SystemExit(environment.LOST) from None
+        _fail(error, 1)
     except RunFailed as error:
         _fail(error, 1)
     except EquipoiseError as error:

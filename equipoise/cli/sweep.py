@@ -21,6 +21,10 @@ def sweep(
         typer.Option("--scale", metavar="NAME", help="Section [scale.NAME] to apply; default: small, if any."),
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, max=256, help="Number of runs at a time.")] = 1,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="PART/PARTS", help="Run one part of the sweep, such as 2/8."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Hide the progress bar and the table.")] = False,
 ) -> None:
     """Run all combinations of the values that an experiment lists.
@@ -59,14 +63,20 @@ def sweep(
     With `sweep.tune`, the best value is chosen on validation samples with the first seed, and the other seeds use only
     that value: 14 runs in place of 30. `equipoise compare` then shows the chosen runs. The same command resumes a
     stopped sweep; finished runs are not repeated.
+
+    Machines with a common folder share a sweep with `--shard`: the first runs `--shard 1/8`, the second `--shard 2/8`.
+    All candidates of one choice are in the same part.
     """
     from equipoise.reporting import comparison, comparison_table
     from equipoise.runs import process_pool as processes
     from equipoise.runs import sweep as sweeps
+    from equipoise.runs.sweep_parts import SweepPart
     from equipoise.storage import run_index
     from equipoise.storage.run_folder import FAILED, read_toml
 
-    every, settings = sweeps.expand_sweep(read_toml(file), scale, sets or [], folders=[file.resolve().parent])
+    part = SweepPart.parse(shard) if shard is not None else None
+    whole, settings = sweeps.expand_sweep(read_toml(file), scale, sets or [], folders=[file.resolve().parent])
+    every, first = part.select(whole, settings.tune) if part else whole, whole[0].seed
     folder = out or Path("runs") / file.stem
     progress = progress_bar("runs")
     progress.disable = quiet
@@ -84,19 +94,25 @@ def sweep(
     try:
         with progress:
             bar = progress.add_task(file.stem, total=None, score="")
-            execute(sweeps.tuned(every, settings, folder)[0], "(tuning)")
-            sweeps.record_tuning(every, settings, folder)
-            chosen = sweeps.tuned(every, settings, folder)[1]
+            execute(sweeps.tuned(every, settings, folder, first)[0], "(tuning)")
+            sweeps.record_tuning(every, settings, folder, first)
+            chosen = sweeps.tuned(every, settings, folder, first)[1]
             execute(chosen)
     except (Interrupted, KeyboardInterrupt):
         again = ["equipoise", "sweep", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += ["--scale", scale] if scale else []
         again += [*(["--data", str(data)] if data else []), "--jobs", str(jobs)]
+        again += ["--shard", shard] if shard else []
         interrupted("stopped, all complete rounds are saved", shlex.join(again))
     done = [cell.folder(folder) for cell in chosen if cell.done(folder)]
     if done and not quiet:
         out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs(done))))
         out_console.print(f"Run folders: {escape(str(folder))}", highlight=False)
+    if part and not quiet:
+        runs = f"has ended; it has {len(every)} of all {len(whole)} combinations" if every else "has no runs"
+        then = shlex.join(["equipoise", "compare", str(folder)])
+        text = f"Part {part.number} of {part.of} {runs}. When the other parts have ended too, compare all with: {then}"
+        out_console.print(escape(text), highlight=False, soft_wrap=True)
     if failed := [cell.folder(folder) for cell in chosen if cell.failed(folder)]:
         raise RunFailed(
             f"{len(failed)} of {len(chosen)} runs failed, the first in {failed[0]}; "

@@ -1,9 +1,10 @@
 """A federation: pooled samples, and for every client the indices of its training, validation and test samples."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise import randomness
+from equipoise.data.pixels import from_bytes, to_bytes
 from equipoise.data.samples import SPLITS as SPLITS
 from equipoise.data.samples import as_pair, named_clients
 from equipoise.errors import EquipoiseError
@@ -20,6 +22,7 @@ from equipoise.torch_device import has_room
 
 SPLIT = (0.7, 0.1, 0.2)
 """The default fractions of training, validation and test samples."""
+_CHUNK = 1024  # samples that are converted at a time
 STREAMED_BYTES = 64 << 20
 """Size of the samples that are fetched together on an accelerator, where every call and every copy takes time."""
 
@@ -30,7 +33,7 @@ class RaggedIndices:
     def __init__(self, lists: Sequence[np.ndarray]):
         self.lengths = np.array([len(part) for part in lists], dtype=np.int64)
         self.ends = np.cumsum(self.lengths)
-        self.flat = np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64)
+        self.flat = np.concatenate([np.empty(0, np.int64), *lists]).astype(np.int64, copy=False)
 
     def __getitem__(self, i: int) -> np.ndarray:
         return self.flat[self.ends[i] - self.lengths[i] : self.ends[i]]
@@ -46,21 +49,22 @@ class BatchBuffer:
     """Memory for a batch that is reused, because the first access to new memory is slow."""
 
     def __init__(self) -> None:
-        self.room: Tensor | None = None
+        self.rooms: dict[torch.dtype, Tensor] = {}
 
-    def take(self, like: Tensor, samples: int) -> Tensor:
-        """Return room for this number of samples like `like`; it is valid until the next call."""
-        if self.room is None or len(self.room) < samples or self.room.shape[1:] != like.shape[1:]:
-            self.room = like.new_empty((samples, *like.shape[1:]))
-        return self.room[:samples]
+    def take(self, samples: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return room for samples of this shape; it is valid until the next call with the same number format."""
+        room = self.rooms.get(dtype)
+        if room is None or len(room) < samples or room.shape[1:] != shape:
+            room = self.rooms[dtype] = torch.empty((samples, *shape), dtype=dtype, device=device)
+        return room[:samples]
 
 
 class PinnedMemory(BatchBuffer):
     """Memory from which a GPU copies by itself."""
 
-    def take(self, like: Tensor, samples: int) -> Tensor:
-        """Return new memory for this number of samples like `like`."""
-        return torch.empty((samples, *like.shape[1:]), dtype=like.dtype, pin_memory=True)
+    def take(self, samples: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Return new memory for samples of this shape."""
+        return torch.empty((samples, *shape), dtype=dtype, pin_memory=True)
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,16 +91,19 @@ class Federation:
     """device to which gathered samples are copied, where not all of them fit on it"""
     origin: str = ""
     """settings that the data were made with, apart from the seed, as text; empty for a user's own data"""
+    pixels: torch.dtype | None = None
+    """number format of the inputs if x holds their pixels as bytes, to be divided by 255; None if x holds the inputs"""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise EquipoiseError(f"two clients are named {twice!r}; every client needs a different name")
-        for name, length in zip(self.names, self.train.lengths, strict=True):
-            if length == 0:
-                raise EquipoiseError(
-                    f"client {name!r} has no training samples; give it some, leave it out, or use fewer clients"
-                )
+        assert len(self.names) == len(self.train)
+        if len(empty := np.flatnonzero(self.train.lengths == 0)):
+            raise EquipoiseError(
+                f"client {self.names[empty[0]]!r} has no training samples; give it some, leave it out, or use fewer "
+                "clients"
+            )
         if self.names and len(self.unseen) >= len(self.names):
             raise EquipoiseError("all clients are unseen; at least one must take part in training")
 
@@ -122,7 +129,9 @@ class Federation:
     @cached_property
     def by_name(self) -> tuple[list[int], list[int]]:
         """Return the indices of the clients that train, and of the unseen ones, each in the order of their names."""
-        order = sorted(range(len(self)), key=lambda i: self.names[i])
+        order = sorted(range(len(self)), key=self.names.__getitem__)
+        if not self.unseen:
+            return order, []
         training = [i for i in order if self.names[i] not in self.unseen]
         return training, [i for i in order if self.names[i] in self.unseen]
 
@@ -202,26 +211,53 @@ class Federation:
         """Return inputs and targets of these samples; with `memory`, the inputs are valid until its next use."""
         if self.streams_to is not None:
             return self._streamed(indices, self.streams_to)
-        return self._gathered(indices.to(self.x.device), memory)
+        x, y = self._selected(indices.to(self.x.device), memory)
+        return self._converted(x, memory), y
 
     def _streamed(self, indices: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Gather samples in memory from which they are copied while the host goes on, if the device allows that."""
         pinned = device.type == "cuda"
         # Always new memory: torch keeps that of the last batch until its copy is complete.
-        x, y = self._gathered(indices, PinnedMemory() if pinned else None)
+        x, y = self._selected(indices, PinnedMemory() if pinned else None)
         y = y.pin_memory() if pinned else y
-        return x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        return self._converted(x.to(device, non_blocking=True), None), y.to(device, non_blocking=True)
 
-    def _gathered(self, indices: Tensor, memory: BatchBuffer | None) -> tuple[Tensor, Tensor]:
-        out = None if memory is None else memory.take(self.x, len(indices))
-        x = torch.index_select(self.x, 0, indices, out=out)
-        return x.permute(0, 3, 1, 2) if self.channels_last else x, self.y.index_select(0, indices)
+    def _selected(self, indices: Tensor, memory: BatchBuffer | None) -> tuple[Tensor, Tensor]:
+        out = None if memory is None else memory.take(len(indices), self.x.shape[1:], self.x.dtype, self.x.device)
+        return torch.index_select(self.x, 0, indices, out=out), self.y.index_select(0, indices)
+
+    def _converted(self, x: Tensor, memory: BatchBuffer | None) -> Tensor:
+        """Return inputs from what x holds of them: pixels as bytes, or with their channels last."""
+        if self.pixels is not None:
+            room = None if memory is None else memory.take(len(x), x.shape[1:], self.pixels, x.device)
+            x = from_bytes(x, self.pixels, room)
+        return x.permute(0, 3, 1, 2) if self.channels_last else x
+
+    def stored_inputs(self) -> Iterator[np.ndarray]:
+        """Yield the inputs of all samples some at a time, in the memory layout of x, as numbers if x holds pixels."""
+        if self.pixels is None:
+            yield np.ascontiguousarray(self.x.numpy())
+            return
+        for part in self.x.split(_CHUNK):
+            yield from_bytes(part, self.pixels).numpy()
+
+    def packed(self) -> "Federation":
+        """Return the federation with pixels as bytes, if the inputs are bytes that were divided by 255."""
+        found = None if self.pixels is not None else to_bytes(self.x)
+        return self if found is None else replace(self, x=found, pixels=self.x.dtype)
+
+    @cached_property
+    def unpacked(self) -> "Federation":
+        """Return the federation with the inputs themselves in x."""
+        if self.pixels is None:
+            return self
+        return replace(self, x=from_bytes(self.x, self.pixels), pixels=None)
 
     def fingerprint(self, splits: bool = False) -> str:
         """Return a hash of all samples and the clients' names in order; with `splits`, also of who owns which."""
         hasher = blake2b("\n".join([*self.names, "", *sorted(self.unseen)]).encode(), digest_size=8)
         shares = [s.flat for s in (self.train, self.validation, self.test)] if splits else []
-        for array in (self.x.numpy(), self.y.numpy(), *shares):
+        for array in chain(self.stored_inputs(), (self.y.numpy(), *shares)):
             hasher.update(np.ascontiguousarray(array).data)
         return hasher.hexdigest()
 
@@ -234,11 +270,13 @@ class Federation:
         """
         hasher = blake2b(f"{self.origin}\n{len(self)}\n".encode(), digest_size=8)
         if not self.origin:
-            x, y = (np.ascontiguousarray(t.numpy()) for t in (self.x, self.y))
+            y = np.ascontiguousarray(self.y.numpy())
             for i in sorted(range(len(self)), key=lambda i: self.names[i]):
                 parts = [getattr(self, split)[i] for split in SPLITS]
                 rows = np.concatenate(parts)
-                total = sum(_row_digest(x[row], y[row]) for row in rows) % 2**64
+                own = self.x[torch.from_numpy(rows)]
+                x = (own if self.pixels is None else from_bytes(own, self.pixels)).numpy()
+                total = sum(_row_digest(each, y[row]) for each, row in zip(x, rows, strict=True)) % 2**64
                 hasher.update(f"{self.names[i]}\n{[len(part) for part in parts]} {total}\n".encode())
         return hasher.hexdigest()
 
@@ -249,9 +287,12 @@ class Federation:
     def prepared(self, dtype: torch.dtype, channels_last: bool) -> "Federation":
         """Return the federation in the dtype and the memory layout in which the model is trained."""
         x, y = (t.to(dtype) if t.is_floating_point() else t for t in (self.x, self.y))
+        packed = (self if self.x.dtype == torch.float32 else replace(self, x=x)).packed()
+        x = x if packed.pixels is None else packed.x
         channels_last = channels_last and x.ndim == 4 and not self.channels_last
         x = x.permute(0, 2, 3, 1).contiguous() if channels_last else x.contiguous()
-        return replace(self, x=x, y=y, channels_last=channels_last or self.channels_last)
+        pixels = None if packed.pixels is None else dtype
+        return replace(self, x=x, y=y, channels_last=channels_last or self.channels_last, pixels=pixels)
 
 
 def _row_digest(x: np.ndarray, y: np.ndarray) -> int:

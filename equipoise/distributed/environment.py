@@ -7,6 +7,9 @@ import time
 LAUNCHED = "EQUIPOISE_RENDEZVOUS"
 """Environment variable of processes that `equipoise run --processes` started: the address at which they meet."""
 
+LOST = 75
+"""Exit code of such a process that ends because another one of its run has ended."""
+
 
 def world_size() -> int:
     """Return the number of processes of the run, as torchrun or `equipoise run --processes` set it."""

@@ -59,10 +59,14 @@ def build_task(
         device: where the model is trained.
     """
     dtype = engine.dtype
-    sample = samples.prepared(dtype, False).sample() if isinstance(samples, Federation) else samples
-    loss = loss or ("squared" if sample[1].is_floating_point() else "cross-entropy")
+    if isinstance(samples, Federation):
+        x, y = (t.to(dtype) if t.is_floating_point() else t for t in samples.sample())
+        samples = x, y
+    loss = loss or ("squared" if samples[1].is_floating_point() else "cross-entropy")
     with deterministic_kernels(device, engine.deterministic):
-        return Task(module, sample, head=head, loss=loss, metric=metric, dtype=dtype, mixed=engine.mixed, device=device)
+        return Task(
+            module, samples, head=head, loss=loss, metric=metric, dtype=dtype, mixed=engine.mixed, device=device
+        )
 
 
 def engine_device(engine: Engine) -> torch.device:

@@ -197,8 +197,12 @@ class ClientStore:
         self.rows[number] = len(clients)
         self.written += self.processes
 
+    def _current_rows(self) -> np.ndarray:
+        """Return how many clients' newest states are in each segment."""
+        return np.bincount(self.segment[self.segment >= 0], minlength=self.written + self.processes)
+
     def _mostly_outdated(self) -> list[int]:
-        current = np.bincount(self.segment[self.segment >= 0], minlength=self.written + self.processes)
+        current = self._current_rows()
         return [number for number, rows in self.rows.items() if 0 < 2 * current[number] < rows]
 
     def _keep(self, who: int, state: State) -> None:
@@ -229,11 +233,13 @@ class ClientStore:
 
     def segments(self) -> list[Path]:
         """Return the files that hold at least one client's newest state."""
-        return [self._path(number) for number in np.unique(self.segment[self.segment >= 0]).tolist()]
+        return [self._path(number) for number in np.flatnonzero(self._current_rows()).tolist()]
 
     def table(self) -> dict[str, torch.Tensor]:
-        """Return where each client's newest state is, for a checkpoint."""
-        return {"segment": torch.from_numpy(self.segment), "row": torch.from_numpy(self.row)}
+        """Return the clients that have a state and where the newest is, for a checkpoint."""
+        who = np.flatnonzero(self.segment >= 0)
+        columns = {"who": who, "segment": self.segment[who], "row": self.row[who]}
+        return {name: torch.from_numpy(column) for name, column in columns.items()}
 
     def merge(self, ranks: Ranks) -> None:
         """Make the tables those of all processes, after each has written its changed states.
@@ -241,8 +247,9 @@ class ClientStore:
         The states of other processes' clients are then read from the segments of those processes.
         """
         if ranks.size > 1:
-            who = torch.tensor(sorted(self.moved), dtype=torch.int64)
-            found = ranks.gather({"who": who, **{name: t[who] for name, t in self.table().items()}})
+            who = np.array(sorted(self.moved), dtype=np.int64)
+            places = {"who": who, "segment": self.segment[who], "row": self.row[who]}
+            found = ranks.gather({name: torch.from_numpy(column) for name, column in places.items()})
             self.written = max(ranks.gather_json(self.written))
             counts = ranks.gather_json({str(number): rows for number, rows in self.rows.items()})
             self.rows = {int(number): rows for part in counts for number, rows in part.items()}
@@ -266,10 +273,14 @@ class ClientStore:
         """Restore what a checkpoint saved.
 
         Args:
-            table: where each client's newest state is.
+            table: what `table` returned.
             written: number of segments written so far.
             rows: number of rows of each segment.
         """
-        self.segment, self.row = table["segment"].numpy().copy(), table["row"].numpy().copy()
+        segment, row = table["segment"].numpy(), table["row"].numpy()
+        who = table["who"].numpy() if "who" in table else np.arange(len(segment))  # older tables have all clients
+        clients = max(len(self.segment), int(who.max(initial=-1)) + 1)
+        self.segment, self.row = np.full(clients, _NOT_SAVED, dtype=np.int64), np.zeros(clients, dtype=np.int64)
+        self.segment[who], self.row[who] = segment, row
         self.written, self.rows = written, rows
         self.open.clear()

@@ -75,7 +75,7 @@ def check_data(task: Task, federation: Federation) -> None:
             )
         if (least := int(federation.y.min())) < 0:
             raise EquipoiseError(f"there is a label {least}; the classes must be numbered from 0")
-    if not federation.x.is_floating_point():
+    if not federation.x.is_floating_point() and federation.pixels is None:
         task.check_symbols(federation.x)
 
 

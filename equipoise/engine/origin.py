@@ -1,10 +1,12 @@
 """What a simulation begins with beyond its settings (module, weights, data, split), and how two such origins differ."""
 
+from collections.abc import Iterable
 from hashlib import blake2b
 from itertools import zip_longest
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from equipoise.data.federation import SPLITS, Federation
@@ -28,9 +30,9 @@ def _describe_data(federation: Federation) -> dict[str, Any]:
         "names": _digest("\n".join(federation.names).encode()),
         "unseen": _digest("\n".join(sorted(federation.unseen)).encode()),
         "samples": len(federation.x),
-        "inputs": _kind(federation.x),
+        "inputs": _kind(federation.x, federation.pixels),
         "targets": _kind(federation.y),
-        "x": _digest(federation.x.numpy()),
+        "x": _digest_of(federation.stored_inputs()),
         "y": _digest(federation.y.numpy()),
         "split": _digest(*(array for split in splits for array in (split.lengths, split.flat))),
     }
@@ -98,14 +100,18 @@ def find_legacy_difference(saved: str, now: str) -> str | None:
 
 
 def _digest(*parts: np.ndarray | bytes) -> str:
+    return _digest_of(parts)
+
+
+def _digest_of(parts: Iterable[np.ndarray | bytes]) -> str:
     hasher = blake2b(digest_size=8)
     for part in parts:
         hasher.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).data)
     return hasher.hexdigest()
 
 
-def _kind(tensor: Tensor) -> list[Any]:
-    return [list(tensor.shape[1:]), str(tensor.dtype).removeprefix("torch.")]
+def _kind(tensor: Tensor, dtype: torch.dtype | None = None) -> list[Any]:
+    return [list(tensor.shape[1:]), str(dtype or tensor.dtype).removeprefix("torch.")]
 
 
 def _counted(origin: dict[str, Any]) -> str:

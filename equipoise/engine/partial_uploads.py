@@ -35,7 +35,7 @@ class PartialUploads(UploadsOfRound):
         yield from ((who, self.items[who]) for who in self.who if who in self.items)
 
     @cached_property
-    def uploads(self) -> tuple[Upload, ...]:  # type: ignore[override]
+    def uploads(self) -> tuple[Upload, ...]:
         tensors = {f"{who} {name}": t for who, upload in self.own for name, t in upload.message.items()}
         messages = {who: State() for who in self.who}
         for part in self.placement.ranks.gather(tensors):

@@ -19,6 +19,7 @@ from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
+from equipoise.distributed import environment
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.ranks import Ranks
 from equipoise.engine.best_models import BestModels
@@ -87,13 +88,13 @@ class Simulation(Run):
         check_data(task, federation)
         check_room(federation, task)
         self.training, _ = federation.by_name
-        self.number = federation.numbers
+        self.number, self.by_number = federation.numbers, list(federation.numbers)
         samples = int(federation.train.lengths[self.training].sum())
         start = task.start(len(self.training), samples, schedule.seed)
         super().__init__(task, algorithm, schedule, start, folder, callbacks, uploads, devices, ranks)
         self.longest = int(federation.train.lengths[self.training].max())
-        sizes = federation.train.lengths.tolist()
-        check_batches(task, algorithm, dict(zip(federation.names, sizes, strict=True)))
+        if task.smallest_batch > 1:
+            check_batches(task, algorithm, dict(zip(federation.names, federation.train.lengths, strict=True)))
         if algorithm.requires.validation:
             self._check_validation()
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
@@ -123,6 +124,10 @@ class Simulation(Run):
             self.ranks.check_equal("data or initial weights", self.fingerprint)
             self.store.own = np.array([self.owns(who) for who in range(len(federation))])
             self.best.store.own = np.append(self.store.own, self.ranks.leader)
+        for turn in (True, False):  # the first process on a machine compiles, the others find the result in the cache
+            if turn == (environment.local_rank() == 0):
+                self.executor.prepare(self.callbacks.on_message)
+            self.ranks.barrier()
         self.scores = self.new_scores()
         self.scores_missing = False
         "whether the last checkpoint has scores by other metrics"
@@ -157,7 +162,7 @@ class Simulation(Run):
 
     @property
     def upload_store(self) -> RenumberedStore:
-        return RenumberedStore(self.store, list(self.number))
+        return RenumberedStore(self.store, self.by_number)
 
     @property
     def mode(self) -> str:

@@ -55,7 +55,9 @@ class ScoreTable:
         self.kept.take(clients, rows)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps."""
+        """Return what a checkpoint keeps; nothing as long as no model was scored, as such a table may be large."""
+        if not self.digest.any():
+            return {}
         own = {"scores": torch.from_numpy(self.scores), "digest": torch.from_numpy(self.digest)}
         return own | self.kept.tensors()
 
@@ -274,7 +276,7 @@ class Evaluator:
         tables = {kind: self._blank() for kind in SCORED}
         for kind, table in tables.items():
             own = {k.removeprefix(f"{kind}."): t for k, t in tensors.items() if k.startswith(f"{kind}.")}
-            if not own:  # checkpoints of older versions lack some kinds
+            if not own:  # nothing was scored; checkpoints of older versions lack some kinds, too
                 continue
             if own["scores"].shape != table.scores.shape:  # of an older version, which had one metric
                 return False

@@ -193,6 +193,14 @@ class Executor(ABC):
         self.settings = ExitStack()
         "settings of torch that are restored at the end"
 
+    def prepare(self, report: Callable[[str], None]) -> None:
+        """Do, before the first round of a run, what takes long: compile steps, if the engine settings ask for it.
+
+        Args:
+            report: receives sentences about what was done.
+        """
+        return
+
     def rate_factor(self, round: int, purpose: str) -> float:
         """Return the factor of learning rates in a round; only training follows the schedule."""
         return self.algorithm.schedule.factor(round, self.schedule.rounds) if purpose == TRAINING else 1.0

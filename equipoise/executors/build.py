@@ -10,15 +10,14 @@ from equipoise.distributed import environment
 from equipoise.distributed.shards import Shards
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import Executor
+from equipoise.executors.compiled_step import why_not_compiled
 from equipoise.executors.stacked import StackedExecutor
 from equipoise.executors.threaded import ThreadedExecutor
 from equipoise.torch_device import deterministic_kernels, is_accelerator
 from equipoise.training.task import Task
 
-_STACK_NUMBERS = (
-    400_000  # in the inputs of a stack's batch: it stays in the cache of a core, from the gather to the step
-)
-_SMALLEST_STACK, _LARGEST_STACK = 5, 20  # enough to spread the cost of a call; more than this gains nothing
+_STACK_NUMBERS = 400_000  # in the batch of a stack, which stays in a core's cache from the gather to the step
+_FEWEST, _MOST = 5, 10  # clients: enough to spread the cost of a call, few enough to occupy several cores
 
 
 def build_executor(
@@ -41,26 +40,29 @@ def _executor(
     federation = federation.placed(task.device, engine.data)
     if execution_mode(engine, task) == "stacked":
         size = stack_size(federation, algorithm)
-        shards = Shards.of_stacks(training, unseen, schedule.cohort(training), size)
-        return StackedExecutor(task, federation, algorithm, schedule, workers, shards, size, engine.compile)
-    return ThreadedExecutor(task, federation, algorithm, schedule, workers, Shards(training, unseen))
+        few = isinstance(schedule.participation, int) and schedule.participation > training  # newcomers after training
+        shards = Shards.of_stacks(training, unseen, training if few else schedule.cohort(training), size)
+        # Shards have `size` to twice as many clients of a full cohort, so most are one stack.
+        return StackedExecutor(task, federation, algorithm, schedule, workers, shards, 2 * size, engine.compile)
+    shards = Shards(training, unseen)
+    return ThreadedExecutor(task, federation, algorithm, schedule, workers, shards, compiled=engine.compile)
 
 
 def stack_size(federation: Federation, algorithm: Algorithm) -> int:
-    """Return the number of clients to stack: few if batches are large, many if they are small.
+    """Return the least number of clients to stack: few if batches are large, more if they are small.
 
     The last digits of results depend on it, so it is a rule about the run, and not about the machine.
     """
     batch = min(algorithm.batch, int(federation.train.lengths.max()))
     numbers = max(1, batch * federation.x[0].numel())
-    return min(max(_STACK_NUMBERS // numbers, _SMALLEST_STACK), _LARGEST_STACK)
+    return min(max(_STACK_NUMBERS // numbers, _FEWEST), _MOST)
 
 
 def execution_mode(engine: Engine, task: Task) -> str:
     """Return the execution mode, with `auto` resolved; raise an error for settings that this mode would ignore."""
     mode = task.mode() if engine.mode == "auto" else engine.mode
-    if engine.compile and mode != "stacked":
-        raise EquipoiseError("engine.compile = true works with engine.mode = 'stacked' only; this run uses threads")
+    if engine.compile and mode != "stacked" and (why := why_not_compiled(task)) is not None:
+        raise EquipoiseError(f"engine.compile = true is not possible: {why}; leave it out")
     if engine.compile and not any(map(shutil.which, (os.environ.get("CXX", "g++"), "clang++"))):
         raise EquipoiseError("engine.compile = true needs a C++ compiler, and none was found; leave it out")
     return mode

@@ -152,9 +152,8 @@ class StackedTrainer(LocalTrainer):
             x, y = self.federation.gather(rows[0] if len(rows) == 1 else torch.cat(rows), self.worker.memory)
             sizes = [len(row) for row in rows]
             for t, xt, yt in zip(some, x.split(sizes), y.split(sizes), strict=True):
-                lead = (firsts[t], batch)
-                batch_t = Batch(xt.unflatten(0, lead), yt.unflatten(0, lead), weights[t, : firsts[t]])
-                yield batch_t, done_rows[t] if len(done_rows[t]) else None
+                xt, yt = (each.view(firsts[t], batch, *each.shape[1:]) for each in (xt, yt))
+                yield Batch(xt, yt, weights[t, : firsts[t]]), done_rows[t] if len(done_rows[t]) else None
 
     def _steps_at_once(self, samples: int) -> int:
         """Return the number of steps, of so many samples each, whose samples are fetched together."""

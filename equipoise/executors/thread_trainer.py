@@ -16,6 +16,7 @@ from equipoise.data.federation import STREAMED_BYTES, Federation
 from equipoise.equilibrium import WarmStart
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import FIXED_POINTS, algorithm_state
+from equipoise.executors.compiled_step import CompiledSteps
 from equipoise.optimizers import Rate, as_number, move
 from equipoise.parameter_space import Part
 from equipoise.representations.head_moments import Moments
@@ -70,7 +71,9 @@ class ThreadTrainer(LocalTrainer):
         self.samples = np.zeros(1, dtype=np.int64)
         self.tracker: BufferTracker | None = None
         "which buffers belong to which model, where statistics are averaged"
-        sample_bytes = max(1, federation.x[0].numel() * federation.x.element_size())
+        self.compiled: CompiledSteps = {}
+        "the steps that are compiled; all others run as they are"
+        sample_bytes = max(1, federation.x[0].numel() * (federation.pixels or federation.x.dtype).itemsize)
         at_once = STREAMED_BYTES if is_accelerator(task.device) else _CHUNK_BYTES
         self.chunk = max(1, at_once // (sample_bytes * algorithm.batch))
         # Fixed points are remembered across all calls of `descend` on this trainer.
@@ -166,6 +169,10 @@ class ThreadTrainer(LocalTrainer):
     def gradient(
         self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None = None, term_only: bool = False
     ) -> Tensor:
+        compiled = self.compiled.get(("gradient", part))
+        if compiled is not None and term is None and self.replica.module.training and compiled.fits(batch):
+            compiled.gradient(v, batch, self.gradients)
+            return self.gradients
         self.gradients.zero_()
         try:
             self._loss(batch, term, term_only).backward()
@@ -247,4 +254,8 @@ class ThreadTrainer(LocalTrainer):
         return self.task.w0.new_full((1,), self.steps_of(len(self.indices)))
 
     def step(self, v: Tensor, batch: Batch, part: Part, lr: Rate, term: LossTerm | None = None) -> None:
-        move(self.moving, self.gradient(v, batch, part, term), lr)
+        compiled = self.compiled.get(("step", part))
+        if compiled is not None and term is None and compiled.fits(batch):
+            compiled.step(v, batch, lr)
+        else:
+            move(self.moving, self.gradient(v, batch, part, term), lr)

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
 from equipoise.distributed.shards import Shards
+from equipoise.errors import EquipoiseError
 from equipoise.executors.base import (
     TRAINING,
     ClientJob,
@@ -21,6 +22,7 @@ from equipoise.executors.base import (
     ModelKind,
     algorithm_state,
 )
+from equipoise.executors.compiled_step import CompiledSteps, StepCompiler
 from equipoise.executors.sample_scores import SampleScores, ScoreRecorder
 from equipoise.executors.thread_pool import ThreadPool
 from equipoise.executors.thread_trainer import ThreadTrainer
@@ -30,6 +32,13 @@ from equipoise.training.replica import Replica
 from equipoise.training.task import Task
 
 _SCORE_BATCH = 512
+
+
+class _Own(NamedTuple):
+    """What a thread works with."""
+
+    replica: Replica
+    compiled: CompiledSteps
 
 
 class ThreadedExecutor(Executor):
@@ -46,32 +55,51 @@ class ThreadedExecutor(Executor):
         workers: int,
         shards: Shards,
         inner: int = 1,
+        compiled: bool = False,
     ):
-        """Create the executor: `workers` clients at a time, each with `inner` threads inside its operators."""
+        """Create the executor: `workers` clients at a time, each with `inner` threads inside its operators.
+
+        With `compiled`, `prepare` compiles the steps; before that they are not compiled.
+        """
         # A module that draws from torch's global random stream can be seeded only if no other thread draws from it.
         super().__init__(task, federation, algorithm, schedule, 1 if task.unseeded else workers, shards)
-        self.pool = ThreadPool(self.workers, task.replica, inner)
+        self.compiled = compiled
+        self.compiler: StepCompiler | None = None
+        self.pool = ThreadPool(self.workers, self._make, inner)
+
+    def _make(self) -> "_Own":
+        return _Own(self.task.replica(), {} if self.compiler is None else self.compiler.for_thread())
+
+    def prepare(self, report: Callable[[str], None]) -> None:
+        if self.compiled:
+            start = self.task.start(len(self.federation), int(self.federation.train.lengths.sum()), self.seed)
+            try:
+                self.compiler = StepCompiler(self.task, self.federation, self.algorithm, start, report)
+            except EquipoiseError:
+                self.close()
+                raise
 
     def close(self) -> None:
         self.pool.close()
         super().close()
 
-    def _work(self, replica: Replica, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
-        replica.set_budget(job.budget)
+    def _work(self, own: _Own, round: int, job: ClientJob, purpose: str) -> ThreadTrainer:
+        own.replica.set_budget(job.budget)
         factor = self.rate_factor(round, purpose)
         trainer = ThreadTrainer(
-            self.task, replica, self.federation, self.algorithm, self.seed, round, job.who, purpose, factor
+            self.task, own.replica, self.federation, self.algorithm, self.seed, round, job.who, purpose, factor
         )
+        trainer.compiled = own.compiled
         trainer.load_buffers(job.client, job.down)
         trainer.load_fixed_points(job.client)
         return trainer
 
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
-        def local(replica: Replica, job: ClientJob) -> ClientResult:
+        def local(own: _Own, job: ClientJob) -> ClientResult:
             began = time.perf_counter()
             job = job.on(self.task.device)
-            trainer = self._work(replica, round, job, TRAINING)
-            replica.forget_solves()
+            trainer = self._work(own, round, job, TRAINING)
+            own.replica.forget_solves()
             client, upload = self.algorithm.local_update(
                 algorithm_state(job.client), without_buffers(job.down), trainer
             )
@@ -82,7 +110,7 @@ class ThreadedExecutor(Executor):
             finite = upload.wire.finite() and client.finite()
             seconds = time.perf_counter() - began
             samples = int(trainer.samples[0])
-            return ClientResult(job.who, client, upload, samples, finite, replica.solves(), seconds)
+            return ClientResult(job.who, client, upload, samples, finite, own.replica.solves(), seconds)
 
         return self.pool.each(local, jobs, stopped)
 
@@ -91,9 +119,9 @@ class ThreadedExecutor(Executor):
     ) -> Iterator[tuple[ClientModel | None, int]]:
         make, looks_up = self.maker(kind), self.looks_up(kind)
 
-        def model(replica: Replica, job: ClientJob) -> tuple[ClientModel | None, int]:
+        def model(own: _Own, job: ClientJob) -> tuple[ClientModel | None, int]:
             job = job.on(self.task.device)
-            trainer = self._work(replica, round, job, "unseen" if kind == "unseen" else "adapt")
+            trainer = self._work(own, round, job, "unseen" if kind == "unseen" else "adapt")
             vector = make(algorithm_state(job.client), without_buffers(job.down), trainer)
             if vector is None:
                 return None, int(trainer.samples[0])
@@ -111,8 +139,8 @@ class ThreadedExecutor(Executor):
         return self.score([ClientModel(0, vector, buffers)] * len(pieces), pieces)
 
     @torch.no_grad()
-    def _score(self, replica: Replica, given: tuple[ClientModel, np.ndarray]) -> SampleScores:
-        model, indices = given
+    def _score(self, own: _Own, given: tuple[ClientModel, np.ndarray]) -> SampleScores:
+        replica, (model, indices) = own.replica, given
         replica.set_budget(None)  # the iteration limit applies to training only
         replica.vector.copy_(model.vector)
         if len(self.task.buffers):

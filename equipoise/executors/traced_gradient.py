@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from equipoise.optimizers import Rate, move
@@ -23,6 +23,23 @@ from equipoise.training.task import Task
 
 _NARROW = 32
 _TRACED_RATE = 0.739085133215160641655  # stands for the rate in a trace; no model multiplies by it
+
+_aten = torch.ops.aten
+_FUNCTIONS = {
+    _aten.add.Tensor: torch.add,
+    _aten.bmm.default: torch.bmm,
+    _aten.mul.Tensor: torch.mul,
+    _aten.neg.default: torch.neg,
+    _aten.relu.default: torch.relu,
+    _aten.sum.dim_IntList: torch.sum,
+    _aten.tanh.default: torch.tanh,
+    _aten.transpose.int: torch.transpose,
+    _aten.unsqueeze.default: torch.unsqueeze,
+    _aten.scatter_add.default: torch.scatter_add,
+    _aten._log_softmax.default: torch._log_softmax,
+    _aten._log_softmax_backward_data.default: torch._log_softmax_backward_data,
+}
+_METHODS = {_aten.add_.Tensor: "add_", _aten.view.default: "view", _aten.new_zeros.default: "new_zeros"}
 
 
 def _narrow_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -114,20 +131,26 @@ class StackedModule:
             found = term.each(h, probed, y, given)
             return found if term_only else found + each(output, y)
 
-        def loss(
+        def gradient(
             p: dict[str, Tensor],
             fixed: dict[str, Tensor],
             x: Tensor,
             y: Tensor,
             weights: Tensor,
             term_tensors: tuple[Tensor, ...],
-        ) -> Tensor:
-            output = self.task.predict(partial(functional_call, self.module, {**p, **fixed}), x)
-            return (value(output, x, y, term_tensors) * weights).sum()
+        ) -> dict[str, Tensor]:
+            """Return the gradient of the weighted sum of the samples' losses, in fewer operations than `grad` does."""
+
+            def values(p: dict[str, Tensor]) -> Tensor:
+                output = self.task.predict(partial(functional_call, self.module, {**p, **fixed}), x)
+                return value(output, x, y, term_tensors).to(weights.dtype)
+
+            found: dict[str, Tensor] = vjp(values, p)[1](weights)[0]
+            return found
 
         p, fixed = ({e.name: e.view(v) for e in entries} for entries in (moving, still))
         try:
-            gradients = vmap(grad(loss))(p, fixed, x, y, weights, term_tensors)
+            gradients = vmap(gradient)(p, fixed, x, y, weights, term_tensors)
         finally:
             if hook is not None:
                 hook.close()
@@ -165,6 +188,7 @@ class StackedModule:
             _make_rate_an_input(graph)
         _simplify(graph)
         if not self.compiled:
+            _use_functions_of_torch(graph)
             return graph.forward  # a call of the module itself costs microseconds
         compiled: Callable[..., Tensor] = torch._inductor.compile(graph, [v, *rest])
         return compiled
@@ -184,10 +208,35 @@ def _make_rate_an_input(module: torch.fx.GraphModule) -> None:
 
 
 def _simplify(module: torch.fx.GraphModule) -> None:
-    """Remove unused results (the loss itself) and views that change nothing: each costs microseconds per step."""
-    views = (torch.ops.aten.view.default, torch.ops.aten.expand.default, torch.ops.aten._unsafe_view.default)
+    """Remove unused results (the loss itself) and views that change nothing or exist already.
+
+    Each operation costs microseconds per step, and other threads wait in the meantime.
+    """
+    reshapes = (_aten.view.default, _aten.expand.default, _aten._unsafe_view.default)
+    views = (*reshapes, _aten.slice.Tensor, _aten.transpose.int, _aten.unsqueeze.default, _aten.squeeze.dims)
+    known: dict[tuple[object, ...], torch.fx.Node] = {}
     for node in module.graph.nodes:
-        if node.target in views and node.meta["val"].shape == node.args[0].meta["val"].shape:
-            node.replace_all_uses_with(node.args[0])
+        if node.target not in views:
+            continue
+        before, *how = node.args
+        twice = node.target == before.target == _aten.transpose.int and list(before.args[1:]) == how
+        if node.target in reshapes and node.meta["val"].shape == before.meta["val"].shape:
+            node.replace_all_uses_with(before)
+        elif twice:
+            node.replace_all_uses_with(before.args[0])
+        else:
+            same = known.setdefault((node.target, before, repr(how)), node)
+            if same is not node:
+                node.replace_all_uses_with(same)
     module.graph.eliminate_dead_code()
+    module.recompile()
+
+
+def _use_functions_of_torch(module: torch.fx.GraphModule) -> None:
+    """Call the usual operations by their functions in torch, which take half the time of torch.ops to be called."""
+    for node in module.graph.nodes:
+        if node.target in _FUNCTIONS:
+            node.target = _FUNCTIONS[node.target]
+        elif node.target in _METHODS:
+            node.op, node.target = "call_method", _METHODS[node.target]
     module.recompile()

@@ -120,6 +120,7 @@ def _run(
             federation = experiment.federation(source, given.on_data_progress)
         ranks.barrier()
     check_finite(federation)
+    federation = federation.packed()
     for note in federation.notes:
         given.on_message(note)
     given.check()

@@ -59,7 +59,7 @@ class Result:
     @property
     def federation(self) -> Federation:
         """Return the data of all clients."""
-        return self._trained.federation
+        return self._trained.federation.unpacked
 
     @property
     def metrics(self) -> list[dict[str, Any]]:

@@ -276,15 +276,23 @@ def chains(every: Sequence[SweepRun]) -> list[list[SweepRun]]:
     return list(found.values())
 
 
-def tuned(every: Sequence[SweepRun], sweep: Sweep, out: Path) -> tuple[list[SweepRun], list[SweepRun]]:
+def tuned(
+    every: Sequence[SweepRun], sweep: Sweep, out: Path, first: int | None = None
+) -> tuple[list[SweepRun], list[SweepRun]]:
     """Return the trials (runs with the first seed), and the runs with the chosen values and all seeds.
 
     The second list is empty until all trials are done.
+
+    Args:
+        every: all runs of the sweep, or of a part of it.
+        sweep: the settings that are tuned.
+        out: the folder of all run folders.
+        first: the first seed of the whole sweep; by default that of the first run.
     """
-    first = every[0].seed
-    trials = [cell for cell in every if cell.seed == first]
-    if not sweep.tune:
+    if not sweep.tune or not every:
         return [], list(every)
+    first = every[0].seed if first is None else first
+    trials = [cell for cell in every if cell.seed == first]
     if not all(cell.done(out) or cell.failed(out) for cell in trials):
         return trials, []
     best: dict[str, tuple[float, str]] = {}
@@ -296,10 +304,17 @@ def tuned(every: Sequence[SweepRun], sweep: Sweep, out: Path) -> tuple[list[Swee
     return trials, [cell for cell in every if cell.identity in chosen]
 
 
-def record_tuning(every: Sequence[SweepRun], sweep: Sweep, out: Path) -> None:
-    """Write which runs were chosen and which rejected into the folder of all runs, once all trials are done."""
-    _, chosen = tuned(every, sweep, out)
-    if chosen:
+def record_tuning(every: Sequence[SweepRun], sweep: Sweep, out: Path, first: int | None = None) -> None:
+    """Write which runs were chosen and which rejected into the folder of all runs, once all trials are done.
+
+    Args:
+        every: all runs of the sweep, or of a part of it.
+        sweep: the settings that are tuned.
+        out: the folder of all run folders.
+        first: the first seed of the whole sweep; by default that of the first run.
+    """
+    trials, chosen = tuned(every, sweep, out, first)
+    if every and (chosen or not trials):
         identities = {cell.identity for cell in chosen}
         folders = {cell.folder(out).name: cell.identity in identities for cell in every}
         record_choices(out, sweep.tune, sweep.by, folders)

@@ -16,7 +16,8 @@ import torch
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.algorithms.schema import infer_schema
-from equipoise.engine.simulation import Simulation
+from equipoise.distributed.placement import Placement
+from equipoise.engine.round_facts import RoundFacts, share_facts
 from equipoise.state import State
 from tests.support.commands import ROOT
 from tests.support.problems import KINDS, classification, metrics, registered, simulation
@@ -182,18 +183,17 @@ def test_bytes_counted_are_the_sizes_of_the_messages(
 ) -> None:
     algorithm, mode = in_mode
     sent = {"up": 0, "down": 0}
-    accept = Simulation._accept
 
-    def seen(self: Simulation, round: int, jobs: list, results: list) -> list:
+    def seen(placement: Placement, jobs: list, results: list, interrupted: bool) -> RoundFacts:
         for job in jobs:
             sent["down"] += sum(t.numpy().nbytes for t in job.down.values())
         for result in results:
             upload = result.upload
             sent["up"] += sum(t.contiguous().numpy().nbytes for t in upload.message.values())
             sent["up"] += 0 if upload.weight is None else upload.weight.numpy().nbytes
-        return accept(self, round, jobs, results)
+        return share_facts(placement, jobs, results, interrupted)
 
-    monkeypatch.setattr(Simulation, "_accept", seen)
+    monkeypatch.setattr("equipoise.engine.simulation.share_facts", seen)
     run = simulation(algorithm, mode=mode)
     run.run()
     assert (run.counters.bytes_up, run.counters.bytes_down) == (sent["up"], sent["down"])
@@ -208,14 +208,13 @@ def test_every_message_and_state_has_the_shape_that_was_announced(
 ) -> None:
     algorithm, mode = in_mode
     seen = []
-    accept = Simulation._accept
 
-    def look(self: Simulation, round: int, jobs: list, results: list) -> list:
+    def look(placement: Placement, jobs: list, results: list, interrupted: bool) -> RoundFacts:
         for job, result in zip(jobs, results, strict=True):
-            seen.append((job.down.shapes(), result.upload.wire.shapes(), result.client.shapes(), self.server.shapes()))
-        return accept(self, round, jobs, results)
+            seen.append((job.down.shapes(), result.upload.wire.shapes(), result.client.shapes(), run.server.shapes()))
+        return share_facts(placement, jobs, results, interrupted)
 
-    monkeypatch.setattr(Simulation, "_accept", look)
+    monkeypatch.setattr("equipoise.engine.simulation.share_facts", look)
     run = simulation(algorithm, mode=mode)
     run.run()
     announced = infer_schema(algorithm, run.start)

@@ -145,3 +145,29 @@ def test_nothing_half_written_is_left(tmp_path: Path) -> None:
     assert not list((tmp_path / "run").rglob("*.part"))
     for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines():
         assert not {"seconds", "time"} & set(json.loads(line))
+
+
+def test_clients_without_a_state_take_no_room_in_a_checkpoint(tmp_path: Path) -> None:
+    store = ClientStore(1000, state(0), tmp_path)
+    store.put(700, state(7))
+    store.flush()
+    table = store.table()
+    assert {name: column.tolist() for name, column in table.items()} == {"who": [700], "segment": [0], "row": [0]}
+    everyone = {"segment": torch.full((1000,), -1), "row": torch.zeros(1000, dtype=torch.int64)}  # as in version 0.1
+    everyone["segment"][700] = 0
+    for saved in (table, everyone):
+        again = ClientStore(1000, state(0), tmp_path)
+        again.restore(saved, 1, {0: 1})
+        assert again.segments() == store.segments()
+        assert [again.get(who).n.item() for who in (0, 700, 999)] == [0, 7, 0]
+
+
+def test_what_was_not_scored_is_not_in_a_checkpoint(tmp_path: Path) -> None:
+    run = simulation(Ditto(lr=0.1), rounds=4, evaluate_every=3, folder=tmp_path / "run")
+    sizes = []
+    for _ in range(3):
+        run.advance()
+        sizes.append(len(run.scores.tensors()))
+    run.close()
+    assert sizes[:2] == [0, 0]
+    assert sizes[2] > 0

@@ -44,6 +44,11 @@ def finished(algorithm: Any, workers: int, **settings: Any) -> Simulation:
     return run
 
 
+def small_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_FEWEST", "_MOST"):
+        monkeypatch.setattr(f"equipoise.executors.build.{name}", 2)
+
+
 @pytest.mark.parametrize("algorithm", [FedAvg, Ditto, FedRep, KnnPer])
 def test_results_have_the_same_bytes_with_any_number_of_threads(algorithm: Any) -> None:
     one, *others = (finished(algorithm(lr=0.1, batch=5), workers) for workers in WORKERS)
@@ -53,9 +58,9 @@ def test_results_have_the_same_bytes_with_any_number_of_threads(algorithm: Any) 
 
 
 def test_many_stacks_have_the_same_bytes_with_any_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.executors.build._LARGEST_STACK", 5)
+    small_stacks(monkeypatch)
     one, *others = (finished(Ditto(lr=0.1, batch=5), workers) for workers in WORKERS)
-    assert one.executor.shards.count == 2
+    assert one.executor.shards.count == 8
     for run in others:
         same(one, run)
 
@@ -79,7 +84,7 @@ def executor(run: Simulation) -> StackedExecutor:
 
 
 def test_stacks_do_not_depend_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.executors.build._LARGEST_STACK", 5)
+    small_stacks(monkeypatch)
     found = []
     for workers in WORKERS:
         run = simulation(FedAvg(batch=4), wide(), module(), head="2", mode="stacked", workers=workers)
@@ -115,13 +120,13 @@ def test_large_batches_make_small_stacks() -> None:
 
     assert stack_size(images(784), FedAvg(batch=100)) == 5
     assert stack_size(images(3072), FedAvg(batch=100)) == 5
-    assert stack_size(images(784), FedAvg(batch=10)) == 20
-    assert stack_size(images(400), FedAvg(batch=100)) == 10
+    assert stack_size(images(784), FedAvg(batch=10)) == 10
+    assert stack_size(images(500), FedAvg(batch=100)) == 8
     assert stack_size(images(784), FedAvg(batch=10**6)) == stack_size(images(784), FedAvg(batch=140))
 
 
 def test_a_run_that_is_stopped_trains_no_further_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("equipoise.executors.build._LARGEST_STACK", 5)
+    small_stacks(monkeypatch)
     run = simulation(FedAvg(lr=0.1, batch=4), wide(), module(), head="2", mode="stacked", participation=1.0)
     jobs = [run.job(who) for who in range(24)]
     answers = iter([False, True])

@@ -11,10 +11,12 @@ from torch import nn
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
+from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation, from_clients
+from equipoise.distributed.ranks import Ranks
 from equipoise.engine.simulation import Simulation
 from equipoise.models.base import BodyAndHead
 from equipoise.storage.run_folder import RunFolder
@@ -107,6 +109,8 @@ def simulation(
     new: bool = True,
     uploads: UploadSettings | None = None,
     devices: Devices | None = None,
+    ranks: Ranks | None = None,
+    callbacks: CallbackList | None = None,
     device: str = "cpu",
     data: str = "auto",
     **schedule: Any,
@@ -122,15 +126,17 @@ def simulation(
     run_folder = None
     if folder is not None:
         run_folder = RunFolder(folder)
-        if new:
+        if new and (ranks is None or ranks.leader):
             folder.mkdir(parents=True)
             run_folder.write_config()
+        if ranks is not None:
+            ranks.barrier()
     schedule = {"rounds": 4, "participation": 0.5, **schedule}
     engine = Engine.model_validate(
         {"mode": mode, "workers": workers, "precision": dtype, "device": device, "data": data}
     )
     settings = (algorithm, Schedule(**schedule), engine)
-    return Simulation(task, federation, *settings, run_folder, uploads=uploads, devices=devices)
+    return Simulation(task, federation, *settings, run_folder, callbacks, uploads, devices, ranks)
 
 
 def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head", **schedule: Any) -> Simulation:

@@ -1,0 +1,108 @@
+"""One simulation in several processes gives the same bytes as in one."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from equipoise.distributed.ranks import Ranks
+from equipoise.engine.client_store import ClientStore
+from equipoise.runs.local_processes import process_environment
+from equipoise.state import State
+from tests.support.commands import ROOT
+from tests.support.process_runs import cases, run_case
+from tests.support.waiting import LIMIT
+
+CASES = list(cases())
+TIMES = ("seconds", "samples_per_second", "peak_memory_mb")
+
+
+def in_processes(count: int, folder: Path, *arguments: object) -> None:
+    """Run cases in as many processes."""
+    meeting = folder / "meeting"
+    meeting.mkdir(parents=True)
+    command = [sys.executable, "-m", "tests.support.process_runs", str(folder), *map(str, arguments)]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, env=process_environment(rank, count, meeting), stderr=subprocess.PIPE)
+        for rank in range(count)
+    ]
+    try:
+        for process in processes:
+            _, complaint = process.communicate(timeout=LIMIT)
+            assert process.returncode == 0, complaint.decode()
+    finally:
+        for process in processes:
+            process.kill()
+    shutil.rmtree(meeting)
+
+
+def states(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
+    """Return the newest saved state of the server and of every client, wherever they lie in files."""
+    newest = json.loads(max((folder / "checkpoint").glob("round-*.json")).read_text())
+    tensors = load_file(folder / "checkpoint" / newest["server"])
+    found = {"server": {k: t for k, t in tensors.items() if not k.startswith(("store.", "best."))}}
+    for group, prefix in (("store", "clients"), ("best", "best")):
+        if group in newest:
+            store = ClientStore(0, State(), folder / "checkpoint", prefix=prefix)
+            table = {k.removeprefix(f"{group}."): t for k, t in tensors.items() if k.startswith(f"{group}.")}
+            store.restore(table, newest[group]["written"], {})
+            found |= {f"{group} {who}": store.get(who) for who in range(len(store.segment))}
+    return found
+
+
+def assert_same(one: Path, other: Path) -> None:
+    for name in ("metrics.jsonl", "clients.csv", "federation.json", "shown.safetensors", "best/personal.safetensors"):
+        assert (one / name).exists() == (other / name).exists()
+        assert not (one / name).exists() or (one / name).read_bytes() == (other / name).read_bytes(), name
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
+    for summary in summaries:
+        for key in TIMES:
+            summary.pop(key)
+    assert summaries[0] == summaries[1]
+    here, there = states(one), states(other)
+    assert here.keys() == there.keys()
+    for owner, tensors in here.items():
+        assert tensors.keys() == there[owner].keys()
+        for name, t in tensors.items():
+            assert torch.equal(t.nan_to_num(), there[owner][name].nan_to_num()), (owner, name)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases in two processes, and in four."""
+    folder = tmp_path_factory.mktemp("together")
+    in_processes(request.param, folder, "new", 0)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All cases in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name, given in cases().items():
+        run_case(given, folder / name, Ranks())
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_several_processes_give_the_bytes_of_one(together: Path, alone: Path, case: str) -> None:
+    assert_same(alone / case, together / case)
+
+
+@pytest.mark.slow
+def test_a_run_is_resumed_with_another_number_of_processes_to_the_same_bytes(alone: Path, tmp_path: Path) -> None:
+    some = ["ditto threads", "flame threads", "learn2pfed threads", "flame local", "callbacks", "ditto stacked"]
+    in_processes(3, tmp_path / "three", "new", 2, *some)
+    shutil.copytree(tmp_path / "three", tmp_path / "two")
+    in_processes(2, tmp_path / "two", "resume", 4, *some)
+    for case in some:
+        run_case(cases()[case], tmp_path / "three" / case, Ranks(), new=False, rounds=4)
+        assert_same(tmp_path / "three" / case, tmp_path / "two" / case)
+        if case != "callbacks":
+            assert_same(alone / case, tmp_path / "two" / case)

@@ -1,0 +1,106 @@
+"""Runs of many kinds, in as many processes as this is started in: `python -m tests.support.process_runs`."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import nn
+
+from equipoise.algorithms import ALGORITHMS
+from equipoise.attacks import ATTACKS, Attack, AttackContext
+from equipoise.callbacks import BestModel, EarlyStopping
+from equipoise.callbacks.callback_list import CallbackList
+from equipoise.config.uploads import UploadSettings
+from equipoise.distributed.ranks import Ranks, current_ranks
+from equipoise.engine.simulation import Simulation
+from equipoise.executors import build
+from equipoise.models.base import BodyAndHead
+from equipoise.privacy.mechanisms import Privacy
+from equipoise.reducers import REDUCERS
+from equipoise.state import State
+from tests.support.problems import KINDS, classification, registered, simulation
+
+CLIENTS = 9
+
+
+class Average(Attack):
+    """Malicious clients know what the others send, and send the opposite of their mean."""
+
+    fraction: float = 0.3
+
+    def messages(self, context: AttackContext) -> Sequence[State]:
+        mean = {k: -torch.stack([m[k] for m in context.benign]).mean(0) for k in context.benign[0]}
+        return [State(mean) for _ in context.names]
+
+
+def normalized() -> nn.Module:
+    """A model with BatchNorm statistics, which are averaged."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return BodyAndHead(nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 3))
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    """Return arguments of `simulation` by the name of the case."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ALGORITHMS:
+        found[f"{name} threads"] = {"algorithm": registered(name)}
+    for name in KINDS:
+        found[f"{name} stacked"] = {"algorithm": registered(name), "mode": "stacked"}
+    for method in ("fedavg", "flame"):
+        for rule, reducer in REDUCERS.items():
+            found[f"{method} {rule}"] = {"algorithm": registered(method), "uploads": UploadSettings(None, reducer())}
+        for attack in [*(cls(fraction=0.3) for cls in ATTACKS.values()), Average()]:
+            settings = UploadSettings(attack, REDUCERS["krum"]())
+            found[f"{method} {type(attack).__name__}"] = {"algorithm": registered(method), "uploads": settings}
+        for where in ("local", "central"):
+            privacy = Privacy(clip=1.0, sigma=0.1, where=where)
+            settings = UploadSettings(None, REDUCERS["weighted-mean"](), privacy)
+            found[f"{method} {where}"] = {"algorithm": registered(method), "uploads": settings}
+    found["statistics"] = {"algorithm": registered("fedavg"), "module": normalized()}
+    found["unseen"] = {"algorithm": registered("fedavg-ft"), "federation": classification(CLIENTS).holding_out(0.4, 0)}
+    found["metrics"] = {"algorithm": registered("ditto"), "metrics": ("macro-f1", "auroc", "accuracy")}
+    found["callbacks"] = {"algorithm": registered("ditto"), "callbacks": True}
+    found["memory"] = {"algorithm": registered("ditto"), "rounds": 8, "checkpoint_every": 1, "participation": 3}
+    return found
+
+
+def run_case(given: dict[str, Any], folder: Path, ranks: Ranks, *, new: bool = True, **more: Any) -> Simulation:
+    """Run a case, or resume it."""
+    given = {"participation": 0.7, "checkpoint_every": 2, "federation": classification(CLIENTS), **given, **more}
+    if given.get("callbacks"):
+        given["callbacks"] = CallbackList([BestModel(), EarlyStopping(patience=2, min_delta=0.1)])
+    # Stacks of one client, so that a few clients are stacks enough for several processes.
+    with mock.patch.multiple(build, _FEWEST=1, _MOST=1):
+        run = simulation(**given, folder=folder, ranks=ranks, new=new)
+    if not new:
+        run.resume()
+    run.run()
+    return run
+
+
+def main() -> None:
+    """Run or resume cases.
+
+    The arguments are: a folder; "new" or "resume"; the number of rounds, or 0 for that of the case; and names of cases,
+    none for all.
+    """
+    torch.set_num_threads(1)
+    out, how, rounds, *names = sys.argv[1:]
+    ranks = current_ranks()
+    assert ranks.size > 1
+    for name, given in cases().items():
+        if not names or name in names:
+            more = {"rounds": int(rounds)} if int(rounds) else {}
+            run_case(given, Path(out) / name, ranks, new=how == "new", **more)
+    if ranks.leader:
+        (Path(out) / "processes.json").write_text(json.dumps(ranks.size))
+    ranks.close()
+
+
+if __name__ == "__main__":
+    main()
