@@ -55,7 +55,7 @@ def test_a_device_without_float64_is_not_taken_for_float64(monkeypatch: pytest.M
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: torch.device(stand_in))
     assert choose_device("auto", torch.float64) == CPU
     assert choose_device("auto", torch.float32).type == stand_in
-    with pytest.raises(EquipoiseError, match="does not compute in float64; use engine.precision = 'float32'"):
+    with pytest.raises(EquipoiseError, match=r"does not compute in float64; use engine\.precision = 'float32'"):
         choose_device(stand_in, torch.float64)
     assert widened(torch.ones(2, device=stand_in)).dtype == wide_dtype(torch.device(stand_in)) == torch.float32
     assert widened(torch.ones(2)).dtype == torch.float64

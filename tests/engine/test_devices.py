@@ -12,7 +12,7 @@ from equipoise.algorithms import ALGORITHMS, CFL, Ditto, FedAvg, FedReCo, Flame,
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, SignFlip
 from equipoise.config.uploads import UploadSettings
-from equipoise.data.federation import Federation
+from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import Interrupted
 from equipoise.models import MODELS
@@ -114,8 +114,6 @@ def test_models_with_statistics_and_dropout(name: str, stand_in: str) -> None:
 
 def images() -> Federation:
     rng = np.random.default_rng(2)
-    from equipoise.data.federation import from_clients
-
     return from_clients([(rng.normal(size=(9 + 2 * k, 1, 8, 8)), rng.integers(0, 3, 9 + 2 * k)) for k in range(4)])
 
 
@@ -128,6 +126,18 @@ def convolutions() -> nn.Module:
 @pytest.mark.parametrize("mode", ["threads", "stacked"])
 def test_convolutions(mode: str, stand_in: str) -> None:
     same_on(stand_in, registered("ditto"), federation=images(), module=convolutions(), head="1", mode=mode)
+
+
+@pytest.mark.parametrize("data", ["device", "host"])
+def test_pixels_that_are_kept_as_bytes(data: str, stand_in: str) -> None:
+    rng = np.random.default_rng(5)
+    x = [rng.integers(0, 256, (9, 1, 16, 16)).astype(np.float32) / np.float32(255) for _ in range(4)]
+    pixels = [(each, rng.integers(0, 3, 9)) for each in x]
+    module = nn.Sequential(nn.Sequential(nn.Conv2d(1, 2, 5), nn.ReLU(), nn.Flatten()), nn.Linear(288, 3))
+    for mode in ("threads", "stacked"):
+        options: dict[str, Any] = {"federation": from_clients(pixels), "module": module, "head": "1", "mode": mode}
+        run = same_on(stand_in, registered("fedavg"), data=data, **options)
+        assert run.federation.pixels is not None
 
 
 def test_random_representations(stand_in: str) -> None:
@@ -200,9 +210,7 @@ def left_after(done: int, folder: Path, how: str, **options: Any) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "interrupted"])
 @pytest.mark.parametrize(("name", "mode"), [("ditto", "stacked"), ("flame", "threads"), ("learn2pfed", "threads")])
-def test_resumed_runs_end_with_the_same_bytes(
-    name: str, mode: str, how: str, stand_in: str, tmp_path: Path
-) -> None:
+def test_resumed_runs_end_with_the_same_bytes(name: str, mode: str, how: str, stand_in: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 5, "checkpoint_every": 2, "mode": mode}
     privacy = UploadSettings(privacy=Privacy(clip=0.5, sigma=0.1, where="central" if name == "flame" else "local"))
     options |= {"algorithm": registered(name), "uploads": privacy if name != "learn2pfed" else None}

@@ -56,8 +56,7 @@ def test_nor_do_they_with_optimizers_and_terms(mode: str, stand_in: str) -> None
 def test_clients_that_are_done_earlier_than_others_need_no_copies(mode: str, stand_in: str) -> None:
     """With epochs, clients of different sizes take different numbers of steps, and some wait for others."""
     few, many = (
-        exchanged(registered("fedavg").model_copy(update={"epochs": epochs}), stand_in, mode=mode)
-        for epochs in (1, 8)
+        exchanged(registered("fedavg").model_copy(update={"epochs": epochs}), stand_in, mode=mode) for epochs in (1, 8)
     )
     assert few == many
 
@@ -77,7 +76,8 @@ def test_scores_cross_once_for_a_model_whatever_the_number_of_batches(
 ) -> None:
     def scored(batch: int) -> int:
         monkeypatch.setattr(f"equipoise.executors.{'threaded' if mode == 'threads' else 'stacked'}._SCORE_BATCH", batch)
-        run = simulation(registered("local"), classification(), mode=mode, device=stand_in, metrics=("accuracy", "auroc"))
+        several = ("accuracy", "auroc")
+        run = simulation(registered("local"), classification(), mode=mode, device=stand_in, metrics=several)
         run.advance()
         before = counts()["to_host"]
         run.score()
