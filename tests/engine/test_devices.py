@@ -1,5 +1,6 @@
 """Runs on an accelerator give the numbers of the CPU; a stand-in takes the place of the accelerator."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from equipoise import torch_device
 from equipoise.algorithms import ALGORITHMS, CFL, Ditto, FedAvg, FedReCo, Flame, LpProj
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import ATTACKS, SignFlip
@@ -24,6 +26,7 @@ from equipoise.state import State
 from tests.algorithms.test_contract import comparable
 from tests.support.marks import slow_except
 from tests.support.problems import KINDS, classification, metrics, registered, simulation
+from tests.support.stand_in import load
 
 MODES = [(name, mode) for name in ALGORITHMS for mode in ("threads", "stacked")]
 QUICK = [(name, "threads") for name in KINDS]
@@ -186,6 +189,47 @@ def test_cka_is_that_of_the_cpu(name: str, stand_in: str) -> None:
         return measure(SimulatedRun(ran(registered(name), device)), "run", 20, lambda done, all: None).values
 
     np.testing.assert_allclose(similarity(stand_in), similarity("cpu"), rtol=1e-9)
+
+
+@pytest.fixture
+def no_float64(stand_in: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The stand-in as a device without float64, such as mps."""
+    monkeypatch.setattr(torch_device, "_NO_FLOAT64", frozenset({stand_in}))
+    load().set_float64(False)
+    yield stand_in
+    load().set_float64(True)
+
+
+@pytest.mark.parametrize("name", slow_except(ALGORITHMS, *KINDS))
+def test_every_algorithm_runs_on_a_device_without_float64(name: str, no_float64: str) -> None:
+    there, here = (ran(registered(name), device, dtype="float32") for device in (no_float64, "cpu"))
+    for field, value in here.server.items():
+        torch.testing.assert_close(there.server[field].cpu(), value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", REDUCERS)
+def test_every_reducer_runs_on_a_device_without_float64(name: str, no_float64: str) -> None:
+    uploads = UploadSettings(SignFlip(fraction=0.2), REDUCERS[name]())
+    for algorithm in (FedAvg(lr=0.1, batch=4), Flame(lr=0.1, batch=4)):
+        options: dict[str, Any] = {"uploads": uploads, "participation": 5, "dtype": "float32"}
+        there, here = (ran(algorithm, device, **options) for device in (no_float64, "cpu"))
+        for field, value in here.server.items():
+            torch.testing.assert_close(there.server[field].cpu(), value, rtol=1e-2, atol=1e-3)
+
+
+def test_noise_and_similarity_on_a_device_without_float64(no_float64: str, tmp_path: Path) -> None:
+    for name, where in (("fedavg", "local"), ("flame", "central")):
+        uploads = UploadSettings(privacy=Privacy(clip=0.5, sigma=0.1, where=where))
+        options: dict[str, Any] = {"algorithm": registered(name), "uploads": uploads, "dtype": "float32", "rounds": 4}
+        left_after(2, tmp_path / name, "killed", device="cpu", checkpoint_every=2, **options)
+        resumed = simulation(folder=tmp_path / name, new=False, device=no_float64, checkpoint_every=2, **options)
+        resumed.resume()
+        resumed.run()
+        here = ran(device="cpu", **options)
+        for field, value in here.server.items():
+            torch.testing.assert_close(resumed.server[field].cpu(), value, rtol=1e-3, atol=1e-4)
+    run = ran(registered("ditto"), no_float64, dtype="float32", metrics=("accuracy", "calibration-error", "auroc"))
+    assert np.isfinite(measure(SimulatedRun(run), "run", 20, lambda done, all: None).values).all()
 
 
 def left_after(done: int, folder: Path, how: str, **options: Any) -> None:

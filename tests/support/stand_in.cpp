@@ -24,6 +24,13 @@ const c10::Device device(c10::DeviceType::PrivateUse1, 0);
 const c10::Stream now(c10::Stream::DEFAULT, device);
 std::atomic<int64_t> to_device{0}, to_host{0}, reads{0}, waits{0};
 thread_local int in_operator = 0;
+std::atomic<bool> has_float64{true};
+
+// Some accelerators have no double precision.
+at::ScalarType checked(at::ScalarType type) {
+  TORCH_CHECK(has_float64 || type != at::kDouble || in_operator, "this device has no float64");
+  return type;
+}
 
 struct Inside {
   Inside() { ++in_operator; }
@@ -67,11 +74,11 @@ using Flag = std::optional<bool>;
 constexpr c10::DispatchKeySet key(c10::DispatchKey::PrivateUse1);
 
 at::Tensor empty(c10::IntArrayRef size, Number number, Layout, Where, Flag, std::optional<at::MemoryFormat> format) {
-  return at::detail::empty_generic(size, &allocator, key, c10::dtype_or_default(number), format);
+  return at::detail::empty_generic(size, &allocator, key, checked(c10::dtype_or_default(number)), format);
 }
 
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, Number number, Layout, Where, Flag) {
-  return at::detail::empty_strided_generic(size, stride, &allocator, key, c10::dtype_or_default(number));
+  return at::detail::empty_strided_generic(size, stride, &allocator, key, checked(c10::dtype_or_default(number)));
 }
 
 // The same memory as a tensor of the CPU.
@@ -207,4 +214,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return std::map<std::string, int64_t>{
         {"to_device", to_device}, {"to_host", to_host}, {"reads", reads}, {"waits", waits}};
   });
+  m.def("set_float64", [](bool there) { has_float64 = there; });
 }
