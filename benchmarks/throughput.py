@@ -1,6 +1,6 @@
 """Measure training samples per second: Equipoise against a common simulator style and against the machine's ceiling.
 
-    python benchmarks/throughput.py [--seconds 3] [--repeats 3] [--no-compile] [--out FILE.json]
+    python benchmarks/throughput.py [--seconds 3] [--repeats 3] [--no-compile] [--device cuda] [--out FILE.json]
 
 usual      one module and one DataLoader per client, torch.optim, one client after another, torch's default threads
 ceiling    the same forward, backward and update steps on batches that are ready in memory, without a federation; the
@@ -36,6 +36,7 @@ from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation, RaggedIndices
 from equipoise.engine.simulation import Simulation
 from equipoise.models import MODELS
+from equipoise.torch_device import choose_device
 from equipoise.training.task import Task
 
 CLIENTS = 10
@@ -176,9 +177,11 @@ def federation(shape, samples, clients=CLIENTS, held_out=0):
 class Ours:
     """A federation whose rounds can be run one by one."""
 
+    device = "cpu"
+
     def __init__(self, name, shape, batch, samples, compiled=False):
         fed = federation(shape, samples)
-        task = Task(build(name, shape), fed.sample())
+        task = Task(build(name, shape), fed.sample(), device=choose_device(self.device))
         algorithm = ALGORITHMS["fedavg"](lr=0.01, batch=batch)
         never = 10**9
         schedule = Schedule(rounds=never, evaluate_every=never, checkpoint_every=never)
@@ -241,7 +244,7 @@ def whole_rounds(rounds=5):
     """Time rounds of Ditto with lenet, 10 of 100 clients per round, all clients evaluated in every round."""
     shape, samples = (3, 32, 32), 60
     fed = federation(shape, samples, clients=100, held_out=20)
-    task = Task(build("lenet", shape), fed.sample())
+    task = Task(build("lenet", shape), fed.sample(), device=choose_device(Ours.device))
     schedule = Schedule(rounds=10**9, participation=10, checkpoint_every=10**9)
     run = Simulation(task, fed, ALGORITHMS["ditto"](lr=0.01, batch=10), schedule, Engine())
     run.advance()
@@ -266,8 +269,10 @@ def main():
     parser.add_argument("--repeats", type=int, default=3, help="number of turns")
     parser.add_argument("--only", choices=list(CASES), action="append", help="measure only this case")
     parser.add_argument("--no-compile", action="store_true", help="do not measure torch.compile")
+    parser.add_argument("--device", default="cpu", help="where Equipoise trains; the others train on the CPU")
     parser.add_argument("--out", help="also write the figures to this JSON file")
     options = parser.parse_args()
+    Ours.device = options.device
     compiled = not options.no_compile and shutil.which("g++") is not None
     context = multiprocessing.get_context("spawn")
     with context.Pool(CORES, remember, (context.Barrier(CORES),)) as pool:

@@ -20,7 +20,7 @@ from equipoise.config.experiment import callback_tables
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.data.finite import check_finite
-from equipoise.distributed.environment import restarted
+from equipoise.distributed.environment import restarts
 from equipoise.distributed.ranks import current_ranks
 from equipoise.engine.assembly import build_task, check_head, engine_device, run_in_folder, start_or_resume
 from equipoise.engine.simulation import Simulation
@@ -197,7 +197,7 @@ def train(
         "device": str(task.device),
         PROBLEM: federation.problem(),
     }
-    resume = resume or restarted()
+    resume = resume or restarts() > 0
     run = run_in_folder(build, execute, folder, settings(), resume=resume, callbacks=called, ranks=ranks, **written)
     return Result(run)
 

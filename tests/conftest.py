@@ -13,8 +13,9 @@ from equipoise.algorithms.base import Algorithm
 from tests.support.browser import chromium
 from tests.support.marks import slow_except
 from tests.support.problems import IN_MODES, KINDS, LeastSquares, registered
+from tests.support.stand_in import stand_in
 
-__all__ = ["chromium"]  # a fixture of all tests
+__all__ = ["chromium", "stand_in"]  # fixtures of all tests
 
 # How long an example takes says nothing on a busy machine.
 settings.register_profile("equipoise", deadline=None, suppress_health_check=[HealthCheck.too_slow])

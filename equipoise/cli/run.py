@@ -68,10 +68,10 @@ def run(
         _run_in_processes(processes, file, sets, folder, data, resume, quiet)
     if environment.rank() > 0:  # the first process reports
         with suppress(Interrupted):
-            launch.run(experiment, folder, data, resume or environment.restarted(), [Callback()])
+            launch.run(experiment, folder, data, resume or environment.restarts() > 0, [Callback()])
             return
         raise SystemExit(130)
-    resume = resume or environment.restarted()
+    resume = resume or environment.restarts() > 0
     progress = None if quiet else progress_bar()
     bar = show_run(progress, experiment.algorithm_name)
     source = launch.folder_of_data(file, data, bar.on_message)

@@ -184,7 +184,7 @@ class Federation:
         return replace(self, title=title, notes=notes)
 
     @cached_property
-    def _copies(self) -> dict[torch.device, "Federation"]:
+    def _copies(self) -> dict[tuple[torch.device, str], "Federation"]:
         return {}
 
     def placed(self, device: torch.device, where: Literal["auto", "device", "host"] = "auto") -> "Federation":
@@ -196,12 +196,13 @@ class Federation:
         """
         if device == self.x.device:
             return self
-        if device not in self._copies:
+        if (device, where) not in self._copies:
             if where == "host" or (where == "auto" and not has_room(device, self.x.nbytes + self.y.nbytes)):
-                self._copies[device] = replace(self, streams_to=device)
+                placed = replace(self, streams_to=device)
             else:
-                self._copies[device] = replace(self, x=self.x.to(device), y=self.y.to(device))
-        return self._copies[device]
+                placed = replace(self, x=self.x.to(device), y=self.y.to(device))
+            self._copies[device, where] = placed
+        return self._copies[device, where]
 
     def index(self, indices: np.ndarray) -> Tensor:
         """Return indices of samples as `gather` needs them, where the samples are."""

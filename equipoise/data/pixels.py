@@ -41,7 +41,7 @@ def from_bytes(raw: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Te
         out: memory for the result.
     """
     if out is None:
-        out = torch.empty(raw.shape, dtype=dtype)
+        out = torch.empty(raw.shape, dtype=dtype, device=raw.device)
     if dtype == torch.float32:
         return out.copy_(raw).div_(255)
     return out.copy_(raw.to(torch.float32).div_(255))

@@ -31,9 +31,9 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0")) if "RANK" in os.environ else 0
 
 
-def restarted() -> bool:
-    """Tell whether torchrun has restarted the run, after one of its processes had failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+def restarts() -> int:
+    """Return how often torchrun has restarted the run, after one of its processes had failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def exit_with_parent() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.distributed.rendezvous import rendezvous
 
 from equipoise.distributed import environment
 from equipoise.errors import EquipoiseError, ProcessLost
@@ -81,10 +82,11 @@ class TorchRanks(Ranks):
             address: where they meet, in the form of torch's `init_method`; without it, where torchrun says.
         """
         self.rank, self.size = rank, size
-        # To torchrun's processes the numbers must not be given: after a restart they would meet at the old place.
-        where = {} if address is None else {"init_method": address, "rank": rank, "world_size": size}
         with _sentences():
-            torch.distributed.init_process_group("gloo", timeout=_PATIENCE, **where)
+            store, _, _ = next(iter(rendezvous(address or "env://", rank, size, timeout=_PATIENCE)))
+            # When torchrun restarts the processes, the store still has the addresses of those before.
+            store = torch.distributed.PrefixStore(f"equipoise {environment.restarts()}", store)
+            torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
         # Otherwise its threads may still be at work when the interpreter is taken down, and abort the process.
         atexit.register(self.close)
 

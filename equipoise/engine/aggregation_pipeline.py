@@ -19,7 +19,7 @@ from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, Upload
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import RoundUploads, State, Upload, Uploads, UploadsOfRound
-from equipoise.torch_device import widened
+from equipoise.torch_device import wide_dtype, widened
 from equipoise.training.buffers import BUFFERS, without_buffers
 
 _NOISE = "privacy.noise."
@@ -179,7 +179,7 @@ class AggregationPipeline:
         """Restore what a checkpoint saved about privacy."""
         self.ledger.restore(facts.get("privacy", {}), rounds)
         noise = {k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)}
-        self.noise = State(noise).to(self.device)
+        self.noise = State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in noise.items()})
 
     def restore_last(self, tensors: dict[str, Tensor]) -> None:
         """Restore what a checkpoint saved about the last uploads."""

@@ -101,7 +101,7 @@ class LastUploadTracker:
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Take back what was saved."""
         self.known = set(tensors["last.heard"].tolist())
-        self.total = State({name: tensors[f"last.total.{name}"].to(t.device) for name, t in self.first.items()})
+        self.total = State({name: tensors[f"last.total.{name}"].to(t) for name, t in self.total.items()})
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ class PartialUploads(UploadsOfRound):
         return self.sent_weights is not None
 
     def weights(self) -> Tensor:
-        return equal_shares(len(self)) if self.sent_weights is None else shares_of(self.sent_weights)
+        return equal_shares(len(self), self.example) if self.sent_weights is None else shares_of(self.sent_weights)
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
         own = [upload.message[name].flatten()[low:high] for _, upload in self.own]

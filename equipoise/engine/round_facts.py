@@ -107,7 +107,7 @@ def accepted_uploads(
         return RoundUploads(who, tuple(own[each] for each in who), placement)
     weights = None
     if accepted and accepted[0].weight is not None:
-        weights = torch.tensor([fact.weight for fact in accepted], dtype=schema["weight"][1]).flatten()
+        weights = torch.tensor([fact.weight for fact in accepted], dtype=schema["weight"][1], device=device).flatten()
     sent = {k: shape for k, shape in schema.items() if weights is None or k != "weight"}
     example = example_message(sent, device)
     chosen = set(who)

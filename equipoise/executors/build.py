@@ -17,6 +17,8 @@ from equipoise.torch_device import deterministic_kernels, is_accelerator
 from equipoise.training.task import Task
 
 _STACK_NUMBERS = 400_000  # in the batch of a stack, which stays in a core's cache from the gather to the step
+_DEVICE_STACK_BYTES = 2 << 30  # in the tensors of a stack's step on an accelerator
+_MOST_ON_DEVICE = 64
 _FEWEST, _MOST = 5, 10  # clients: enough to spread the cost of a call, few enough to occupy several cores
 
 
@@ -39,7 +41,8 @@ def _executor(
     training, unseen = map(len, federation.by_name)
     federation = federation.placed(task.device, engine.data)
     if execution_mode(engine, task) == "stacked":
-        size = stack_size(federation, algorithm)
+        on_device = is_accelerator(task.device)
+        size = device_stack_size(task, algorithm) if on_device else stack_size(federation, algorithm)
         few = isinstance(schedule.participation, int) and schedule.participation > training  # newcomers after training
         shards = Shards.of_stacks(training, unseen, training if few else schedule.cohort(training), size)
         # Shards have `size` to twice as many clients of a full cohort, so most are one stack.
@@ -56,6 +59,11 @@ def stack_size(federation: Federation, algorithm: Algorithm) -> int:
     batch = min(algorithm.batch, int(federation.train.lengths.max()))
     numbers = max(1, batch * federation.x[0].numel())
     return min(max(_STACK_NUMBERS // numbers, _FEWEST), _MOST)
+
+
+def device_stack_size(task: Task, algorithm: Algorithm) -> int:
+    """Return the least number of clients to stack on an accelerator, where a call should have much to do."""
+    return min(max(_DEVICE_STACK_BYTES // max(1, task.step_bytes(algorithm.batch)), 1), _MOST_ON_DEVICE)
 
 
 def execution_mode(engine: Engine, task: Task) -> str:

@@ -142,8 +142,8 @@ class DeploymentPlan:
         module, settings = self.module(), self.experiment.engine
         if settings.device not in ("auto", "cpu"):
             raise EquipoiseError(
-                f"engine.device = {settings.device!r} is for simulations; clients of a deployment train on the CPU, so leave "
-                "it out"
+                f"engine.device = {settings.device!r} is for simulations; clients of a deployment train on the CPU, so "
+                "leave it out"
             )
         head = self.experiment.head if self.model is None and self.head == "head" else self.head
         check_head(module, head, self.experiment.algorithm)

@@ -24,7 +24,8 @@ class GeometricMedian(Reducer):
         """Run Weiszfeld's algorithm on the messages' weights: distances follow from inner products alone."""
         gram = products(uploads)
         norms = gram.diagonal()
-        floor = _SMOOTHING * norms.median().sqrt().clamp(min=1e-150)
+        single = norms.dtype == torch.float32  # on a device without float64
+        floor = _SMOOTHING * norms.median().sqrt().clamp(min=1e-15 if single else 1e-150)
         # Start at the coordinate-wise median, which is the origin of the products.
         distances = norms.sqrt().clamp(min=floor)
         weights = torch.zeros_like(distances)
@@ -32,6 +33,6 @@ class GeometricMedian(Reducer):
             before, weights = weights, (1 / distances) / (1 / distances).sum()
             seen = gram @ weights
             distances = (norms - 2 * seen + weights @ seen).clamp(min=0).sqrt().clamp(min=floor)
-            if (weights - before).abs().max() <= 1e-12:
+            if (weights - before).abs().max() <= (1e-6 if single else 1e-12):
                 break
         return uploads.combined(weights)

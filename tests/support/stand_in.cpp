@@ -7,6 +7,7 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/resize_native.h>
+#include <ATen/ops/set_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/extension.h>
@@ -23,6 +24,13 @@ const c10::Device device(c10::DeviceType::PrivateUse1, 0);
 const c10::Stream now(c10::Stream::DEFAULT, device);
 std::atomic<int64_t> to_device{0}, to_host{0}, reads{0}, waits{0};
 thread_local int in_operator = 0;
+std::atomic<bool> has_float64{true};
+
+// Some accelerators have no double precision.
+at::ScalarType checked(at::ScalarType type) {
+  TORCH_CHECK(has_float64 || type != at::kDouble || in_operator, "this device has no float64");
+  return type;
+}
 
 struct Inside {
   Inside() { ++in_operator; }
@@ -66,11 +74,11 @@ using Flag = std::optional<bool>;
 constexpr c10::DispatchKeySet key(c10::DispatchKey::PrivateUse1);
 
 at::Tensor empty(c10::IntArrayRef size, Number number, Layout, Where, Flag, std::optional<at::MemoryFormat> format) {
-  return at::detail::empty_generic(size, &allocator, key, c10::dtype_or_default(number), format);
+  return at::detail::empty_generic(size, &allocator, key, checked(c10::dtype_or_default(number)), format);
 }
 
 at::Tensor empty_strided(c10::IntArrayRef size, c10::IntArrayRef stride, Number number, Layout, Where, Flag) {
-  return at::detail::empty_strided_generic(size, stride, &allocator, key, c10::dtype_or_default(number));
+  return at::detail::empty_strided_generic(size, stride, &allocator, key, checked(c10::dtype_or_default(number)));
 }
 
 // The same memory as a tensor of the CPU.
@@ -113,7 +121,26 @@ bool host_waits(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
   return false;
 }
 
+void refuse_cpu(const c10::OperatorHandle& op, const at::Tensor& t) {
+  // A number in a tensor without axes may come from anywhere, as with other accelerators.
+  TORCH_CHECK(
+      !t.defined() || !t.is_cpu() || t.dim() == 0, op.schema().name(), ": expected all tensors to be on the same device, ",
+      "but found one on ", device, " and one on cpu");
+}
+
+// The fallback would take tensors of the CPU as they are.
+void check_devices(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  for (size_t k = stack.size() - op.schema().arguments().size(); k < stack.size(); ++k) {
+    const c10::IValue& given = stack[k];
+    if (given.isTensor()) refuse_cpu(op, given.toTensor());
+    if (given.isList())
+      for (const c10::IValue& each : given.toListRef())
+        if (each.isTensor()) refuse_cpu(op, each.toTensor());
+  }
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  if (in_operator == 0) check_devices(op, *stack);
   if (in_operator == 0 && host_waits(op, *stack)) ++waits;
   Inside inside;
   at::native::cpu_fallback(op, stack);
@@ -145,6 +172,20 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(
   return {back(gx), back(gw), back(gb)};
 }
 
+// Its schema does not say that it changes the running statistics, so the fallback would lose them.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm(
+    const at::Tensor& x, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+    const std::optional<at::Tensor>& mean, const std::optional<at::Tensor>& variance, bool training, double momentum,
+    double eps) {
+  Inside inside;
+  auto there = [](const std::optional<at::Tensor>& t) {
+    return t && t->defined() ? std::optional<at::Tensor>(seen_by_cpu(*t)) : std::nullopt;
+  };
+  auto [y, m, v] = at::native_batch_norm(
+      seen_by_cpu(x), there(weight), there(bias), there(mean), there(variance), training, momentum, eps);
+  return {y.to(device), m.to(device), v.to(device)};
+}
+
 TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
 }
@@ -159,6 +200,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("view", &at::native::view);
   m.impl("_reshape_alias", &at::native::_reshape_alias);
   m.impl("resize_", &at::native::resize_);
+  m.impl("set_.source_Storage", static_cast<at::Tensor& (*)(at::Tensor&, at::Storage)>(&at::native::set_));
+  m.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
+  m.impl("native_batch_norm", &batch_norm);
   m.impl("convolution_overrideable", &convolution);
   m.impl("convolution_backward_overrideable", &convolution_backward);
 }
@@ -170,4 +214,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     return std::map<std::string, int64_t>{
         {"to_device", to_device}, {"to_host", to_host}, {"reads", reads}, {"waits", waits}};
   });
+  m.def("set_float64", [](bool there) { has_float64 = there; });
 }

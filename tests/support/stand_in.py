@@ -6,8 +6,10 @@ of the CPU as little as a GPU's. It is used by its name only: for `auto` it is n
 
 import os
 import shutil
+import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,9 @@ class _Module:
 
 
 def _why_not() -> str | None:
+    beside = str(Path(sys.executable).parent)  # where pip installs ninja; torch looks for it in the PATH
+    if shutil.which("ninja") is None and shutil.which("ninja", path=beside) is not None:
+        os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
     missing = [name for name in ("g++", "ninja") if shutil.which(name) is None]
     return f"the stand-in for an accelerator needs {' and '.join(missing)} to be built" if missing else None
 
@@ -51,20 +56,23 @@ def load() -> Any:
     return built
 
 
-def use(patch: pytest.MonkeyPatch) -> None:
-    """Make backward passes run in the threads that call them, until the patch is undone."""
+@contextmanager
+def in_this_thread(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let backward passes run in the threads that call them, in this thread and in those that it starts."""
     run = threading.Thread.run
 
-    def in_this_thread(thread: threading.Thread) -> None:
+    def run_patched(thread: threading.Thread) -> None:
         with torch.autograd.set_multithreading_enabled(False):
             run(thread)
 
-    patch.setattr(threading.Thread, "run", in_this_thread)
+    patch.setattr(threading.Thread, "run", run_patched)
+    with torch.autograd.set_multithreading_enabled(False):
+        yield
 
 
-def copies() -> int:
-    """Return how often the host and the device have exchanged numbers, or one had to wait for the other."""
-    return sum(load().counts().values())
+def counts() -> dict[str, int]:
+    """Return how often numbers went from the host to the device and back, were read, or had to be waited for."""
+    return dict(load().counts())
 
 
 @pytest.fixture
@@ -75,6 +83,5 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
             pytest.fail(why)
         pytest.skip(why)
     load()
-    use(monkeypatch)
-    with torch.autograd.set_multithreading_enabled(False):
+    with in_this_thread(monkeypatch):
         yield DEVICE
