@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from safetensors.torch import load, save
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from equipoise.distributed import environment
@@ -85,7 +86,7 @@ class TorchRanks(Ranks):
         with _sentences():
             store, _, _ = next(iter(rendezvous(address or "env://", rank, size, timeout=_PATIENCE)))
             # When torchrun restarts the processes, the store still has the addresses of those before.
-            store = torch.distributed.PrefixStore(f"equipoise {environment.restarts()}", store)
+            store = PrefixStore(f"equipoise {environment.restarts()}", store)
             torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
         # Otherwise its threads may still be at work when the interpreter is taken down, and abort the process.
         atexit.register(self.close)
