@@ -34,7 +34,7 @@ class Case:
 
 CASES = {
     "softmax-100": Case("softmax", (784,), 100, 600, 0.01),
-    "mlp-100": Case("mlp", (784,), 100, 600, 0.01),
+    "mlp-100": Case("mlp", (784,), 100, 600, 0.2),
     "lenet-10": Case("lenet", (3, 32, 32), 10, 600, 0.05),
     "lenet-64": Case("lenet", (3, 32, 32), 64, 640, 0.2),
 }
