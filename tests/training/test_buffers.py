@@ -183,7 +183,7 @@ def test_parameters_and_statistics_are_reduced_together(reducer: Reducer) -> Non
     executor, jobs = run.executor, [run.job(who) for who in run.training]
     uploads = [result.upload for result in executor.train(1, jobs, lambda: False)]
     run.run()
-    expected = reducer(RoundUploads(tuple(range(6)), tuple(uploads)))
+    expected = reducer(RoundUploads(tuple(range(6)), tuple(uploads), run.placement))
     assert torch.equal(run.server.w, expected.w)
     assert torch.equal(run.server.buffers, expected.buffers)
 
