@@ -110,8 +110,9 @@ class TorchRanks(Ranks):
         return [t[:length].numpy().tobytes() for t, length in zip(found, lengths, strict=True)]
 
     def close(self) -> None:
-        with suppress(RuntimeError, ValueError):  # the others may be gone
-            torch.distributed.destroy_process_group()
+        if torch.distributed.is_initialized():
+            with suppress(RuntimeError):  # the others may be gone
+                torch.distributed.destroy_process_group()
 
 
 class _sentences:
