@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.distributed.placement import Placement
-from equipoise.distributed.shards import Shards
+from equipoise.distributed.shards import ClientShards
 from equipoise.torch_device import CPU, wide_dtype, widened
 
 _BLOCK_BYTES = 64 << 20  # memory for the same coordinates of all messages
@@ -208,7 +208,7 @@ class UploadsOfRound(Uploads):
         return State(total or {})
 
 
-_ONE_PROCESS = Placement(Shards(1, count=1))
+_ONE_PROCESS = Placement(ClientShards(1, count=1))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.distributed.ranks import Ranks
-from equipoise.distributed.shards import Shards
+from equipoise.distributed.shards import ClientShards
 
 Tensors = Mapping[str, Tensor]
 Leaf = Callable[[int], dict[str, Tensor] | None]
@@ -23,7 +23,7 @@ Leaf = Callable[[int], dict[str, Tensor] | None]
 class Placement:
     """The shards of a run, and the processes that own them."""
 
-    shards: Shards
+    shards: ClientShards
     ranks: Ranks = field(default_factory=Ranks)
 
     def owns(self, number: int) -> bool:

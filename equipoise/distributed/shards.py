@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Shards:
+class ClientShards:
     """A division of clients into shards of consecutive numbers and almost equal size."""
 
     clients: int
@@ -26,18 +26,23 @@ class Shards:
     "number of shards, a power of two; some are empty if there are fewer clients"
 
     @staticmethod
-    def of_stacks(clients: int, unseen: int, cohort: int, size: int) -> "Shards":
+    def of_stacks(clients: int, unseen: int, cohort: int, size: int) -> "ClientShards":
         """Return shards of which each has about `size` clients of a cohort, so that it is worth stacking them."""
         count = 1
         while 2 * count <= min(MOST, cohort / size):
             count *= 2
-        return Shards(clients, unseen, count)
+        return ClientShards(clients, unseen, count)
 
     def __call__(self, number: int) -> int:
         """Return the shard of the client with this number; newcomers that nobody announced are in the last one."""
         if number >= self.clients and self.unseen:
             return min((number - self.clients) * self.count // self.unseen, self.count - 1)
         return min(number * self.count // self.clients, self.count - 1)
+
+    @property
+    def used(self) -> int:
+        """Return the number of shards that have clients."""
+        return min(self.count, self.clients)
 
     def group(self, items: Iterable[T], number: Callable[[T], int]) -> dict[int, list[T]]:
         """Return items by shard, in the order of the shards; within a shard they keep their order.

@@ -122,6 +122,11 @@ class Simulation(Run):
             if folder is None:
                 raise EquipoiseError("a run in several processes needs a run folder; say out=...")
             self.ranks.check_equal("data or initial weights", self.fingerprint)
+            if (idle := self.ranks.size - min(self.placement.shards.used, self.ranks.size)) > 0:
+                self.callbacks.on_message(
+                    f"{idle} of the {self.ranks.size} processes have no clients: so few take part in a round that they "
+                    f"form {self.placement.shards.used} groups"
+                )
             self.store.own = np.array([self.owns(who) for who in range(len(federation))])
             self.best.store.own = np.append(self.store.own, self.ranks.leader)
         for turn in (True, False):  # the first process on a machine compiles, the others find the result in the cache

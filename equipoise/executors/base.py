@@ -15,7 +15,7 @@ from equipoise.algorithms.capabilities import HasConsensusModel, PredictsFromSam
 from equipoise.algorithms.local_data import ClientSamples
 from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
-from equipoise.distributed.shards import Shards
+from equipoise.distributed.shards import ClientShards
 from equipoise.equilibrium import Solves
 from equipoise.executors.sample_scores import SampleScores
 from equipoise.state import State, Upload, stack
@@ -176,7 +176,7 @@ class Executor(ABC):
         algorithm: Algorithm,
         schedule: Schedule,
         workers: int,
-        shards: Shards,
+        shards: ClientShards,
     ):
         """Create an executor.
 

@@ -7,7 +7,7 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
 from equipoise.distributed import environment
-from equipoise.distributed.shards import Shards
+from equipoise.distributed.shards import ClientShards
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import Executor
 from equipoise.executors.compiled_step import why_not_compiled
@@ -44,10 +44,10 @@ def _executor(
         on_device = is_accelerator(task.device)
         size = device_stack_size(task, algorithm) if on_device else stack_size(federation, algorithm)
         few = isinstance(schedule.participation, int) and schedule.participation > training  # newcomers after training
-        shards = Shards.of_stacks(training, unseen, training if few else schedule.cohort(training), size)
-        # Shards have `size` to twice as many clients of a full cohort, so most are one stack.
+        shards = ClientShards.of_stacks(training, unseen, training if few else schedule.cohort(training), size)
+        # ClientShards have `size` to twice as many clients of a full cohort, so most are one stack.
         return StackedExecutor(task, federation, algorithm, schedule, workers, shards, 2 * size, engine.compile)
-    shards = Shards(training, unseen)
+    shards = ClientShards(training, unseen)
     return ThreadedExecutor(task, federation, algorithm, schedule, workers, shards, compiled=engine.compile)
 
 

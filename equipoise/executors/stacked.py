@@ -19,7 +19,7 @@ from torch.func import functional_call, vmap
 from equipoise.algorithms.base import Algorithm
 from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
-from equipoise.distributed.shards import Shards
+from equipoise.distributed.shards import ClientShards
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import (
     TRAINING,
@@ -55,7 +55,7 @@ class StackedExecutor(Executor):
         algorithm: Algorithm,
         schedule: Schedule,
         workers: int,
-        shards: Shards,
+        shards: ClientShards,
         size: int,
         compiled: bool = False,
     ):

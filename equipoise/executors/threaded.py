@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm
 from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
-from equipoise.distributed.shards import Shards
+from equipoise.distributed.shards import ClientShards
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import (
     TRAINING,
@@ -53,7 +53,7 @@ class ThreadedExecutor(Executor):
         algorithm: Algorithm,
         schedule: Schedule,
         workers: int,
-        shards: Shards,
+        shards: ClientShards,
         inner: int = 1,
         compiled: bool = False,
     ):

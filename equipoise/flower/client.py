@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of, initial_upload_of
 from equipoise.attacks import poison_labels
 from equipoise.data.federation import Federation
-from equipoise.distributed.shards import Shards
+from equipoise.distributed.shards import ClientShards
 from equipoise.engine.compatibility import check_batches
 from equipoise.engine.model_files import write_model
 from equipoise.engine.shared_buffers import message_schema
@@ -198,7 +198,7 @@ class Client:
         check_batches(task, experiment.algorithm, {self.settings.name: len(federation.train[0])})
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
         executor = ThreadedExecutor(
-            task, federation, experiment.algorithm, experiment.schedule, 1, Shards(len(federation)), inner=threads
+            task, federation, experiment.algorithm, experiment.schedule, 1, ClientShards(len(federation)), inner=threads
         )
         try:
             state = stored.now

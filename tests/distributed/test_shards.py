@@ -1,9 +1,9 @@
-"""Shards: a division of the clients that depends on nothing but their number."""
+"""ClientShards: a division of the clients that depends on nothing but their number."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.distributed.shards import Shards
+from equipoise.distributed.shards import ClientShards
 
 COUNTS = st.sampled_from([1, 2, 4, 8])
 
@@ -12,7 +12,7 @@ COUNTS = st.sampled_from([1, 2, 4, 8])
 def test_portions_hold_everything_and_cut_a_shard_whatever_is_in_others(
     sizes: list[int], count: int, limit: int
 ) -> None:
-    shards = Shards(max(1, len(sizes)), count)
+    shards = ClientShards(max(1, len(sizes)), count)
     items = list(range(len(sizes)))
 
     def divide(some: list[int]) -> list[list[int]]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.algorithms import Ditto, FedAvg, FedRep, KnnPer
 from equipoise.data.federation import Federation, from_clients
-from equipoise.distributed.shards import Shards
+from equipoise.distributed.shards import ClientShards
 from equipoise.engine.simulation import Simulation
 from equipoise.executors.base import ClientJob
 from equipoise.executors.build import stack_size
@@ -102,7 +102,7 @@ def test_a_stack_has_clients_of_one_shard_and_does_not_depend_on_other_shards(
 ) -> None:
     numbers, lengths = FEDERATION.numbers, FEDERATION.train.lengths
     stacked = object.__new__(StackedExecutor)
-    stacked.federation, stacked.shards, stacked.size = FEDERATION, Shards(len(FEDERATION), count=count), size
+    stacked.federation, stacked.shards, stacked.size = FEDERATION, ClientShards(len(FEDERATION), count=count), size
 
     def divide(who: set[int]) -> list[list[int]]:
         return stacked.stacks(who, lambda i: i, lambda i: int(lengths[i]))
