@@ -19,6 +19,10 @@ from tests.support.process_runs import cases, run_case
 from tests.support.waiting import LIMIT
 
 CASES = list(cases())
+EVERY_ALGORITHM = [case for case in CASES if case.endswith((" threads", " stacked"))]
+TOGETHER = [*((2, case) for case in CASES), *((4, case) for case in EVERY_ALGORITHM)]
+"""Numbers of processes and cases; what is not the algorithms' doing is tried with two processes only."""
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]  # all cases are run at once, by a fixture
 TIMES = ("seconds", "samples_per_second", "peak_memory_mb")
 
 
@@ -72,12 +76,13 @@ def assert_same(one: Path, other: Path) -> None:
             assert torch.equal(t.nan_to_num(), there[owner][name].nan_to_num()), (owner, name)
 
 
-@pytest.fixture(scope="module", params=[2, 4])
-def together(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases in two processes, and in four."""
-    folder = tmp_path_factory.mktemp("together")
-    in_processes(request.param, folder, "new", 0)
-    return folder
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """The cases in two processes, and in four."""
+    folders = {count: tmp_path_factory.mktemp("together") for count in (2, 4)}
+    in_processes(2, folders[2], "new", 0)
+    in_processes(4, folders[4], "new", 0, *EVERY_ALGORITHM)
+    return folders
 
 
 @pytest.fixture(scope="module")
@@ -89,13 +94,11 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_several_processes_give_the_bytes_of_one(together: Path, alone: Path, case: str) -> None:
-    assert_same(alone / case, together / case)
+@pytest.mark.parametrize(("count", "case"), TOGETHER)
+def test_several_processes_give_the_bytes_of_one(together: dict[int, Path], alone: Path, count: int, case: str) -> None:
+    assert_same(alone / case, together[count] / case)
 
 
-@pytest.mark.slow
 def test_a_run_is_resumed_with_another_number_of_processes_to_the_same_bytes(alone: Path, tmp_path: Path) -> None:
     some = ["ditto threads", "flame threads", "learn2pfed threads", "flame local", "callbacks", "ditto stacked"]
     in_processes(3, tmp_path / "three", "new", 2, *some)
