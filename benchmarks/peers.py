@@ -1,7 +1,7 @@
 """Measure training samples per second of whole rounds of FedAvg: Equipoise against other simulators.
 
     pip install equipoise[peers]
-    python benchmarks/peers.py [--seconds 3] [--turns 3] [--cases softmax-100 …] [--out FILE.json]
+    python benchmarks/peers.py [--seconds 2] [--turns 5] [--cases softmax-100 …] [--out FILE.json]
 
 Contestants are Equipoise, pfl (Apple's pfl-research) in one and in two processes, and Flower's simulation on Ray. Each
 turn of each is a process of its own; contestants take turns, and figures are medians over turns. The first round of a
@@ -82,12 +82,11 @@ def measure(case, rows, seconds, turns):
         for row, threads in variants:
             before[row, threads] = run(row, case, data, ROUNDS_BEFORE, threads)
             print(f"{case}, {row}, {threads} threads: {before[row, threads]}", file=sys.stderr, flush=True)
-        # On a busy machine, threads that wait for each other can be ten times slower; that needs no further turn.
-        best = {row: min(before[v]["seconds_per_round"] for v in variants if v[0] == row) for row in rows}
-        variants = [v for v in variants if before[v]["seconds_per_round"] <= 3 * best[v[0]]]
         speeds = {variant: [] for variant in variants}
         busy = {variant: [] for variant in variants}
+        load = []  # the average number of programs that want to run, ours included
         for _ in range(turns):
+            load.append(round(os.getloadavg()[0], 1))
             for row, threads in variants:
                 rounds = round(seconds / before[row, threads]["seconds_per_round"])
                 answer = run(row, case, data, min(MOST_ROUNDS, max(3, rounds)), threads)
@@ -96,7 +95,7 @@ def measure(case, rows, seconds, turns):
                     busy[row, threads].append(answer["samples_per_round"] / answer["cpu_seconds_per_round"])
     median = {variant: statistics.median(values) for variant, values in speeds.items()}
     best = {row: max((v for v in variants if v[0] == row), key=median.__getitem__) for row in rows}
-    return {
+    figures = {
         row: {
             "samples_per_second": round(median[variant]),
             "slowest_and_fastest_turn": [round(min(speeds[variant])), round(max(speeds[variant]))],
@@ -108,12 +107,13 @@ def measure(case, rows, seconds, turns):
         }
         for row, variant in best.items()
     }
+    return {"load_before_each_turn": load, **figures}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=3.0, help="seconds of a turn, about")
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of a turn, about")
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--cases", nargs="+", choices=contestants.CASES, default=list(contestants.CASES))
     parser.add_argument("--rows", nargs="+", choices=PROCESSES, default=list(PROCESSES))
     parser.add_argument("--out", help="also write the figures to this JSON file, beside those of other cases")
