@@ -50,13 +50,18 @@ class BatchBuffer:
 
     def __init__(self) -> None:
         self.rooms: dict[torch.dtype, Tensor] = {}
+        self.parts: dict[torch.dtype, Tensor] = {}
 
     def take(self, samples: int, shape: torch.Size, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return room for samples of this shape; it is valid until the next call with the same number format."""
         room = self.rooms.get(dtype)
         if room is None or len(room) < samples or room.shape[1:] != shape:
             room = self.rooms[dtype] = torch.empty((samples, *shape), dtype=dtype, device=device)
-        return room[:samples]
+            self.parts.pop(dtype, None)
+        part = self.parts.get(dtype)
+        if part is None or len(part) != samples:  # the same tensor is returned as long as possible
+            part = self.parts[dtype] = room[:samples]
+        return part
 
 
 class PinnedMemory(BatchBuffer):
@@ -212,20 +217,27 @@ class Federation:
         """Return inputs and targets of these samples; with `memory`, the inputs are valid until its next use."""
         if self.streams_to is not None:
             return self._streamed(indices, self.streams_to)
-        x, y = self._selected(indices.to(self.x.device), memory)
-        return self._converted(x, memory), y
+        return self.inputs(indices, memory), self.targets(indices)
+
+    def inputs(self, indices: Tensor, memory: BatchBuffer | None = None) -> Tensor:
+        """Return the inputs of these samples; with `memory`, they are valid until its next use."""
+        return self._converted(self._selected(indices.to(self.x.device), memory), memory)
+
+    def targets(self, indices: Tensor) -> Tensor:
+        """Return the targets of these samples."""
+        return self.y.index_select(0, indices.to(self.y.device))
 
     def _streamed(self, indices: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Gather samples in memory from which they are copied while the host goes on, if the device allows that."""
         pinned = device.type == "cuda"
         # Always new memory: torch keeps that of the last batch until its copy is complete.
-        x, y = self._selected(indices, PinnedMemory() if pinned else None)
+        x, y = self._selected(indices, PinnedMemory() if pinned else None), self.targets(indices)
         y = y.pin_memory() if pinned else y
         return self._converted(x.to(device, non_blocking=True), None), y.to(device, non_blocking=True)
 
-    def _selected(self, indices: Tensor, memory: BatchBuffer | None) -> tuple[Tensor, Tensor]:
+    def _selected(self, indices: Tensor, memory: BatchBuffer | None) -> Tensor:
         out = None if memory is None else memory.take(len(indices), self.x.shape[1:], self.x.dtype, self.x.device)
-        return torch.index_select(self.x, 0, indices, out=out), self.y.index_select(0, indices)
+        return torch.index_select(self.x, 0, indices, out=out)
 
     def _converted(self, x: Tensor, memory: BatchBuffer | None) -> Tensor:
         """Return inputs from what x holds of them: pixels as bytes, or with their channels last."""

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -22,6 +23,8 @@ from equipoise.training.batches import Batch, batch_indices, batch_order
 from equipoise.training.head_statistics import client_class_sums, client_moments
 from equipoise.training.local_trainer import LocalTrainer
 
+_PLANNED_STEPS = 16  # whose targets are fetched together
+
 
 class StackWorker:
     """What a thread works with: the stacked model, which all threads share, and what only one can use at a time."""
@@ -30,6 +33,13 @@ class StackWorker:
         self.module = module
         self.scoring = copy.deepcopy(module.task.module).eval()
         self.memory = BatchBuffer()
+        self._last: tuple[Tensor, tuple[int, int], Tensor] | None = None
+
+    def stacked(self, x: Tensor, lead: tuple[int, int]) -> Tensor:
+        """Return inputs as (client, sample, ...); the same tensor as last time if they are in the same memory."""
+        if self._last is None or self._last[0] is not x or self._last[1] != lead:
+            self._last = x, lead, x.view(*lead, *x.shape[1:])
+        return self._last[2]
 
 
 class StackedTrainer(LocalTrainer):
@@ -84,12 +94,14 @@ class StackedTrainer(LocalTrainer):
         self, v: Tensor, batch: Batch, part: Part, term: LossTerm | None = None, term_only: bool = False
     ) -> Tensor:
         first = len(batch.x)
-        found = self.module.gradient(v[:first], batch, part, term, term_only)
+        found = self.module.gradient(v if first == len(v) else v[:first], batch, part, term, term_only)
         return found if first == len(v) else nn.functional.pad(found, (0, 0, 0, len(v) - first))
 
     def step(self, v: Tensor, batch: Batch, part: Part, lr: Rate, term: LossTerm | None = None) -> None:
         first = len(batch.x)
-        self.module.step(v[:first], batch, part, lr[:first] if isinstance(lr, Tensor) else lr, term)
+        if first < len(v):
+            v, lr = v[:first], lr[:first] if isinstance(lr, Tensor) else lr
+        self.module.step(v, batch, part, lr, term)
 
     @property
     def local_steps(self) -> Tensor:
@@ -145,21 +157,38 @@ class StackedTrainer(LocalTrainer):
         done_rows = torch.from_numpy(done.nonzero()[1]).to(self.task.device).split(done.sum(1).tolist())
         firsts = active_prefix_sizes(~done)
         flat = self.federation.index(order).flatten(1)
-        at_once = self._steps_at_once(len(owned) * batch)
-        for begin in range(0, length, at_once):
-            some = range(begin, min(begin + at_once, length))
-            rows = [flat[t, : firsts[t] * batch] for t in some]
-            x, y = self.federation.gather(rows[0] if len(rows) == 1 else torch.cat(rows), self.worker.memory)
-            sizes = [len(row) for row in rows]
-            for t, xt, yt in zip(some, x.split(sizes), y.split(sizes), strict=True):
-                xt, yt = (each.view(firsts[t], batch, *each.shape[1:]) for each in (xt, yt))
-                yield Batch(xt, yt, weights[t, : firsts[t]]), done_rows[t] if len(done_rows[t]) else None
+        begin = 0
+        for first, group in groupby(firsts):
+            for count in _portions(len(list(group)), self._steps_at_once(first * batch)):
+                some = slice(begin, begin + count)
+                begin += count
+                samples = self._samples(flat[some, : first * batch], (first, batch))
+                parts = zip(samples, weights[some, :first].unbind(), done_rows[some], strict=True)
+                for (x, y), weight, rows in parts:
+                    yield Batch(x, y, weight), rows if len(rows) else None
+
+    def _samples(self, rows: Tensor, lead: tuple[int, int]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs and targets of some steps, each from a row of sample numbers, as (client, sample, ...)."""
+        shape, every = (len(rows), *lead), rows.flatten()
+        if self.federation.streams_to is not None:
+            x, y = (t.view(*shape, *t.shape[1:]) for t in self.federation.gather(every, self.worker.memory))
+            yield from zip(x.unbind(), y.unbind(), strict=True)
+            return
+        # Targets are small, so those of several steps are fetched in one call; inputs should stay in the cache.
+        y = self.federation.targets(every)
+        for row, target in zip(rows.unbind(), y.view(*shape, *y.shape[1:]).unbind(), strict=True):
+            yield self.worker.stacked(self.federation.inputs(row, self.worker.memory), lead), target
 
     def _steps_at_once(self, samples: int) -> int:
         """Return the number of steps, of so many samples each, whose samples are fetched together."""
         if self.federation.streams_to is None:
-            return 1
+            return _PLANNED_STEPS
         return max(1, STREAMED_BYTES // max(1, samples * self.federation.x[0].nbytes))
+
+
+def _portions(count: int, most: int) -> list[int]:
+    """Divide a number of steps into portions of at most so many."""
+    return [min(most, count - begin) for begin in range(0, count, most)]
 
 
 def active_prefix_sizes(active: np.ndarray) -> list[int]:

@@ -1,7 +1,6 @@
 """The gradient of a whole stack of clients, traced once into a plain list of tensor operations."""
 
 import copy
-import operator
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from equipoise.executors.traced_graph import TRACED_RATE, TracedGraph, make_rate_an_input, simplify
 from equipoise.optimizers import Rate, move
 from equipoise.parameter_space import ParameterEntry, Part
 from equipoise.representations.points import ForwardHook
@@ -22,24 +22,6 @@ from equipoise.training.batches import Batch
 from equipoise.training.task import Task
 
 _NARROW = 32
-_TRACED_RATE = 0.739085133215160641655  # stands for the rate in a trace; no model multiplies by it
-
-_aten = torch.ops.aten
-_FUNCTIONS = {
-    _aten.add.Tensor: torch.add,
-    _aten.bmm.default: torch.bmm,
-    _aten.mul.Tensor: torch.mul,
-    _aten.neg.default: torch.neg,
-    _aten.relu.default: torch.relu,
-    _aten.sum.dim_IntList: torch.sum,
-    _aten.tanh.default: torch.tanh,
-    _aten.transpose.int: torch.transpose,
-    _aten.unsqueeze.default: torch.unsqueeze,
-    _aten.scatter_add.default: torch.scatter_add,
-    _aten._log_softmax.default: torch._log_softmax,
-    _aten._log_softmax_backward_data.default: torch._log_softmax_backward_data,
-}
-_METHODS = {_aten.add_.Tensor: "add_", _aten.view.default: "view", _aten.new_zeros.default: "new_zeros"}
 
 
 def _narrow_linear(layer: nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -85,7 +67,7 @@ class StackedModule:
             lr = v.new_full((len(v), 1), lr)
 
         def into(v: Tensor, *rest: Tensor) -> Tensor:
-            rate: Rate = _TRACED_RATE
+            rate: Rate = TRACED_RATE
             if isinstance(lr, Tensor):
                 rate, rest = rest[-1], rest[:-1]
             for entry, g in self._each(v, *rest, part=part, term=term, term_only=False):
@@ -185,58 +167,9 @@ class StackedModule:
         v, *rest = (argument for argument in given if isinstance(argument, Tensor))
         graph = make_fx(function)(v.clone(), *rest)
         if isinstance(given[-1], float):
-            _make_rate_an_input(graph)
-        _simplify(graph)
+            make_rate_an_input(graph)
+        simplify(graph)
         if not self.compiled:
-            _use_functions_of_torch(graph)
-            return graph.forward  # a call of the module itself costs microseconds
+            return TracedGraph(graph)
         compiled: Callable[..., Tensor] = torch._inductor.compile(graph, [v, *rest])
         return compiled
-
-
-def _make_rate_an_input(module: torch.fx.GraphModule) -> None:
-    """Replace the rate that a step was traced with by a last input of the graph."""
-    last = [node for node in module.graph.nodes if node.op == "placeholder"][-1]
-    with module.graph.inserting_after(last):
-        lr = module.graph.placeholder("lr")
-    with module.graph.inserting_after(lr):
-        negative = module.graph.call_function(operator.neg, (lr,))
-    for node in module.graph.nodes:
-        if node.kwargs.get("alpha") == -_TRACED_RATE:
-            node.kwargs = {**node.kwargs, "alpha": negative}
-    module.recompile()
-
-
-def _simplify(module: torch.fx.GraphModule) -> None:
-    """Remove unused results (the loss itself) and views that change nothing or exist already.
-
-    Each operation costs microseconds per step, and other threads wait in the meantime.
-    """
-    reshapes = (_aten.view.default, _aten.expand.default, _aten._unsafe_view.default)
-    views = (*reshapes, _aten.slice.Tensor, _aten.transpose.int, _aten.unsqueeze.default, _aten.squeeze.dims)
-    known: dict[tuple[object, ...], torch.fx.Node] = {}
-    for node in module.graph.nodes:
-        if node.target not in views:
-            continue
-        before, *how = node.args
-        twice = node.target == before.target == _aten.transpose.int and list(before.args[1:]) == how
-        if node.target in reshapes and node.meta["val"].shape == before.meta["val"].shape:
-            node.replace_all_uses_with(before)
-        elif twice:
-            node.replace_all_uses_with(before.args[0])
-        else:
-            same = known.setdefault((node.target, before, repr(how)), node)
-            if same is not node:
-                node.replace_all_uses_with(same)
-    module.graph.eliminate_dead_code()
-    module.recompile()
-
-
-def _use_functions_of_torch(module: torch.fx.GraphModule) -> None:
-    """Call the usual operations by their functions in torch, which take half the time of torch.ops to be called."""
-    for node in module.graph.nodes:
-        if node.target in _FUNCTIONS:
-            node.target = _FUNCTIONS[node.target]
-        elif node.target in _METHODS:
-            node.op, node.target = "call_method", _METHODS[node.target]
-    module.recompile()
