@@ -2,12 +2,9 @@
 
     python benchmarks/busy.py [--seconds 2] [--repeats 3] [--out FILE.json]
 
-threads  one stack of clients per thread and one thread per operator, as Equipoise computes
-openmp   one stack after another, with OpenMP threads inside each operator, as version 0.1 did: they wait for each other
-         in a loop, which takes all their time when one of them has to share its core
-
-Figures are medians over turns, in each of which all are measured one after another. With two cores, a third of the
-machine's time goes to the busy process, so a share of 0.67 is all that can be had.
+Figures are medians over turns, in each of which rounds are timed alone and beside the busy process. With two cores and
+two threads, two thirds of the machine's time are left, so a share of about 0.67 is what a fair scheduler gives.
+Threads inside an operator, which wait for each other in a loop, get far less.
 """
 
 import argparse
@@ -18,22 +15,10 @@ import time
 
 from throughput import CASES, CORES, Ours
 
-from equipoise.executors.stacked_trainer import StackWorker
-from equipoise.executors.thread_pool import ThreadPool
-
 
 def keep_busy():
     while True:
         pass
-
-
-def with_openmp(contestant):
-    """Let a run compute one stack after another, with all cores inside each operator."""
-    executor = contestant.run.executor
-    executor.close()
-    executor.pool = ThreadPool(1, lambda: StackWorker(executor.module), inner=CORES)
-    contestant.run.advance()
-    return contestant
 
 
 def rounds_per_second(run, seconds):
@@ -56,22 +41,17 @@ def beside_busy(context, run, seconds):
 
 
 def measure(case, context, seconds, repeats):
-    made = {"threads": lambda: Ours(*CASES[case]), "openmp": lambda: with_openmp(Ours(*CASES[case]))}
-    found = {(way, place): [] for way in made for place in ("alone", "beside")}
+    run = Ours(*CASES[case]).run
+    alone, beside = [], []
     for _ in range(repeats):
-        for way, make in made.items():  # each sets torch's number of threads, so it is built in its turn
-            run = make().run
-            found[way, "alone"].append(rounds_per_second(run, seconds))
-            found[way, "beside"].append(beside_busy(context, run, seconds))
-            run.close()
-    medians = {key: statistics.median(values) for key, values in found.items()}
-    row = {"case": case}
-    for way in made:
-        row[f"{way}_rounds_per_second"] = round(medians[way, "alone"], 1)
-        row[f"{way}_share_beside_busy"] = round(medians[way, "beside"] / medians[way, "alone"], 2)
-    for place in ("alone", "beside"):
-        row[f"threads_to_openmp_{place}"] = round(medians["threads", place] / medians["openmp", place], 2)
-    return row
+        alone.append(rounds_per_second(run, seconds))
+        beside.append(beside_busy(context, run, seconds))
+    run.close()
+    return {
+        "case": case,
+        "rounds_per_second": round(statistics.median(alone), 1),
+        "share_beside_busy": round(statistics.median(b / a for a, b in zip(alone, beside, strict=True)), 2),
+    }
 
 
 def main():
