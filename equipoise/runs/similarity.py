@@ -90,9 +90,10 @@ def measure(run: Trained, name: str, samples: int, progress: Callable[[int, int]
         samples: largest number of test samples.
         progress: is called with the numbers of finished pairs and of all pairs.
     """
+    x = _samples(run.federation, samples)
     found = sides(run.run) if isinstance(run, SimulatedRun) else _saved_sides(run)
     device = found.local[0].vector.device
-    x = _samples(run.federation, samples).to(device)
+    x = x.to(device)
     names = heard_layers(run.to_module(found.local[0].vector, found.local[0].buffers, device), x)
     clients = [run.names[model.who] for model in found.local]
 
