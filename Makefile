@@ -29,10 +29,10 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2
 
 test-fast: lint
-	$(BIN)/pytest -n 2 --dist loadgroup -m "not slow and not browser and not deployment"
+	$(BIN)/pytest -n 2 -m "not slow and not browser and not deployment"
 
 docs: setup
 	$(BIN)/mkdocs build --strict

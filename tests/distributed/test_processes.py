@@ -18,11 +18,9 @@ from tests.support.commands import ROOT
 from tests.support.process_runs import cases, run_case
 from tests.support.waiting import LIMIT
 
-CASES = list(cases())
+CASES = cases()
 EVERY_ALGORITHM = [case for case in CASES if case.endswith((" threads", " stacked"))]
-TOGETHER = [*((2, case) for case in CASES), *((4, case) for case in EVERY_ALGORITHM)]
-"""Numbers of processes and cases; what is not the algorithms' doing is tried with two processes only."""
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]  # all cases are run at once, by a fixture
+pytestmark = pytest.mark.slow
 TIMES = ("seconds", "samples_per_second", "peak_memory_mb")
 
 
@@ -61,8 +59,8 @@ def states(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 def assert_same(one: Path, other: Path) -> None:
     for name in ("metrics.jsonl", "clients.csv", "federation.json", "shown.safetensors", "best/personal.safetensors"):
-        assert (one / name).exists() == (other / name).exists()
-        assert not (one / name).exists() or (one / name).read_bytes() == (other / name).read_bytes(), name
+        assert (one / name).exists() == (other / name).exists(), (one, name)
+        assert not (one / name).exists() or (one / name).read_bytes() == (other / name).read_bytes(), (one, name)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
     for summary in summaries:
         for key in TIMES:
@@ -76,36 +74,26 @@ def assert_same(one: Path, other: Path) -> None:
             assert torch.equal(t.nan_to_num(), there[owner][name].nan_to_num()), (owner, name)
 
 
-@pytest.fixture(scope="module")
-def together(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """The cases in two processes, and in four."""
-    folders = {count: tmp_path_factory.mktemp("together") for count in (2, 4)}
-    in_processes(2, folders[2], "new", 0)
-    in_processes(4, folders[4], "new", 0, *EVERY_ALGORITHM)
-    return folders
+def test_several_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
+    """One test, because starting processes takes long; with four, only what is the algorithms' doing."""
+    for name, given in CASES.items():
+        run_case(given, tmp_path / "1" / name, Ranks())
+    in_processes(2, tmp_path / "2", "new", 0)
+    in_processes(4, tmp_path / "4", "new", 0, *EVERY_ALGORITHM)
+    for case in CASES:
+        assert_same(tmp_path / "1" / case, tmp_path / "2" / case)
+    for case in EVERY_ALGORITHM:
+        assert_same(tmp_path / "1" / case, tmp_path / "4" / case)
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All cases in one process."""
-    folder = tmp_path_factory.mktemp("alone")
-    for name, given in cases().items():
-        run_case(given, folder / name, Ranks())
-    return folder
-
-
-@pytest.mark.parametrize(("count", "case"), TOGETHER)
-def test_several_processes_give_the_bytes_of_one(together: dict[int, Path], alone: Path, count: int, case: str) -> None:
-    assert_same(alone / case, together[count] / case)
-
-
-def test_a_run_is_resumed_with_another_number_of_processes_to_the_same_bytes(alone: Path, tmp_path: Path) -> None:
+def test_a_run_is_resumed_with_another_number_of_processes_to_the_same_bytes(tmp_path: Path) -> None:
     some = ["ditto threads", "flame threads", "learn2pfed threads", "flame local", "callbacks", "ditto stacked"]
     in_processes(3, tmp_path / "three", "new", 2, *some)
     shutil.copytree(tmp_path / "three", tmp_path / "two")
     in_processes(2, tmp_path / "two", "resume", 4, *some)
     for case in some:
-        run_case(cases()[case], tmp_path / "three" / case, Ranks(), new=False, rounds=4)
+        run_case(CASES[case], tmp_path / "three" / case, Ranks(), new=False, rounds=4)
         assert_same(tmp_path / "three" / case, tmp_path / "two" / case)
-        if case != "callbacks":
-            assert_same(alone / case, tmp_path / "two" / case)
+        if case != "callbacks":  # a run of two rounds keeps other best models than one that goes on
+            run_case(CASES[case], tmp_path / "one" / case, Ranks(), rounds=4)
+            assert_same(tmp_path / "one" / case, tmp_path / "two" / case)
