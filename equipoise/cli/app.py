@@ -69,8 +69,8 @@ def main() -> None:
     try:
         app()
     except ProcessLost as error:
-        if environment.LAUNCHED in os.environ:  # the process that started this one reports which has ended
-            raise SystemExit(environment.LOST) from None
+        if environment.world_size() > 1:
+            _leave(error)
         _fail(error, 1)
     except RunFailed as error:
         _fail(error, 1)
@@ -82,6 +82,16 @@ def main() -> None:
         _fail(f"there is not enough memory: {error or 'use a smaller model, batch or data set'}", 2)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _leave(error: ProcessLost) -> NoReturn:
+    """Exit at once: connections to processes that are gone could abort this one while it is taken down."""
+    launched = environment.LAUNCHED in os.environ  # then the process that started this one reports which has ended
+    if not launched:
+        print(f"equipoise: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(environment.LOST if launched else 1)
 
 
 def _fail(error: Exception | str, code: int) -> NoReturn:

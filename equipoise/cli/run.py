@@ -66,12 +66,12 @@ def run(
     folder = out or launch.default_folder(file, experiment)
     if processes > 1:
         _run_in_processes(processes, file, sets, folder, data, resume, quiet)
+    resume = resume or environment.restarts() > 0
     if environment.rank() > 0:  # the first process reports
         with suppress(Interrupted):
-            launch.run(experiment, folder, data, resume or environment.restarts() > 0, [Callback()])
+            launch.run(experiment, folder, launch.folder_of_data(file, data), resume, [Callback()])
             return
         raise SystemExit(130)
-    resume = resume or environment.restarts() > 0
     progress = None if quiet else progress_bar()
     bar = show_run(progress, experiment.algorithm_name)
     source = launch.folder_of_data(file, data, bar.on_message)

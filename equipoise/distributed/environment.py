@@ -10,6 +10,9 @@ LAUNCHED = "EQUIPOISE_RENDEZVOUS"
 LOST = 75
 """Exit code of such a process that ends because another one of its run has ended."""
 
+PARENT = "EQUIPOISE_PARENT"
+"""Environment variable of such processes: the number of the process that started them."""
+
 
 def world_size() -> int:
     """Return the number of processes of the run, as torchrun or `equipoise run --processes` set it."""
@@ -38,7 +41,9 @@ def restarts() -> int:
 
 def exit_with_parent() -> None:
     """Let this process end when the one that started it ends, however that happens."""
-    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+    # If it has ended before this is reached, this process has another parent already.
+    parent = int(os.environ.get(PARENT, os.getppid()))
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
 def _watch(parent: int) -> None:

@@ -57,7 +57,8 @@ class Placement:
         for tensors in self.ranks.gather(sent):
             for key, t in tensors.items():
                 low, high, name = key.split(" ", 2)
-                found.setdefault((int(low), int(high)), {})[name] = t.to(device)
+                # A copy, aligned as any tensor is: the last digits of products may depend on that.
+                found.setdefault((int(low), int(high)), {})[name] = t.to(device, copy=True)
         return _from_subtrees(found, 0, self.shards.count)
 
     def _shard_owner(self, shard: int) -> int:

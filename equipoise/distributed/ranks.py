@@ -83,11 +83,17 @@ class TorchRanks(Ranks):
             address: where they meet, in the form of torch's `init_method`; without it, where torchrun says.
         """
         self.rank, self.size = rank, size
-        with _sentences():
+        try:
             store, _, _ = next(iter(rendezvous(address or "env://", rank, size, timeout=_PATIENCE)))
             # When torchrun restarts the processes, the store still has the addresses of those before.
             store = PrefixStore(f"equipoise {environment.restarts()}", store)
             torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_PATIENCE)
+        except (RuntimeError, ValueError) as error:
+            text = str(error).splitlines()[0]
+            raise EquipoiseError(
+                f"process {rank} cannot join the others of its run ({text}); GLOO_SOCKET_IFNAME names the network "
+                "interface to use"
+            ) from error
         # Otherwise its threads may still be at work when the interpreter is taken down, and abort the process.
         atexit.register(self.close)
 
@@ -95,17 +101,19 @@ class TorchRanks(Ranks):
         return [json.loads(content) for content in self._gather_bytes(json.dumps(value).encode())]
 
     def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        content = save({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
+        # A copy, because tensors that share memory are refused, such as the messages of clients that did not train.
+        content = save({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()})
         return [load(found) for found in self._gather_bytes(content)]
 
     def _gather_bytes(self, content: bytes) -> list[bytes]:
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
         with _sentences():
-            sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
             torch.distributed.all_gather(sizes, torch.tensor([len(content)]))
-            lengths = [int(size) for size in sizes]
-            room = torch.zeros(max(lengths), dtype=torch.uint8)
-            room[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-            found = [torch.empty_like(room) for _ in range(self.size)]
+        lengths = [int(size) for size in sizes]
+        room = torch.zeros(max(lengths), dtype=torch.uint8)
+        room[: len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        found = [torch.empty_like(room) for _ in range(self.size)]
+        with _sentences():
             torch.distributed.all_gather(found, room)
         return [t[:length].numpy().tobytes() for t, length in zip(found, lengths, strict=True)]
 

@@ -4,7 +4,9 @@ import copy
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import cached_property
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -121,6 +123,8 @@ class Simulation(Run):
         if self.ranks.size > 1:
             if folder is None:
                 raise EquipoiseError("a run in several processes needs a run folder; say out=...")
+            kind = [version("torch"), self.executor.mode, task.device.type, asdict(self.placement.shards)]
+            self.ranks.check_equal("versions of torch, modes or kinds of device", kind)
             self.ranks.check_equal("data or initial weights", self.fingerprint)
             if (idle := self.ranks.size - min(self.placement.shards.used, self.ranks.size)) > 0:
                 self.callbacks.on_message(

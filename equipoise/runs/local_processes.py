@@ -7,53 +7,73 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from equipoise.distributed.environment import LAUNCHED, LOST
+from equipoise.distributed.environment import LAUNCHED, LOST, PARENT
 from equipoise.errors import ProcessLost
 
+INTERRUPTED = 130
+"""Exit code of a process that the user interrupted."""
 _GRACE = 10.0  # seconds for the others to end by themselves when one has failed
+_FAREWELL = 60.0  # the same when the user has interrupted them: trackers may take long to end
 _OFTEN = 0.05
+Process = subprocess.Popen[bytes]
 
 
 def run_processes(command: Sequence[str], count: int) -> int:
     """Run a command in several processes that form one run, as torchrun does on one machine.
 
-    The first process has this terminal; what others print is shown only if one of them fails first. Ctrl-C reaches all
-    of them.
+    The first process has this terminal; what another one printed is shown only if it fails and the first one cannot
+    say why. Ctrl-C reaches all of them.
 
     Args:
         command: the arguments of `python -m equipoise`.
         count: number of processes.
 
     Returns:
-        The exit code of the first process.
+        The exit code of the run.
     """
+    processes: list[Process] = []
+    forwarded: list[int] = []
     with tempfile.TemporaryDirectory(prefix="equipoise-") as folder:
-        processes = [_start(command, rank, count, Path(folder)) for rank in range(count)]
-        before = {number: signal.signal(number, _forward(processes)) for number in (signal.SIGINT, signal.SIGTERM)}
+        handler = _forward(processes, forwarded)
+        before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            failed = _wait(processes)
+            for rank in range(count):
+                processes.append(_start(command, rank, count, Path(folder)))
+                for number in forwarded:  # it has arrived while they were being started
+                    processes[-1].send_signal(number)
+            failed = _wait(processes, forwarded)
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number, previous in before.items():
+                signal.signal(number, previous)
             for process in processes:
                 if process.poll() is None:
                     process.kill()
                 process.wait()
-        if failed is None or processes[failed].returncode in (130, LOST):
-            return processes[0].returncode
-        if failed and (said := _log(Path(folder), failed).read_text().strip()):
-            print(said, file=sys.stderr)
-            return processes[failed].returncode
-        if processes[failed].returncode < 0:
-            name = signal.Signals(-processes[failed].returncode).name
-            raise ProcessLost(
-                f"process {failed} of the run was ended by {name}, so the run stopped; everything up to its last "
-                f"checkpoint is saved, resume with:\n  {_resume(command, count)}"
-            )
-        return processes[failed].returncode
+        if signal.SIGINT in forwarded and processes[0].returncode != 0:
+            return INTERRUPTED
+        return _result(processes, failed, command, Path(folder))
+
+
+def _result(processes: Sequence[Process], failed: int | None, command: Sequence[str], folder: Path) -> int:
+    """Return the exit code of a run whose processes have ended; report what its first process cannot know."""
+    first = processes[0].returncode
+    if first >= 0 and first != LOST and (failed is None or first > 0):
+        return first  # it has said why
+    again = f"everything up to its last checkpoint is saved, resume with:\n  {_resume(command, len(processes))}"
+    if failed is None:
+        raise ProcessLost(f"the processes of the run have lost each other, so the run stopped; {again}")
+    said = _log(folder, failed).read_text().strip() if failed else ""
+    code = processes[failed].returncode
+    if code > 0 and said:
+        print(said, file=sys.stderr)
+        return code
+    if said:
+        print(said, file=sys.stderr)
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"has ended with code {code}"
+    raise ProcessLost(f"process {failed} of the run {how}, so the run stopped; {again}")
 
 
 def _resume(command: Sequence[str], count: int) -> str:
@@ -79,11 +99,12 @@ def process_environment(rank: int, count: int, folder: Path) -> dict[str, str]:
         "WORLD_SIZE": str(count),
         "LOCAL_WORLD_SIZE": str(count),
         LAUNCHED: f"file://{folder / 'rendezvous'}",
+        PARENT: str(os.getpid()),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
     }
 
 
-def _start(command: Sequence[str], rank: int, count: int, folder: Path) -> "subprocess.Popen[bytes]":
+def _start(command: Sequence[str], rank: int, count: int, folder: Path) -> Process:
     log = None if rank == 0 else _log(folder, rank).open("wb")
     try:
         return subprocess.Popen(
@@ -99,8 +120,11 @@ def _start(command: Sequence[str], rank: int, count: int, folder: Path) -> "subp
             log.close()
 
 
-def _forward(processes: Sequence["subprocess.Popen[bytes]"]):  # type: ignore[no-untyped-def]
+def _forward(processes: Sequence[Process], forwarded: list[int]) -> Callable[[int, object], None]:
+    """Return a handler that passes signals on, and remembers them."""
+
     def forward(number: int, _: object) -> None:
+        forwarded.append(number)
         for process in processes:
             if process.poll() is None:
                 process.send_signal(number)
@@ -108,19 +132,22 @@ def _forward(processes: Sequence["subprocess.Popen[bytes]"]):  # type: ignore[no
     return forward
 
 
-def _wait(processes: Sequence["subprocess.Popen[bytes]"]) -> int | None:
-    """Wait for all processes; return the number of the one that failed first, if one did."""
+def _wait(processes: Sequence[Process], forwarded: Sequence[int]) -> int | None:
+    """Wait for all processes; return the number of the one that failed first, if one did.
+
+    One that was interrupted, or only noticed that another has ended, has not failed.
+    """
     failed: int | None = None
     deadline = float("inf")
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-        codes = [process.poll() for process in processes]
-        bad = [rank for rank, code in enumerate(codes) if code not in (None, 0)]
-        if bad and failed is None:
-            # One that only noticed that another has ended is not the one to report.
-            failed = next((rank for rank in bad if codes[rank] != LOST), None)
-            deadline = time.monotonic() + _GRACE if deadline == float("inf") else deadline
+        failed = _failed(processes) if failed is None else failed
+        ended = any(process.poll() is not None for process in processes)
+        if deadline == float("inf") and (failed is not None or (forwarded and ended)):
+            deadline = time.monotonic() + (_FAREWELL if forwarded else _GRACE)
         time.sleep(_OFTEN)
-    codes = [process.poll() for process in processes]
-    if failed is None:
-        failed = next((rank for rank, code in enumerate(codes) if code not in (None, 0, LOST)), None)
-    return failed
+    return _failed(processes) if failed is None else failed
+
+
+def _failed(processes: Sequence[Process]) -> int | None:
+    bad = [rank for rank, process in enumerate(processes) if process.poll() not in (None, 0, INTERRUPTED, LOST)]
+    return bad[0] if bad else None

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 import tomli_w
 
-from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.errors import EquipoiseError, ProcessLost, RunFailed
 from equipoise.storage import atomic_files
 
 WRITTEN = "written"
@@ -170,9 +170,9 @@ class RunFolder:
                 folder.write_config()
             try:
                 yield folder
-            except RunFailed:
-                raise
-            except EquipoiseError:
+            except EquipoiseError as error:
+                if isinstance(error, RunFailed) and not isinstance(error, ProcessLost):
+                    raise
                 if new and not folder.metrics.exists():  # it never began: users need not clean up after a typo
                     folder.config.unlink(missing_ok=True)
                     folder.events.unlink(missing_ok=True)

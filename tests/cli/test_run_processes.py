@@ -16,6 +16,7 @@ from tests.support.waiting import FOREVER, LIMIT, start, until
 
 pytestmark = pytest.mark.slow
 CONTENT = SMALL.replace("clients = 6", "clients = 9").replace("participation = 3", "participation = 7")
+CONTENT += '[engine]\nmode = "threads"\n'  # so few clients would be one stack, and so the business of one process
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +111,46 @@ def test_mistakes_are_one_sentence_whichever_process_finds_them(tmp_path: Path) 
     full = equipoise_command(*given, 2, cwd=tmp_path, real=True)
     one_sentence(full, 2, "is not empty and not a run")
     assert full.stderr.count("equipoise: ") == 1
+
+
+def test_an_error_of_all_processes_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(CONTENT.format(rounds=4, name="fedavg"))
+    given = [*command("--processes", 2, "--set", "algorithm.lr=1e30", "--set", "model.name=mlp")[3:]]
+    done = equipoise_command(*given, cwd=tmp_path, real=True)
+    one_sentence(done, 1, "every client's update has NaN or infinite numbers")
+    assert done.stderr.count("every client's update") == 1
+
+
+def test_processes_that_cannot_meet_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "small.toml").write_text(CONTENT.format(rounds=2, name="ditto"))
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonexistent")
+    done = equipoise_command(*command("--processes", 2)[3:], cwd=tmp_path, real=True)
+    one_sentence(done, 2, "cannot join the others", "GLOO_SOCKET_IFNAME")
+
+
+def test_children_end_although_their_parent_ended_while_they_started(tmp_path: Path) -> None:
+    run = begin(tmp_path, FOREVER, "--processes", 2)
+    until(lambda: len(processes_of(run.pid)) == 2, run)
+    children = processes_of(run.pid).values()
+    run.kill()
+    run.communicate(timeout=LIMIT)
+    until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
+
+
+def test_the_data_folder_of_a_run_is_found_by_all_processes(tmp_path: Path) -> None:
+    data = tmp_path / "elsewhere"
+    for client in range(3):
+        (data / "sites").mkdir(parents=True, exist_ok=True)
+        rows = "\n".join(f"{k % 5},{(k * client) % 7},{k % 2}" for k in range(20))
+        (data / "sites" / f"c{client}.csv").write_text(f"a,b,label\n{rows}\n")
+    text = 'rounds = 2\n[data]\nname = "folder"\npath = "sites"\ntarget = "label"\n[model]\nname = "softmax"\n'
+    (tmp_path / "own.toml").write_text(text + '[algorithm]\nname = "ditto"\n')
+    given = ["run", "own.toml", "--data", "elsewhere", "--out", "first", "--quiet"]
+    first = equipoise_command(*given, cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    again = equipoise_command("run", "first/run.toml", "--out", "second", "--processes", 2, cwd=tmp_path, real=True)
+    assert again.returncode == 0, again.stderr
+    assert_same(tmp_path / "first", tmp_path / "second")
 
 
 def torchrun(*options: object) -> list[object]:
