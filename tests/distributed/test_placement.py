@@ -1,8 +1,6 @@
 """Sums over clients of several processes."""
 
-import threading
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 import torch
@@ -13,43 +11,7 @@ from torch import Tensor
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.ranks import Ranks
 from equipoise.distributed.shards import MOST, ClientShards
-from equipoise.errors import EquipoiseError
-
-
-class Thread(Ranks):
-    """A process of a run, played by a thread."""
-
-    def __init__(self, rank: int, size: int, meeting: threading.Barrier, table: dict[int, Any]):
-        self.rank, self.size, self.meeting, self.table = rank, size, meeting, table
-
-    def gather_json(self, value: Any) -> list[Any]:
-        self.table[self.rank] = value
-        self.meeting.wait()
-        found = [self.table[rank] for rank in range(self.size)]
-        self.meeting.wait()
-        return found
-
-    def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        return self.gather_json(dict(tensors))
-
-
-def in_threads(size: int, work: Any) -> list[Any]:
-    """Call `work(ranks)` in as many threads, and return what each returns, or the error that it raises."""
-    meeting, table, found = threading.Barrier(size), {}, {}
-
-    def call(rank: int) -> None:
-        try:
-            found[rank] = work(Thread(rank, size, meeting, table))
-        except EquipoiseError as error:
-            found[rank] = error
-
-    threads = [threading.Thread(target=call, args=(rank,)) for rank in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in range(size)]
-
+from tests.support.thread_ranks import in_threads
 
 counts = st.sampled_from([1, 2, 4, 8, 64])
 

@@ -1,0 +1,45 @@
+"""The processes of a run, played by threads, for tests of what they exchange."""
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from equipoise.distributed.ranks import Ranks
+from equipoise.errors import EquipoiseError
+
+
+class Thread(Ranks):
+    """A process of a run, played by a thread."""
+
+    def __init__(self, rank: int, size: int, meeting: threading.Barrier, table: dict[int, Any]):
+        self.rank, self.size, self.meeting, self.table = rank, size, meeting, table
+
+    def gather_json(self, value: Any) -> list[Any]:
+        self.table[self.rank] = value
+        self.meeting.wait()
+        found = [self.table[rank] for rank in range(self.size)]
+        self.meeting.wait()
+        return found
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        return self.gather_json(dict(tensors))
+
+
+def in_threads(size: int, work: Any) -> list[Any]:
+    """Call `work(ranks)` in as many threads, and return what each returns, or the error that it raises."""
+    meeting, table, found = threading.Barrier(size), {}, {}
+
+    def call(rank: int) -> None:
+        try:
+            found[rank] = work(Thread(rank, size, meeting, table))
+        except EquipoiseError as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=call, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in range(size)]
