@@ -30,16 +30,22 @@ class Thread(Ranks):
 def in_threads(size: int, work: Any) -> list[Any]:
     """Call `work(ranks)` in as many threads, and return what each returns, or the error that it raises."""
     meeting, table, found = threading.Barrier(size), {}, {}
+    broken: list[Exception] = []
 
     def call(rank: int) -> None:
         try:
             found[rank] = work(Thread(rank, size, meeting, table))
         except EquipoiseError as error:
             found[rank] = error
+        except Exception as error:  # the others must not wait for this one
+            broken.append(error)
+            meeting.abort()
 
     threads = [threading.Thread(target=call, args=(rank,)) for rank in range(size)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if broken:
+        raise broken[0]
     return [found[rank] for rank in range(size)]
