@@ -10,6 +10,9 @@ from equipoise.distributed.ranks import Ranks
 from equipoise.errors import EquipoiseError
 
 
+_PATIENCE = 60.0  # seconds that a thread waits for one that has failed
+
+
 class Thread(Ranks):
     """A process of a run, played by a thread."""
 
@@ -29,7 +32,7 @@ class Thread(Ranks):
 
 def in_threads(size: int, work: Any) -> list[Any]:
     """Call `work(ranks)` in as many threads, and return what each returns, or the error that it raises."""
-    meeting, table, found = threading.Barrier(size), {}, {}
+    meeting, table, found = threading.Barrier(size, timeout=_PATIENCE), {}, {}
     broken: list[Exception] = []
 
     def call(rank: int) -> None:
