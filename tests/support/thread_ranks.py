@@ -9,7 +9,6 @@ from torch import Tensor
 from equipoise.distributed.ranks import Ranks
 from equipoise.errors import EquipoiseError
 
-
 _PATIENCE = 60.0  # seconds that a thread waits for one that has failed
 
 
