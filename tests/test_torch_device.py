@@ -1,4 +1,4 @@
-"""Devices: which one is chosen, what is said of one that cannot be used, and settings that are restored."""
+"""Devices: which one is chosen, the error for one that cannot be used, and settings that are restored."""
 
 import os
 import warnings
