@@ -7,8 +7,8 @@ JSON or safetensors, which cannot contain code. They go through the host's memor
 import atexit
 import json
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -123,17 +123,16 @@ class TorchRanks(Ranks):
                 torch.distributed.destroy_process_group()
 
 
-class _sentences:
-    """Turns errors of torch.distributed into one sentence."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, RuntimeError):  # what gloo raises when a connection ends
-            raise ProcessLost(
-                "another process of this run has ended, so the run stops; resume it with --resume, with any number of "
-                "processes"
-            ) from error
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Turn the error of a connection that ended into one sentence."""
+    try:
+        yield
+    except RuntimeError as error:  # what gloo raises then
+        raise ProcessLost(
+            "another process of this run has ended, so the run stops; resume it with --resume, with any number of "
+            "processes"
+        ) from error
 
 
 _current: list[Ranks] = []

@@ -21,7 +21,6 @@ from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
-from equipoise.distributed import environment
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.ranks import Ranks
 from equipoise.engine.best_models import BestModels
@@ -133,10 +132,7 @@ class Simulation(Run):
                 )
             self.store.own = np.array([self.owns(who) for who in range(len(federation))])
             self.best.store.own = np.append(self.store.own, self.ranks.leader)
-        for turn in (True, False):  # the first process on a machine compiles, the others find the result in the cache
-            if turn == (environment.local_rank() == 0):
-                self.executor.prepare(self.callbacks.on_message)
-            self.ranks.barrier()
+        self.executor.prepare(self.callbacks.on_message)
         self.scores = self.new_scores()
         self.scores_missing = False
         "whether the last checkpoint has scores by other metrics"

@@ -45,7 +45,7 @@ def _executor(
         size = device_stack_size(task, algorithm) if on_device else stack_size(federation, algorithm)
         few = isinstance(schedule.participation, int) and schedule.participation > training  # newcomers after training
         shards = ClientShards.of_stacks(training, unseen, training if few else schedule.cohort(training), size)
-        # ClientShards have `size` to twice as many clients of a full cohort, so most are one stack.
+        # Shards have `size` to twice as many clients of a full cohort, so most are one stack.
         return StackedExecutor(task, federation, algorithm, schedule, workers, shards, 2 * size, engine.compile)
     shards = ClientShards(training, unseen)
     return ThreadedExecutor(task, federation, algorithm, schedule, workers, shards, compiled=engine.compile)

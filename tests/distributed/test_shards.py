@@ -1,4 +1,4 @@
-"""ClientShards: a division of the clients that depends on nothing but their number."""
+"""Shards: a division of the clients that depends on nothing but their number."""
 
 from hypothesis import given
 from hypothesis import strategies as st
