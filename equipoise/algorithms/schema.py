@@ -32,6 +32,8 @@ class MessageSchema:
     up: Shapes
     parameters_shared: int
     parameters_personal: int
+    weighs_samples: bool = False
+    "whether the weight that a client sends is its number of training samples"
 
 
 def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> MessageSchema:
@@ -45,7 +47,8 @@ def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> M
     server = _tried(algorithm, "init_server", start)
     client = _tried(algorithm, "init_client", start)
     down = _tried(algorithm, "broadcast", server, 0)
-    found = _tried(algorithm, "local_update", client, down, ShapeProbe(start))
+    probe = ShapeProbe(start)
+    found = _tried(algorithm, "local_update", client, down, probe)
     name = type(algorithm).__name__
     if not (isinstance(found, tuple) and [type(each) for each in found] == [State, Upload]):
         raise EquipoiseError(f"{name}.local_update must return the client's next State and an Upload, as a pair")
@@ -54,7 +57,13 @@ def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> M
         raise EquipoiseError(f"{name}.local_update changes the fields or shapes of the client's state")
     up = upload.wire if weighted else upload.message
     return MessageSchema(
-        server.shapes(), client.shapes(), down.shapes(), up.shapes(), upload.message.numel, client.numel
+        server.shapes(),
+        client.shapes(),
+        down.shapes(),
+        up.shapes(),
+        upload.message.numel,
+        client.numel,
+        weighs_samples=weighted and upload.weight is probe.size,
     )
 
 
@@ -77,7 +86,8 @@ class ShapeProbe:
     def __init__(self, start: Start):
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
         self.outputs, self.start, self.round, self.lr = start.outputs, start, 1, 1.0
-        self.size = self.iterations = self.local_steps = start.w0.new_ones(1)
+        self.size = start.w0.new_ones(1)
+        self.iterations = self.local_steps = start.w0.new_ones(1)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"data has no {name!r}{nearest(name, [k for k in dir(LocalData) if k[0] != '_'])}")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from equipoise.settings import Count, Positive, Settings
+from equipoise.settings import Count, NonNegative, Positive, Settings
 
 Length = Annotated[int, Field(ge=1, le=10**6)]
 
@@ -24,6 +24,10 @@ class Deploy(Settings):
     "number of times that a round is tried before the run stops"
     evaluate: bool = True
     "whether clients send the scores of their models on their own data"
+    largest_weight: Positive = 1e6
+    "largest weight of an update, and largest number of samples that a client may announce"
+    largest_norm: NonNegative = 1000.0
+    "how many times longer than the median of all clients' updates an update may be; 0: as long as it likes"
     names: tuple[str, ...] = ()
     "names of the clients that may take part; empty: all that the SuperLink admits"
     threads: Annotated[int, Field(ge=0)] = 0

@@ -172,7 +172,7 @@ class Client:
             privacy.guarantee(privacy.noise(ReleaseCount(1)), ReleaseCount(1))
         atomic_files.make_folder(Path(self.settings.state).expanduser())
         facts: dict[str, Any] = {"unseen": self.settings.unseen, "layout": self.task.space.fingerprint()}
-        if self.plan.experiment.algorithm.requires.total_samples:
+        if self.plan.experiment.algorithm.requires.total_samples or self.schema.weighs_samples:
             facts["size"] = len(data.train[0])
         return self._answer(order, status="hello", **facts)
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from equipoise.flower.codec import RejectedMessage
-from equipoise.flower.protocol import Order
+from equipoise.flower.protocol import Answer, Order
 from equipoise.flower.roster import Member, Roster
 from equipoise.flower.transport import Reply, Transport
 
@@ -15,8 +15,27 @@ _RETRY = 60.0  # seconds until a node that could not take part is asked again
 class Enrolment:
     """Asks new nodes who they are, and adds them to the roster."""
 
-    def __init__(self, transport: Transport, roster: Roster, layout: str, report: Callable[[str, str], None]):
+    def __init__(
+        self,
+        transport: Transport,
+        roster: Roster,
+        layout: str,
+        report: Callable[[str, str], None],
+        largest_size: float,
+        needs_size: bool,
+    ):
+        """Prepare the enrolment of a run.
+
+        Args:
+            transport: sends greetings.
+            roster: gets the clients.
+            layout: fingerprint of the layout of the model's parameters.
+            report: gets the name of an event and its text.
+            largest_size: the largest number of samples that a client may announce.
+            needs_size: whether clients that train must announce their number of samples.
+        """
         self.transport, self.roster, self.layout, self._report = transport, roster, layout, report
+        self.largest_size, self.needs_size = largest_size, needs_size
 
     def present(self, unseen: bool = False) -> list[Member]:
         """Return the clients that are here, in the order of their names: those that train, or the `unseen` ones."""
@@ -46,6 +65,7 @@ class Enrolment:
                 raise RejectedMessage(answer.status, f"{answer.client!r} cannot take part; see the client's log")
             if answer.layout != self.layout:
                 raise RejectedMessage("unknown", f"{answer.client!r} has a different model from the server")
+            self._check_size(answer)
             online = self.transport.online()
             known = answer.client in self.roster.members
             registered = {identity: info.name for identity, info in online.items()}
@@ -55,3 +75,14 @@ class Enrolment:
         except RejectedMessage as error:
             self.transport.turned_away[node] = time.monotonic()
             self.transport.refuse(error.reason, f"node {node}", str(error))
+
+    def _check_size(self, answer: Answer) -> None:
+        """Raise RejectedMessage if a client announces no samples where it must, or more than it may."""
+        if answer.size > self.largest_size:
+            raise RejectedMessage(
+                "size",
+                f"{answer.client!r} announces {answer.size} samples, more than deploy.largest_weight = "
+                f"{self.largest_size:g}; set that higher if it is true",
+            )
+        if self.needs_size and not answer.size and not answer.unseen:
+            raise RejectedMessage("size", f"{answer.client!r} does not announce its number of samples")

@@ -82,7 +82,7 @@ class Answer(Settings):
     layout: Word = ""
     "fingerprint of the layout of its model's parameters"
     size: Counter = 0
-    "number of training samples, if the algorithm needs it"
+    "number of training samples, if the algorithm needs it or weighs clients by it"
     trained: Round = 0
     "round that it trained for; 0: none"
     samples: Counter = 0

@@ -1,6 +1,7 @@
 """The scores that clients reported for their models, and the figures and tables made from them."""
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,14 @@ class ReportedPredictions:
 class ReportedScores:
     """The scores of the last evaluation, by the clients' names."""
 
-    def __init__(self, metrics: MetricCollection, select: str = "validation", labels: int = 1, least_loss: float = 0.0):
+    def __init__(
+        self,
+        metrics: MetricCollection,
+        select: str = "validation",
+        labels: int = 1,
+        least_loss: float = 0.0,
+        largest_size: float = math.inf,
+    ):
         """Create an empty table.
 
         Args:
@@ -51,8 +59,10 @@ class ReportedScores:
             select: the samples on which the hybrid model is chosen, "validation" or "test".
             labels: number of labels of a sample, which has several if it is a text.
             least_loss: the smallest possible loss.
+            largest_size: the largest number of samples of a split that a client may report.
         """
-        self.metrics, self.select, self.labels, self.least_loss = metrics, select, labels, least_loss
+        self.metrics, self.select, self.labels = metrics, select, labels
+        self.least_loss, self.largest_size = least_loss, largest_size
         self.malicious: frozenset[str] = frozenset()
         "names of the malicious clients, whose scores count in no figure"
         self.rows: dict[str, dict[str, list[float]]] = {}
@@ -83,7 +93,7 @@ class ReportedScores:
             adapted: number of samples through a backward pass to make the models.
             unseen: whether the client does not train.
         """
-        check_scores(scores, self.metrics, self.least_loss)
+        check_scores(scores, self.metrics, self.least_loss, self.largest_size)
         kinds = scores.keys() - {"sizes"} if self.metrics.arrays and scores["sizes"][2] else set()
         check_confusion(confusion, kinds, int(scores["sizes"][2]) * self.labels)
         self.rows[name] = {kind: values.tolist() for kind, values in scores.items()}

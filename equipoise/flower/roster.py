@@ -21,7 +21,7 @@ class Member:
     registered: bool = False
     "whether the operator registered the name with the node's key"
     samples: int = 0
-    "number of training samples, if the algorithm needs it"
+    "number of training samples that it announced, if the algorithm needs it or weighs clients by it"
     accepted: int = 0
     "number of the order that ended the last round in which the server accepted its updates; 0: none"
     within: int = 0

@@ -9,19 +9,24 @@ from equipoise.evaluation.scoreboard import score_columns
 from equipoise.flower.codec import RejectedMessage
 from equipoise.metrics import Metric, MetricCollection
 
-_MOST = 10**12  # largest plausible number of samples, and largest plausible score
+_MOST = 10**12  # largest plausible score
 
 
-def check_scores(scores: Mapping[str, Tensor], metrics: MetricCollection, least_loss: float) -> None:
+def check_scores(
+    scores: Mapping[str, Tensor], metrics: MetricCollection, least_loss: float, largest_size: float
+) -> None:
     """Raise RejectedMessage if these scores are impossible.
 
     Args:
         scores: sizes of the client's splits, and one row of scores per kind of model.
         metrics: the metrics of the scores.
         least_loss: the smallest possible loss.
+        largest_size: the largest number of samples of a split, because pooled scores count samples.
     """
-    if "sizes" not in scores or not bool(((scores["sizes"] >= 0) & (scores["sizes"] < _MOST)).all()):
-        raise RejectedMessage("scores", "impossible sizes of splits")
+    if "sizes" not in scores or not bool(((scores["sizes"] >= 0) & (scores["sizes"] <= largest_size)).all()):
+        raise RejectedMessage(
+            "scores", f"sizes of splits are missing, negative, or above deploy.largest_weight = {largest_size:g}"
+        )
     _, validation, test = scores["sizes"].tolist()
     columns, may_be_undefined = score_columns(metrics), _may_be_undefined(metrics)
     low, high = _bounds(metrics, least_loss)

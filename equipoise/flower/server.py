@@ -32,7 +32,7 @@ from equipoise.engine.shared_buffers import initial_server
 from equipoise.engine.summary import summarize_run
 from equipoise.equilibrium import Solves
 from equipoise.errors import EquipoiseError, RunFailed
-from equipoise.executors.base import ClientModel
+from equipoise.executors.base import SENT, ClientModel
 from equipoise.flower.attendance import Attendance, TooFewClients
 from equipoise.flower.codec import RejectedMessage, group
 from equipoise.flower.deployment_plan import DeploymentPlan
@@ -44,7 +44,7 @@ from equipoise.flower.reported_scores import ReportedScores
 from equipoise.flower.roster import Member, Roster
 from equipoise.flower.round_progress import RoundProgress
 from equipoise.flower.transport import Reply, Transport
-from equipoise.flower.upload_checks import checked_upload
+from equipoise.flower.upload_checks import Received, UploadChecks
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, secure_noise
 from equipoise.state import RoundUploads, State, Upload
@@ -75,11 +75,16 @@ class Deployment(Run):
         kinds = [kind for kind in SCORED if kind != "consensus" or isinstance(self.algorithm, HasConsensusModel)]
         self.transport = Transport(grid, answer_shapes(self.schema, task.metrics, kinds), self.report)
         self.roster = Roster(self.settings.names)
-        self.enrolment = Enrolment(self.transport, self.roster, self.fingerprint, self.report)
+        needs_size = self.algorithm.requires.total_samples or self.schema.weighs_samples
+        largest = self.settings.largest_weight
+        self.enrolment = Enrolment(
+            self.transport, self.roster, self.fingerprint, self.report, largest, bool(needs_size)
+        )
+        self.checks = UploadChecks(self.schema, self.settings, experiment.privacy)
         self.attendance = Attendance(self.transport, self.enrolment, self.settings, self.schedule, self.report)
         self.id = self.attendance.run = uuid.uuid4().hex
         labels = task.sample[1][0].numel()
-        self.scores = ReportedScores(task.metrics, experiment.schedule.select, labels, task.loss.least)
+        self.scores = ReportedScores(task.metrics, experiment.schedule.select, labels, task.loss.least, largest)
         self.progress = RoundProgress()
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the lines of a round whose models are still to be scored"
@@ -168,6 +173,7 @@ class Deployment(Run):
         """Fix, before the first round, what depends on who is here."""
         training = [member for member in self.roster.members.values() if not member.unseen]
         samples = sum(member.samples for member in training)
+        self._report_heavy(training, samples)
         self._begin(replace(self.start, clients=len(training), samples=samples))
         unseen = {member.name for member in self.roster.members.values() if member.unseen}
         names = ({member.name for member in training} | set(self.settings.names)) - unseen
@@ -175,6 +181,13 @@ class Deployment(Run):
         if (attack := self.pipeline.settings.attack) is not None:
             names |= set(attack.clients) - unseen
             self._set_malicious(attack.malicious(sorted(names), self.schedule.seed))
+
+    def _report_heavy(self, training: list[Member], samples: int) -> None:
+        """Report a client that announces more than half of all samples, because it then outweighs all others."""
+        for member in training:
+            if len(training) > 2 and self.schema.weighs_samples and member.samples > samples / 2:
+                share = f"{member.samples} of all {samples} samples"
+                self.warn(f"{member.name} announces {share}, so its weight is larger than that of all others together")
 
     def _set_malicious(self, names: frozenset[str]) -> None:
         self.pipeline.malicious = self.scores.malicious = names
@@ -296,18 +309,28 @@ class Deployment(Run):
         accepted = []
         if not self.step:
             self.progress.solves = Solves()
-        for member in cohort:
-            if (reply := replies.get(member.name)) is None:
-                continue
+        received = [
+            Received(member, replies[member.name], self._known(member)) for member in cohort if member.name in replies
+        ]
+        usable, rejected = self.checks.check(received, round, self.step, self.pipeline.ledger.sigma)
+        for each in received:
+            name, reply = each.member.name, each.reply
             self.counters.bytes_up += group(reply.tensors, "up").nbytes
-            try:
-                accepted.append((member, checked_upload(reply, round, self.schema)))
-                self.counters.gradient_samples += reply.answer.samples
-                self.client_seconds[member.name] += reply.seconds
-                self.progress.solves.add(reported_solves(reply.answer))
-            except RejectedMessage as error:
-                self.transport.refuse(error.reason, member.name, str(error))
+            if name in rejected:
+                self.transport.refuse(rejected[name].reason, name, str(rejected[name]))
+                continue
+            accepted.append((each.member, usable[name]))
+            self.counters.gradient_samples += reply.answer.samples
+            self.client_seconds[name] += reply.seconds
+            self.progress.solves.add(reported_solves(reply.answer))
         return accepted
+
+    def _known(self, member: Member) -> list[State]:
+        """Return the messages that the server and a client both have before the client's upload."""
+        down = broadcast(self.algorithm, self.server, member.index)
+        if self.pipeline.last is None:
+            return [down]
+        return [down, State({k: t for k, t in self.store.get(member.index).items() if k.startswith(SENT)})]
 
     def _aggregate(
         self, round: int, cohort: list[Member], accepted: list[Accepted], number: int, seconds: float
@@ -388,6 +411,7 @@ class Deployment(Run):
             "round_ended": self.round_ended,
             "concluded": self.concluded,
             **self.progress.facts(self.client_seconds),
+            **self.checks.facts(),
             "tally": self.scores.facts(),
         }
 
@@ -404,6 +428,7 @@ class Deployment(Run):
         self.budgets = facts.get("budgets", {})
         self.client_seconds.update(self.progress.restore(facts, saved.kept))
         self._set_malicious(frozenset(facts["malicious"]))
+        self.checks.restore(facts)
         self._begin(replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"]))
         self.buffers = saved.kept["buffers"]
 

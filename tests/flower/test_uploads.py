@@ -71,7 +71,8 @@ def test_only_what_was_announced_is_sent(name: str, evaluate: bool, tmp_path: Pa
         assert group(tensors, "up").shapes() == (up if kind == "train" else {})
         if kind == "query":
             assert not tensors
-            assert {facts[k] for k in COUNTERS} == {0}
+            assert {facts[k] for k in COUNTERS - {"size"}} == {0}
+            assert bool(facts["size"]) == ("weight" in up and name != "fl-deq")  # its weight is not a number of samples
         if not evaluate:
             assert facts["evaluated"] == facts["adapted"] == 0
     assert bool(deployment.scores.rows) == evaluate
