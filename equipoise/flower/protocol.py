@@ -28,7 +28,7 @@ Counter = Annotated[int, Field(ge=0, le=10**12)]
 Word = Annotated[str, Field(max_length=256, pattern=PRINTABLE)]
 NOBODY = "0" * 32
 """The run in the answer of a client that could not read its order."""
-Status = Literal["done", "hello", "stale", "out-of-step", "not-finite", "no-data", "failed"]
+Status = Literal["done", "hello", "stale", "out-of-step", "not-finite", "no-data", "no-budget", "failed"]
 STATUSES = get_args(Status)
 
 
