@@ -313,6 +313,8 @@ class Client:
         if self.settings.counts:
             facts["samples"] = result.gradient_samples
             facts |= solver_facts(solves) if self.plan.experiment.privacy is None else {}
+        else:
+            facts["counts"] = False
         upload, new_state = self._released(order, result, job, state_file)
         return facts, named(upload.wire, "up"), new_state
 

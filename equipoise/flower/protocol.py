@@ -103,6 +103,8 @@ class Answer(Settings):
     "round whose models were scored; 0: none"
     adapted: Counter = 0
     "number of samples through a backward pass to make the models that were scored"
+    counts: bool | None = None
+    "false if the client's owner does not let numbers of samples and solves be sent; otherwise left out"
 
 
 def solver_facts(solves: Solves) -> dict[str, int]:

@@ -54,13 +54,12 @@ class ReleaseLedger:
         Args:
             run: the run that the server names.
         """
-        with self._locked():
-            records = self._read(create=False)
+        records = self._read() if self.folder.exists() else ReleaseRecords()
         self._check(records, run)
-        limits = [f"{records.count} of {self._most(records)} messages"] if self._most(records) is not None else []
-        if self.budget.epsilon is not None:
-            limits.append(f"epsilon at most {self.budget.epsilon:g}")
-        return f"released so far from {self.folder}: {records.count} messages; limit: {', '.join(limits)}"
+        most, limit = self._most(records), self.budget.epsilon
+        limits = [f"{most:,} messages"] if most is not None else []
+        limits += [f"epsilon {limit:g}"] if limit is not None else []
+        return f"{records.count:,} messages were released from {self.folder}; at most {', '.join(limits)} may be"
 
     def admit(self, run: str) -> str:
         """Check that a run may go on, and begin a ledger if the state folder is new.
@@ -72,7 +71,9 @@ class ReleaseLedger:
             What state files record of the ledger.
         """
         with self._locked():
-            records = self._read(create=True)
+            records = self._read()
+            if not self.path.exists() or records.earlier != self._parsed().earlier:
+                self._write(records)
         self._check(records, run)
         return records.evidence()
 
@@ -167,8 +168,8 @@ class ReleaseLedger:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _read(self, create: bool) -> ReleaseRecords:
-        """Return the records, checked against the state files beside it; if there is none, begin a ledger."""
+    def _read(self) -> ReleaseRecords:
+        """Return the records, checked against the files of runs beside them; without any, those of a new folder."""
         if self.path.exists():
             records = self._parsed()
         elif (used := self._used_folder()) is not None:
@@ -179,11 +180,7 @@ class ReleaseLedger:
         else:
             records = ReleaseRecords()
         self._check_evidence(records)
-        earlier = self._earlier(records)
-        changed = earlier != records.earlier or not self.path.exists()
-        records.earlier = earlier
-        if create and changed:
-            self._write(records)
+        records.earlier = self._earlier(records)
         return records
 
     def _parsed(self) -> ReleaseRecords:

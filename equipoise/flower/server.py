@@ -303,7 +303,7 @@ class Deployment(Run):
             try:
                 accepted.append((member, checked_upload(reply, round, self.schema)))
                 self.counters.gradient_samples += reply.answer.samples
-                member.counts = reply.answer.samples > 0
+                member.counts = reply.answer.counts is not False
                 self.client_seconds[member.name] += reply.seconds
                 self.progress.solves.add(reported_solves(reply.answer))
             except RejectedMessage as error:

@@ -357,9 +357,11 @@ def test_check_tells_what_a_client_has_and_sends(app: Path, tmp_path: Path) -> N
     before = tree(tmp_path)
     printed = good(deploy("check", "ward/client.toml", "--app", app, cwd=tmp_path))
     assert "ward 3: 14 samples for train, 2 samples for validation, 4 samples for test" in printed
-    assert re.search(r"In a round it sends [\d,]+ numbers \(w\b.*\), and nothing else of its data\.", printed)
     parameters = 5 * 128 + 128 + 128 * 64 + 64 + 64 * 3 + 3
-    assert f" {parameters + 1:,} numbers (w, weight)" in printed
+    assert f"- an update of {parameters + 1:,} numbers for every order to train: w [{parameters}]" in printed
+    assert "weight [1] (1 number)" in printed
+    for word in ("- scores: loss, accuracy", "- sizes: ", "- counters: ", "- its name, ", "none of this is covered"):
+        assert word in printed
     assert {name: b for name, b in tree(tmp_path).items() if "__pycache__" not in name} == before
 
 
@@ -379,7 +381,7 @@ def test_check_uses_the_apps_own_model_and_data(app: Path, tmp_path: Path) -> No
         file.write("bed = 6\n")
     printed = good(deploy("check", "ward/client.toml", "--app", app, cwd=tmp_path))
     assert "ward 3: 6 samples for train, 0 samples for validation, 0 samples for test" in printed
-    assert " 19 numbers (w, weight)" in printed
+    assert "- an update of 19 numbers for every order to train: w [18] (18 numbers), weight [1] (1 number)" in printed
 
 
 def test_check_refuses_what_cannot_work(app: Path, tmp_path: Path) -> None:
