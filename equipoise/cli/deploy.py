@@ -292,13 +292,11 @@ def check(
     found = load_app(app)
     one = Client(found.client_plan, read_toml(settings), found.data)
     federation = one.checked_data()
-    sizes = {name: int(getattr(federation, name).lengths[0]) for name in ("train", "validation", "test")}
-    _print(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))
-    for line in one.disclosures():
-        _print(line)
     try:
         left = one.check_budget()
     except RejectedMessage as error:
         raise EquipoiseError(str(error)) from None
-    if left:
-        _print(left)
+    sizes = {name: int(getattr(federation, name).lengths[0]) for name in ("train", "validation", "test")}
+    _print(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))
+    for line in [*one.disclosures(), *([left] if left else [])]:
+        _print(line)

@@ -3,6 +3,7 @@
 import math
 
 from equipoise.algorithms.schema import MessageSchema
+from equipoise.flower.protocol import STATUSES
 from equipoise.flower.release_plan import ReleasePlan
 from equipoise.metrics import MetricCollection
 
@@ -47,10 +48,10 @@ def disclosures(
         if size:
             lines.append(f"- the number of training samples, when it joins{not_covered}")
     else:
-        lines.append("- no counters and no number of samples")
+        lines.append("- no counters and no number of samples, only that they are switched off")
     lines.append(
-        "- its name, whether it trains, the layout of its model, and one word of status for every order, such as done, "
-        f"not-finite, no-data or failed{not_covered}"
+        "- its name, whether it trains, the layout of its model, and for every order the order's own numbers and one "
+        f"word of status: {', '.join(STATUSES)}{not_covered}"
     )
     lines.append(f"- not sent, but seen by the server: when it is online and how long it takes{not_covered}")
     if plan is None:
