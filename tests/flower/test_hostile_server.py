@@ -21,7 +21,7 @@ from equipoise.flower.release_records import message_digest
 from equipoise.state import State
 from equipoise.storage import atomic_files
 from tests.support.flower_memory import Killed
-from tests.support.hostile import FEDAVG, FLAME, SIGMA, ask, down_for, private_client, run_id, train
+from tests.support.hostile import CLIP, FEDAVG, FLAME, SIGMA, ask, down_for, private_client, run_id, train
 
 LIMIT = 8
 ORDERS = 1000
@@ -123,6 +123,15 @@ def test_the_same_message_has_the_same_noise_in_every_run(tmp_path: Path) -> Non
     answers = [train(client, run) for run in range(200)]
     assert {answer.status for answer, _ in answers} == {"done"}
     assert len({message_digest(State(u=update)) for _, update in answers}) == 1
+
+
+def test_noise_is_drawn_for_what_is_released_after_clipping(watched: Watched, tmp_path: Path) -> None:
+    """The server chooses the reference: noise drawn for the message before would serve two references."""
+    client = private_client(tmp_path)
+    far = {name: t + 5 for name, t in down_for(client, 0).items()}
+    ask(client, Order(run=run_id(1), number=1, client=client.settings.name, train=1), far)
+    [truth] = watched.truths
+    assert 0 < float(truth.w.norm()) <= CLIP
 
 
 def test_a_flood_of_greetings_changes_nothing(tmp_path: Path) -> None:
