@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from equipoise.errors import EquipoiseError
@@ -47,6 +47,7 @@ class ReleaseLedger:
             budget: what the client's settings allow.
         """
         self.folder, self.path, self.plan, self.budget = folder, folder / LEDGER, plan, budget
+        self.lock = folder / "releases.lock"
 
     def check(self, run: str) -> str:
         """Raise an error if nothing can be released in a run; return how much is left, for the client's log.
@@ -54,7 +55,9 @@ class ReleaseLedger:
         Args:
             run: the run that the server names.
         """
-        records = self._read() if self.folder.exists() else ReleaseRecords()
+        # A client that only looks creates no files; before its first order there is nobody to wait for.
+        with self._locked() if self.lock.exists() else nullcontext():
+            records = self._read() if self.folder.exists() else ReleaseRecords()
         self._check(records, run)
         most, limit = self._most(records), self.budget.epsilon
         limits = [f"{most:,} messages"] if most is not None else []
@@ -164,15 +167,16 @@ class ReleaseLedger:
     def _locked(self) -> Iterator[None]:
         """Hold a lock, because orders of two runs may be in progress at once."""
         atomic_files.make_folder(self.folder)
-        with (self.folder / "releases.lock").open("w") as file:
+        with self.lock.open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
     def _read(self) -> ReleaseRecords:
         """Return the records, checked against the files of runs beside them; without any, those of a new folder."""
+        used = None if self.path.exists() else self._used_folder()
         if self.path.exists():
             records = self._parsed()
-        elif (used := self._used_folder()) is not None:
+        elif used is not None:
             raise EquipoiseError(
                 f"{self.path} is missing, but {used} has files of an earlier run; restore the list of releases, or "
                 f"{_NEW_FOLDER}"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from equipoise.errors import RunFailed
 from equipoise.flower.client import Client
 from equipoise.flower.protocol import Order
 from equipoise.flower.release_ledger import ReleaseLedger
@@ -17,7 +18,9 @@ from equipoise.flower.release_plan import Budget, ReleasePlan
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.state import State
 from tests.support.commands import is_one_sentence
-from tests.support.hostile import FEDAVG, FLAME, PRIVACY, ask, private_client, run_id, train
+from tests.support.flower_memory import deployed, run
+from tests.support.hostile import FEDAVG, FLAME, PRIVACY, ask, private_client, run_id, softmax_model, train
+from tests.support.problems import classification
 
 RUN = run_id(1)
 
@@ -67,6 +70,19 @@ def test_a_second_run_needs_a_budget_that_the_client_grants(tmp_path: Path, capl
     client = private_client(tmp_path, max_releases=5)
     assert [train(client, 2, seed + 1, 10 + seed)[0].status for seed in range(4)] == ["done"] * 2 + ["no-budget"] * 2
     refused(client, caplog, "5 messages were released already, and 5 are allowed (max_releases", "no-budget", run=3)
+
+
+def test_a_second_deployment_finds_no_client_without_a_budget(tmp_path: Path) -> None:
+    federation, options = classification(2), {"privacy": PRIVACY, "rounds": 2, "deploy": {"wait": 0.3}}
+    app, grid = deployed(tmp_path / "app", federation, softmax_model(), FEDAVG, **options)
+    assert run(app, grid, tmp_path / "first").transport.refused == {}
+    with pytest.raises(RunFailed, match="0 clients came"):
+        run(app, grid, tmp_path / "second")
+    events = (tmp_path / "second" / "events.jsonl").read_text()
+    assert events.count("refused (no-budget)") == 2
+    for node in grid.nodes.values():
+        node.settings["max_releases"] = 4
+    assert run(app, grid, tmp_path / "third").transport.refused == {}
 
 
 def test_less_may_be_granted_than_is_planned(tmp_path: Path) -> None:
