@@ -225,11 +225,25 @@ def client(
     unseen: Annotated[
         bool, typer.Option("--unseen", help="Do not take part in training, only adapt the result.")
     ] = False,
+    scores: Annotated[bool, typer.Option("--scores/--no-scores", help="Send scores of its models.")] = True,
+    counts: Annotated[
+        bool, typer.Option("--counts/--no-counts", help="Send numbers of samples; without them, no scores either.")
+    ] = True,
+    max_releases: Annotated[
+        int | None,
+        typer.Option("--max-releases", metavar="N", min=1, help="Most private messages that may ever leave."),
+    ] = None,
+    max_epsilon: Annotated[
+        float | None, typer.Option("--max-epsilon", metavar="E", help="Largest epsilon of all of them together.")
+    ] = None,
 ) -> None:
     """Make the key and the settings of a client, on its machine.
 
     \b
         equipoise deploy client clients/ward-3 --name ward-3 --data /data/ward-3
+
+    Under privacy a client sends the messages of one run and no more. --max-releases and --max-epsilon allow more, or
+    less, over all runs and experiments.
     """
     _need_flower()
     from equipoise.flower import app_template
@@ -239,7 +253,11 @@ def client(
         raise EquipoiseError("--name must have 1 to 256 characters, all of them printable")
     if (folder / "key").exists():
         raise EquipoiseError(f"{folder} is a client already; choose another folder")
-    settings = app_template.write_settings(folder, name, data or folder / "data", unseen)
+    if max_epsilon is not None and not 0 < max_epsilon < math.inf:
+        raise EquipoiseError(f"--max-epsilon {max_epsilon:g} is not allowed; it must be a number above 0")
+    limits = {"max_releases": max_releases, "max_epsilon": max_epsilon}
+    switched_off = {key: False for key, on in (("evaluate", scores), ("counts", counts)) if not on}
+    settings = app_template.write_settings(folder, name, data or folder / "data", unseen, **switched_off, **limits)
     write_key(folder / "key")
     _print(f"{settings} names the client, its data and its state; {folder / 'key'} must never leave this machine.")
     _print("Give the public key to the operator of the SuperLink, to register it:")
@@ -257,22 +275,28 @@ def check(
     settings: Annotated[Path, typer.Argument(metavar="client.toml", help="Settings of the client.")],
     app: Annotated[Path, typer.Option("--app", metavar="DIR", help="App that `deploy init` wrote.")],
 ) -> None:
-    """Check that a client's data fit the experiment.
+    """Check that a client's data fit the experiment, and list all that would leave the client.
 
     \b
         equipoise deploy check clients/ward-3/client.toml --app app
 
-    Do this before you start the client's SuperNode.
+    Do this before you start the client's SuperNode. `evaluate = false` and `counts = false` in client.toml keep scores
+    and numbers of samples on this machine; `max_releases` and `max_epsilon` limit what leaves under privacy.
     """
     _need_flower()
     from equipoise.flower.apps import load_app
     from equipoise.flower.client import Client
+    from equipoise.flower.codec import RejectedMessage
     from equipoise.storage.run_folder import read_toml
 
     found = load_app(app)
     one = Client(found.client_plan, read_toml(settings), found.data)
     federation = one.checked_data()
+    try:
+        left = one.check_budget()
+    except RejectedMessage as error:
+        raise EquipoiseError(str(error)) from None
     sizes = {name: int(getattr(federation, name).lengths[0]) for name in ("train", "validation", "test")}
     _print(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))
-    sent = sum(math.prod(shape) for shape, _ in one.schema.up.values())
-    _print(f"In a round it sends {sent:,} numbers ({', '.join(one.schema.up)}), and nothing else of its data.")
+    for line in [*one.disclosures(), *([left] if left else [])]:
+        _print(line)

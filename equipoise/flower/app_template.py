@@ -175,7 +175,7 @@ def _without_passed(tables: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def write_settings(folder: Path, name: str, data: Path, unseen: bool = False) -> Path:
+def write_settings(folder: Path, name: str, data: Path, unseen: bool = False, **own: bool | float | None) -> Path:
     """Write a client's settings, which its SuperNode gets as --node-config; return the file.
 
     Args:
@@ -183,6 +183,7 @@ def write_settings(folder: Path, name: str, data: Path, unseen: bool = False) ->
         name: the client's name.
         data: the folder or file with its samples.
         unseen: whether it does not train, but only adapts the result.
+        **own: other settings of a client, such as max_releases; what is None is left out.
     """
     atomic_files.make_folder(folder)
     settings = {
@@ -191,6 +192,7 @@ def write_settings(folder: Path, name: str, data: Path, unseen: bool = False) ->
         "state": str((folder / "state").resolve()),
         "unseen": unseen,
         "evaluate": True,
+        **{key: value for key, value in own.items() if value is not None},
     }
     atomic_files.write_text(folder / "client.toml", tomli_w.dumps(settings))
     return folder / "client.toml"

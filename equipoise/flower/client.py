@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from flwr.app import Message
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of, initial_upload_of
+from equipoise.algorithms.capabilities import HasConsensusModel, initial_upload_of
 from equipoise.attacks import poison_labels
 from equipoise.data.federation import Federation
 from equipoise.distributed.shards import ClientShards
@@ -37,6 +38,7 @@ from equipoise.flower.client_data import DataFunction, client_data
 from equipoise.flower.client_state import ClientStateFile, StoredState
 from equipoise.flower.codec import RejectedMessage, group, named
 from equipoise.flower.deployment_plan import DeploymentPlan
+from equipoise.flower.disclosure import disclosures
 from equipoise.flower.protocol import (
     NOBODY,
     PRINTABLE,
@@ -48,10 +50,10 @@ from equipoise.flower.protocol import (
     order_shapes,
     solver_facts,
 )
-from equipoise.flower.release_ledger import ReleaseLedger
-from equipoise.privacy.accounting import ReleaseCount
-from equipoise.privacy.mechanisms import public_reference, secure_noise
-from equipoise.settings import MOST, Settings, read
+from equipoise.flower.release_ledger import ReleaseLedger, check_without_privacy
+from equipoise.flower.release_plan import Budget, ReleasePlan
+from equipoise.privacy.mechanisms import public_reference
+from equipoise.settings import MOST, Count, Positive, Settings, read
 from equipoise.state import State, Upload
 from equipoise.storage import atomic_files
 from equipoise.training.buffers import BUFFERS
@@ -74,6 +76,12 @@ class ClientSettings(Settings):
     "largest number of iterations per equilibrium solve in training on this machine; 0: as the experiment says"
     evaluate: bool = True
     "whether the scores of the client's models may be sent to the server if the experiment asks for them"
+    counts: bool = True
+    "whether numbers of samples and of equilibrium solves may be sent; without them, scores are not sent either"
+    max_releases: Count | None = None
+    "largest number of private messages that ever leave this state folder; default: one run of the first experiment"
+    max_epsilon: Positive | None = None
+    "largest epsilon of all private messages that ever leave this state folder"
 
 
 def work(plan: DeploymentPlan, settings: Mapping[str, Any], hook: DataFunction | None, message: Message) -> Message:
@@ -129,6 +137,9 @@ class Client:
         start = self.task.start(1, seed=plan.experiment.schedule.seed)
         self.schema = message_schema(self.task, plan.experiment.algorithm, start, plan.experiment.privacy is not None)
         self.accepts = order_shapes(self.schema, start, len(self.task.buffers))
+        self.folder = Path(self.settings.state).expanduser()
+        self.budget = Budget(self.settings.max_releases, self.settings.max_epsilon)
+        self._check_counts()
 
     def __call__(self, message: Message) -> Message:
         """Return the reply to a message of the server."""
@@ -146,10 +157,73 @@ class Client:
             return self._greet(order), {}
         if order.client != self.settings.name:
             raise RejectedMessage("failed", f"an order for {order.client!r} came to {self.settings.name!r}")
-        state_file = ClientStateFile(Path(self.settings.state).expanduser(), order.run, self.settings.name)
+        if order.train and self.settings.unseen:
+            raise RejectedMessage("failed", "an order to train came, but this client does not train (unseen = true)")
+        # First of all, because a state folder that may release nothing must not get a folder for the run either.
+        evidence = self._admit(order.run)
+        state_file = ClientStateFile(self.folder, order.run, self.settings.name)
+        state_file.evidence = evidence
         with state_file.locked():
             stored = self._check_number(order, state_file.read())
             return self._execute(order, tensors, state_file, stored)
+
+    @cached_property
+    def release_plan(self) -> ReleasePlan | None:
+        """Return what leaves under privacy, by the client's own copy of the experiment; None without privacy."""
+        if self.plan.experiment.privacy is None:
+            return None
+        return ReleasePlan.of(self.plan.experiment, self.schema, self.task.space.fingerprint())
+
+    @property
+    def ledger(self) -> ReleaseLedger | None:
+        """Return the ledger of what the client has released; None without privacy."""
+        return None if self.release_plan is None else ReleaseLedger(self.folder, self.release_plan, self.budget)
+
+    def disclosures(self) -> list[str]:
+        """Return the list of all that leaves this client, one line each, and how much of it privacy covers."""
+        experiment, settings = self.plan.experiment, self.settings
+        return disclosures(
+            self.schema,
+            self.task.metrics,
+            self.release_plan,
+            trains=not settings.unseen,
+            scores=experiment.deploy.evaluate and settings.evaluate and settings.counts,
+            counts=settings.counts,
+            size=experiment.algorithm.requires.total_samples or self.schema.weighs_samples,
+        )
+
+    def check_budget(self, run: str = NOBODY) -> str:
+        """Raise an error if the client's settings or its state folder allow no release; return what is left.
+
+        Args:
+            run: the run that asks.
+        """
+        if self.ledger is None:
+            check_without_privacy(self.folder, self.budget)
+            return ""
+        return self.ledger.check(run)
+
+    def _admit(self, run: str) -> str | None:
+        """Check that the client may take part in a run; return what its state file records of earlier releases."""
+        if self.ledger is None:
+            check_without_privacy(self.folder, self.budget)
+            return None
+        return self.ledger.admit(run)
+
+    def _check_counts(self) -> None:
+        """Raise an error if numbers of samples are not to be sent, but the algorithm needs them."""
+        if self.settings.counts:
+            return
+        if self.plan.experiment.algorithm.requires.total_samples:
+            raise EquipoiseError(
+                f"counts = false in the client's settings, but {self.plan.experiment.algorithm_name} needs the number "
+                "of training samples; allow counts, or do not take part"
+            )
+        if "weight" in self.schema.up:
+            raise EquipoiseError(
+                "counts = false in the client's settings, but without [privacy] the weight in every update is the "
+                "number of training samples; allow counts, or do not take part"
+            )
 
     def data(self) -> Federation:
         """Return the client's data, as a federation of one client."""
@@ -168,9 +242,11 @@ class Client:
     def _greet(self, order: Order) -> Answer:
         """Report who this client is, after checking that it can take part."""
         data = self._available_data()
-        if (privacy := self.plan.experiment.privacy) is not None:
-            privacy.guarantee(privacy.noise(ReleaseCount(1)), ReleaseCount(1))
-        atomic_files.make_folder(Path(self.settings.state).expanduser())
+        atomic_files.make_folder(self.folder)
+        left = self.check_budget(order.run)
+        if not (self.folder / order.run).exists():
+            for line in [*self.disclosures(), *([left] if left else [])]:
+                log.info("%s: %s", self.settings.name, line)
         facts: dict[str, Any] = {"unseen": self.settings.unseen, "layout": self.task.space.fingerprint()}
         if self.plan.experiment.algorithm.requires.total_samples or self.schema.weighs_samples:
             facts["size"] = len(data.train[0])
@@ -233,22 +309,26 @@ class Client:
             log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
         if not result.finite:
             raise RejectedMessage("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
-        facts: dict[str, Any] = {"trained": order.train, "samples": result.gradient_samples}
-        facts |= solver_facts(solves) if self.plan.experiment.privacy is None else {}
-        upload, new_state = self._released(result, job, state_file)
+        facts: dict[str, Any] = {"trained": order.train}
+        if self.settings.counts:
+            facts["samples"] = result.gradient_samples
+            facts |= solver_facts(solves) if self.plan.experiment.privacy is None else {}
+        else:
+            facts["counts"] = False
+        upload, new_state = self._released(order, result, job, state_file)
         return facts, named(upload.wire, "up"), new_state
 
-    def _released(self, result: ClientResult, job: ClientJob, state_file: ClientStateFile) -> tuple[Upload, State]:
+    def _released(
+        self, order: Order, result: ClientResult, job: ClientJob, state_file: ClientStateFile
+    ) -> tuple[Upload, State]:
         """Return the upload with privacy's noise, and the new state, with the released message where that is needed."""
-        experiment = self.plan.experiment
-        if (privacy := experiment.privacy) is None:
+        privacy, plan, ledger = self.plan.experiment.privacy, self.release_plan, self.ledger
+        if privacy is None or plan is None or ledger is None:
             return result.upload, result.client
         last_release = State({k.removeprefix(RELEASED): t for k, t in job.client.items() if k.startswith(RELEASED)})
         reference = last_release or public_reference(result.upload, job.down)
-        planned = ReleaseCount(experiment.schedule.rounds, exchanges_of(experiment.algorithm))
-        ledger = ReleaseLedger(state_file.path / "releases.json", planned.rounds * planned.exchanges)
-        noise = secure_noise() if privacy.central else ledger.noise(result.upload.message)
-        upload = privacy.release(result.upload, reference, privacy.noise(planned), noise)
+        noise, state_file.evidence = ledger.noise(order.run, privacy.clipped(result.upload.message, reference))
+        upload = privacy.release(result.upload, reference, plan.sigma, noise)
         if not last_release:
             return upload, result.client
         return upload, State(result.client, **{RELEASED + k: t for k, t in upload.message.items()})
@@ -261,7 +341,7 @@ class Client:
         scores, samples, models = self._evaluate(executor, job, order.evaluate, global_model)
         if order.finish:
             self._write_models(state_file, order, models)
-        if not (self.plan.experiment.deploy.evaluate and self.settings.evaluate):
+        if not (self.plan.experiment.deploy.evaluate and self.settings.evaluate and self.settings.counts):
             return {}, {}
         return {"evaluated": order.evaluate, "adapted": samples}, scores
 

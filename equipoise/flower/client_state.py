@@ -24,6 +24,10 @@ from equipoise.flower.codec import RejectedMessage, group, named
 from equipoise.state import State
 from equipoise.storage import atomic_files, tensor_files
 
+STATE_FILE = "state.safetensors"
+EVIDENCE = "releases"
+"""Under which a state file records how much the client had released when it was written; see `release_ledger`."""
+
 
 @dataclass(frozen=True)
 class StoredState:
@@ -80,7 +84,9 @@ class ClientStateFile:
 
     def __init__(self, state: Path, run: str, name: str):
         self.path, self.name = state / run, name
-        self.file = self.path / "state.safetensors"
+        self.file = self.path / STATE_FILE
+        self.evidence: str | None = None
+        "what is recorded of the client's releases, under privacy"
         atomic_files.make_folder(self.path)
 
     @contextmanager
@@ -126,4 +132,5 @@ class ClientStateFile:
         }
         states = {"state": stored.state, "pending": stored.pending, "step": stored.step}
         tensors = {k: t for name, state in states.items() for k, t in named(state or State(), name).items()}
-        tensor_files.write_tensors(self.file, {k: t.clone() for k, t in tensors.items()}, {"kept": json.dumps(facts)})
+        metadata = {"kept": json.dumps(facts)} | ({} if self.evidence is None else {EVIDENCE: self.evidence})
+        tensor_files.write_tensors(self.file, {k: t.clone() for k, t in tensors.items()}, metadata)

@@ -28,7 +28,7 @@ Counter = Annotated[int, Field(ge=0, le=10**12)]
 Word = Annotated[str, Field(max_length=256, pattern=PRINTABLE)]
 NOBODY = "0" * 32
 """The run in the answer of a client that could not read its order."""
-Status = Literal["done", "hello", "stale", "out-of-step", "not-finite", "no-data", "failed"]
+Status = Literal["done", "hello", "stale", "out-of-step", "not-finite", "no-data", "no-budget", "failed"]
 STATUSES = get_args(Status)
 
 
@@ -103,6 +103,8 @@ class Answer(Settings):
     "round whose models were scored; 0: none"
     adapted: Counter = 0
     "number of samples through a backward pass to make the models that were scored"
+    counts: bool | None = None
+    "false if the client's owner does not let numbers of samples and solves be sent; otherwise left out"
 
 
 def solver_facts(solves: Solves) -> dict[str, int]:

@@ -26,6 +26,8 @@ class Member:
     "number of the order that ended the last round in which the server accepted its updates; 0: none"
     within: int = 0
     "number of the last order of an unfinished round whose update the server accepted; 0: none"
+    counts: bool = True
+    "whether it reports how many samples it trained on; its owner may have switched that off"
 
 
 class Roster:

@@ -321,6 +321,7 @@ class Deployment(Run):
                 continue
             accepted.append((each.member, usable[name]))
             self.counters.gradient_samples += reply.answer.samples
+            each.member.counts = reply.answer.counts is not False
             self.client_seconds[name] += reply.seconds
             self.progress.solves.add(reported_solves(reply.answer))
         return accepted
@@ -459,10 +460,15 @@ class Deployment(Run):
         training = [name for name, member in self.roster.members.items() if not member.unseen]
         return {
             **summarize_run(self, self.plan.title, len(training), self.scores.summary(), self.scores.samples()),
+            **({"counts_missing": uncounted} if (uncounted := self._uncounted()) else {}),
             "refused": dict(sorted(self.transport.refused.items())),
             "message_bytes_down": self.transport.bytes_sent,
             "message_bytes_up": self.transport.bytes_received,
         }
+
+    def _uncounted(self) -> list[str]:
+        """Return the clients whose samples are missing in the sums, because they do not report them."""
+        return sorted(member.name for member in self.roster.members.values() if not member.counts)
 
     def _finish(self) -> None:
         assert self.folder is not None

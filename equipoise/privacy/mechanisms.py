@@ -80,7 +80,7 @@ class clip(Transform):
 
     norm: float
 
-    def __call__(self, message: State, noise: Noise) -> State:
+    def __call__(self, message: State, noise: Noise | None = None) -> State:
         largest = max((float(t.abs().max()) for t in message.values() if t.numel()), default=0.0)
         if largest == 0:
             return message
@@ -157,6 +157,10 @@ class Privacy(Settings):
         of = releases if self.per == "run" else ReleaseCount(1)
         return 2 * self.clip * of.noise(self.target_epsilon, self.delta)
 
+    def clipped(self, message: State, reference: State) -> State:
+        """Return the difference of a message from what the server knows already, clipped: what is released of it."""
+        return clip(self.clip)(State({k: t - reference[k] if k in reference else t for k, t in message.items()}))
+
     def release(self, upload: Upload, reference: State, sigma: float, noise: Noise) -> Upload:
         """Return what leaves the client: its message with the difference from `reference` clipped and noised.
 
@@ -166,11 +170,9 @@ class Privacy(Settings):
             sigma: standard deviation of the noise.
             noise: source of the noise.
         """
-        channel: Transform = clip(self.clip)
+        new = self.clipped(upload.message, reference)
         if not self.central:
-            channel = channel >> gaussian(sigma)
-        message = upload.message
-        new = channel(State({k: t - reference[k] if k in reference else t for k, t in message.items()}), noise)
+            new = gaussian(sigma)(new, noise)
         return Upload(State({k: reference[k] + t if k in reference else t for k, t in new.items()}))
 
     def guarantee(self, sigma: float, releases: ReleaseCount) -> dict[str, Any]:

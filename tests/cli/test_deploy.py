@@ -323,6 +323,17 @@ def test_a_client_that_takes_no_part_and_has_its_data_elsewhere(tmp_path: Path) 
     assert settings["unseen"] is True
 
 
+def test_a_client_with_limits_and_switches(tmp_path: Path) -> None:
+    limits = ("--max-releases", "40", "--max-epsilon", "8", "--no-scores", "--no-counts")
+    good(deploy("client", "ward", "--name", "a", *limits, cwd=tmp_path))
+    settings = tomllib.loads((tmp_path / "ward" / "client.toml").read_text(encoding="utf-8"))
+    found = {key: settings[key] for key in ("max_releases", "max_epsilon", "evaluate", "counts")}
+    assert found == {"max_releases": 40, "max_epsilon": 8.0, "evaluate": False, "counts": False}
+    for wrong in ("0", "-1", "inf", "nan"):
+        words = ("--max-epsilon", "it must be a number above 0")
+        refused("client", "other", "--name", "a", "--max-epsilon", wrong, cwd=tmp_path, words=words)
+
+
 def test_client_refuses_what_cannot_work(tmp_path: Path) -> None:
     for name in ("", "x" * 257, "a\nb", "\x1b[2J", "\udc80"):
         refused("client", "ward", "--name", name, cwd=tmp_path, words=("--name must have 1 to 256 characters",))
@@ -357,10 +368,34 @@ def test_check_tells_what_a_client_has_and_sends(app: Path, tmp_path: Path) -> N
     before = tree(tmp_path)
     printed = good(deploy("check", "ward/client.toml", "--app", app, cwd=tmp_path))
     assert "ward 3: 14 samples for train, 2 samples for validation, 4 samples for test" in printed
-    assert re.search(r"In a round it sends [\d,]+ numbers \(w\b.*\), and nothing else of its data\.", printed)
     parameters = 5 * 128 + 128 + 128 * 64 + 64 + 64 * 3 + 3
-    assert f" {parameters + 1:,} numbers (w, weight)" in printed
+    assert f"- an update of {parameters + 1:,} numbers for every order to train: w [{parameters}]" in printed
+    assert "weight [1] (1 number)" in printed
+    for word in ("- scores: loss, accuracy", "- sizes: ", "- counters: ", "- its name, ", "none of this is covered"):
+        assert word in printed
     assert {name: b for name, b in tree(tmp_path).items() if "__pycache__" not in name} == before
+
+
+def test_check_tells_what_privacy_covers_and_what_is_left_of_the_budget(app: Path, tmp_path: Path) -> None:
+    give(tmp_path / "ward", x=X, y=Y)
+    with (app / "experiment.toml").open("a") as file:
+        file.write("\n[privacy]\nclip = 1.0\ntarget_epsilon = 8.0\n")
+    before = tree(tmp_path)
+    printed = good(deploy("check", "ward/client.toml", "--app", app, cwd=tmp_path))
+    assert "for one, 8 for all " in printed
+    assert "0 messages were released from" in printed
+    assert printed.count("(not covered by privacy)") == 5
+    assert {name: b for name, b in tree(tmp_path).items() if "__pycache__" not in name} == before
+    (tmp_path / "ward" / "state").mkdir()
+    (tmp_path / "ward" / "state" / "releases.json").write_text("{}")
+    words = ("cannot be read", "so nothing is released")
+    refused("check", "ward/client.toml", "--app", app, cwd=tmp_path, words=words)
+    with (app / "experiment.toml").open("a") as file:
+        file.write('where = "central"\n')
+    with (tmp_path / "ward" / "client.toml").open("a") as file:
+        file.write("max_epsilon = 3.0\n")
+    (tmp_path / "ward" / "state" / "releases.json").unlink()
+    refused("check", "ward/client.toml", "--app", app, cwd=tmp_path, words=("the client adds no noise",))
 
 
 def test_check_uses_the_apps_own_model_and_data(app: Path, tmp_path: Path) -> None:
@@ -379,7 +414,7 @@ def test_check_uses_the_apps_own_model_and_data(app: Path, tmp_path: Path) -> No
         file.write("bed = 6\n")
     printed = good(deploy("check", "ward/client.toml", "--app", app, cwd=tmp_path))
     assert "ward 3: 6 samples for train, 0 samples for validation, 0 samples for test" in printed
-    assert " 19 numbers (w, weight)" in printed
+    assert "- an update of 19 numbers for every order to train: w [18] (18 numbers), weight [1] (1 number)" in printed
 
 
 def test_check_refuses_what_cannot_work(app: Path, tmp_path: Path) -> None:

@@ -185,25 +185,6 @@ def test_noise_from_a_secret_is_that_secrets_and_other_noise_is_nobodys() -> Non
     assert secure_noise()(()).shape == ()
 
 
-def test_a_client_sends_so_many_messages_and_repeats_one_with_the_same_noise(tmp_path: Path) -> None:
-    from equipoise.flower.codec import RejectedMessage
-    from equipoise.flower.release_ledger import ReleaseLedger
-
-    path = tmp_path / "releases.json"
-    messages = [State(u=torch.full((4,), float(k)).double()) for k in range(3)]
-    first = ReleaseLedger(path, 2).noise(messages[0])((4,))
-    assert torch.equal(ReleaseLedger(path, 2).noise(messages[0])((4,)), first)
-    assert path.stat().st_mode & 0o077 == 0
-    second = ReleaseLedger(path, 2).noise(messages[1])((4,))
-    assert not torch.equal(first, second)
-    with pytest.raises(RejectedMessage, match="2 messages were released already"):
-        ReleaseLedger(path, 2).noise(messages[2])
-    assert torch.equal(ReleaseLedger(path, 2).noise(messages[1])((4,)), second)
-    path.write_text("{")
-    with pytest.raises(EquipoiseError, match="cannot be read"):
-        ReleaseLedger(path, 2)
-
-
 def finished(algorithm: Algorithm, privacy: Privacy | None, **options) -> Simulation:
     run = simulation(algorithm, uploads=UploadSettings(None, Mean(), privacy), **options)
     run.run()
