@@ -205,7 +205,8 @@ class CheckpointFolder:
             return saved, complaints
         self.ranks.check_equal("checkpoints", intact)
         if back:
-            raise EquipoiseError(self._too_few(intact, back))
+            damaged = "; damaged ones do not count" if complaints else ""
+            raise EquipoiseError(self._too_few(intact, back) + damaged)
         return None, complaints
 
     def _too_few(self, rounds: list[int], back: int) -> str:
