@@ -206,18 +206,8 @@ class CheckpointFolder:
         self.ranks.check_equal("checkpoints", intact)
         if back:
             damaged = "; damaged ones do not count" if complaints else ""
-            raise EquipoiseError(self._too_few(intact, back) + damaged)
+            raise EquipoiseError(_too_few(self.folder, intact, back) + damaged)
         return None, complaints
-
-    def _too_few(self, rounds: list[int], back: int) -> str:
-        if not rounds:
-            return f"there is no checkpoint in {self.folder} to go back to"
-        listed = ", ".join(map(str, rounds))
-        there = f"only that of round {listed}" if len(rounds) == 1 else f"those of rounds {listed}"
-        return (
-            f"there is no checkpoint {back} before the newest one; {self.folder} has {there}, so the most is --back "
-            f"{len(rounds) - 1} (keep_checkpoints is the number that is kept)"
-        )
 
     def _all_facts(self) -> list[dict[str, Any]]:
         found = []
@@ -259,5 +249,26 @@ class CheckpointFolder:
 
     def places(self) -> list[tuple[int, int]]:
         """Return round and step of the checkpoints that `load` would count, the newest first."""
-        found = [place_of(path) for path in self.manifests()]
-        return [place for k, place in enumerate(found) if not k or not place[1]]
+        return _places(self.folder)
+
+
+def _places(folder: Path) -> list[tuple[int, int]]:
+    found = [place_of(path) for path in find_manifests(folder)]
+    return [place for k, place in enumerate(found) if not k or not place[1]]
+
+
+def check_reach(folder: Path, back: int) -> None:
+    """Raise an error if a folder has too few checkpoints to go back by so many, damaged ones included."""
+    if back and back >= len(places := _places(folder)):
+        raise EquipoiseError(_too_few(folder, [round for round, _ in places], back))
+
+
+def _too_few(folder: Path, rounds: list[int], back: int) -> str:
+    if not rounds:
+        return f"there is no checkpoint in {folder} to go back to"
+    listed = ", ".join(map(str, rounds))
+    there = f"only that of round {listed}" if len(rounds) == 1 else f"those of rounds {listed}"
+    return (
+        f"there is no checkpoint {back} before the newest one; {folder} has {there}, so the most is --back "
+        f"{len(rounds) - 1} (keep_checkpoints is the number that is kept)"
+    )

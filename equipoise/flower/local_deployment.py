@@ -13,6 +13,7 @@ import tomli_w
 
 from equipoise.callbacks.base import Callback, RunContext
 from equipoise.engine.assembly import check_back
+from equipoise.engine.checkpoint import check_reach
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.local_apps import LocalApp
@@ -69,6 +70,7 @@ class LocalDeployment:
         self.out.admit(
             self.local_app.experiment.tables(), resume
         )  # what the server would refuse is refused before the start
+        check_reach(self.out.checkpoint, back)
         self.prepare()
         environment = {
             "FLWR_HOME": str((self.folder / "flwr").resolve()),
