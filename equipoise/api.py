@@ -22,7 +22,14 @@ from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.data.finite import check_finite
 from equipoise.distributed.environment import restarts
 from equipoise.distributed.ranks import current_ranks
-from equipoise.engine.assembly import build_task, check_head, engine_device, run_in_folder, start_or_resume
+from equipoise.engine.assembly import (
+    build_task,
+    check_back,
+    check_head,
+    engine_device,
+    run_in_folder,
+    start_or_resume,
+)
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.executors.build import execution_mode
@@ -58,6 +65,7 @@ def train(
     devices: Devices | None = None,
     evaluate_every: int = 1,
     checkpoint_every: int = 10,
+    keep_checkpoints: int = 3,
     select: str = "validation",
     targets: Sequence[float] = (),
     mode: str = "auto",
@@ -66,6 +74,7 @@ def train(
     device: str | torch.device = "auto",
     out: str | Path | None = None,
     resume: bool = False,
+    back: int = 0,
     track: Sequence[str] = (),
     callbacks: Sequence[Callback | str] = (),
     progress: bool | None = None,
@@ -94,6 +103,7 @@ def train(
         devices: classes of clients by the iterations of equilibrium layers that they can afford.
         evaluate_every: rounds between two evaluations.
         checkpoint_every: rounds between two checkpoints.
+        keep_checkpoints: number of checkpoints that are kept.
         select: samples on which the hybrid model is chosen, "validation" or "test".
         targets: scores; the summary reports the first round that reached each.
         mode: "auto", "threads" or "stacked".
@@ -103,6 +113,7 @@ def train(
             the result are on the CPU.
         out: folder to write the run to, with all models at the end, so that `load_result` loads it.
         resume: continue the run in that folder.
+        back: with `resume`, 0 to continue from the newest checkpoint, N from the Nth before it.
         track: trackers that log the rounds, "tensorboard", "mlflow" or "wandb"; needs `out`.
         callbacks: are called during the run, such as `eq.EarlyStopping(patience=10)`, `"best-model"` or your own.
         progress: whether to show progress; None does so in terminals and notebooks.
@@ -115,6 +126,7 @@ def train(
     folder = as_folder(out)
     if resume and folder is None:
         raise EquipoiseError("resume=True continues the run in a folder; say which with out=...")
+    check_back(back, resume)
     schedule = read(
         Schedule,
         {
@@ -123,6 +135,7 @@ def train(
             "participation": participation,
             "evaluate_every": evaluate_every,
             "checkpoint_every": checkpoint_every,
+            "keep_checkpoints": keep_checkpoints,
             "select": select,
             "targets": as_values("targets", targets) or None,
             "track": as_values("track", track),
@@ -157,7 +170,7 @@ def train(
 
     def execute(simulation: Simulation) -> None:
         with forked_random(task.device):  # a module that draws from torch's own stream leaves the caller's alone
-            start_or_resume(simulation, resume)
+            start_or_resume(simulation, resume, back)
             if folder is not None and ranks.leader:
                 Result(simulation).save(folder)
 

@@ -21,6 +21,10 @@ Data = Annotated[
     Path | None,
     typer.Option("--data", metavar="DIR", help="Folder of data sets; default: $EQUIPOISE_DATA, else ./data."),
 ]
+Back = Annotated[
+    int,
+    typer.Option("--back", metavar="N", min=0, help="With --resume: go back to the Nth checkpoint before the newest."),
+]
 
 
 def progress_bar(unit: str = "rounds") -> Progress:

@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from equipoise.cli.command_group import CommandGroup, SettingsCommand
-from equipoise.cli.console import Data, Out, Sets, interrupted, out_console, progress_bar, show_run
+from equipoise.cli.console import Back, Data, Out, Sets, interrupted, out_console, progress_bar, show_run
 from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
@@ -107,6 +107,7 @@ def local(
     out: Out = None,
     data: Data = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume after the last complete round.")] = False,
+    back: Back = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Hide the progress bar and the table.")] = False,
 ) -> None:
     """Run an experiment, or an app of your own, as a deployment on this machine.
@@ -145,7 +146,7 @@ def local(
     again += ["--data", str(data)] if data else []
     try:
         with _sigterm_as_ctrl_c(), nullcontext() if quiet else progress:
-            run(resume)
+            run(resume, back)
     except KeyboardInterrupt:
         interrupted(f"stopped after round {bar.done}, and all processes have ended", shlex.join([*again, "--resume"]))
     if not quiet:

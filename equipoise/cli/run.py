@@ -1,7 +1,7 @@
 """The command `equipoise run`."""
 
 import shlex
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from equipoise.callbacks.base import Callback
-from equipoise.cli.console import Data, Out, Sets, interrupted, out_console, progress_bar, show_run
+from equipoise.cli.console import Back, Data, Out, Sets, interrupted, out_console, progress_bar, show_run
 from equipoise.errors import EquipoiseError, Interrupted
 
 
@@ -19,6 +19,7 @@ def run(
     out: Out = None,
     data: Data = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume from the last checkpoint, if there is one.")] = False,
+    back: Back = 0,
     processes: Annotated[
         int, typer.Option("--processes", metavar="N", min=1, help="Number of processes that share the clients.")
     ] = 1,
@@ -40,6 +41,7 @@ def run(
         equipoise run small.toml
         equipoise run small.toml --set algorithm.lam=1.0 --out runs/lam1
         equipoise run small.toml --resume
+        equipoise run small.toml --resume --back 1
         equipoise run small.toml --processes 4
 
     Results do not depend on the number of processes. On several machines with a common folder, start it with torchrun:
@@ -51,6 +53,7 @@ def run(
     """
     from equipoise.config.experiment import Experiment
     from equipoise.distributed import environment
+    from equipoise.engine.assembly import check_back
     from equipoise.reporting import comparison, comparison_table
     from equipoise.runs import launch
     from equipoise.storage import run_index
@@ -65,22 +68,20 @@ def run(
     experiment = Experiment.load(file, sets or [])
     folder = out or launch.default_folder(file, experiment)
     if processes > 1:
-        _run_in_processes(processes, file, sets, folder, data, resume, quiet)
+        _run_in_processes(processes, file, sets, folder, data, resume, back, quiet)
+    check_back(back, resume)
     resume = resume or environment.restarts() > 0
     if environment.rank() > 0:  # the first process reports
         with suppress(Interrupted):
-            launch.run(experiment, folder, launch.folder_of_data(file, data), resume, [Callback()])
+            launch.run(experiment, folder, launch.folder_of_data(file, data), resume, [Callback()], back=back)
             return
         raise SystemExit(130)
     progress = None if quiet else progress_bar()
     bar = show_run(progress, experiment.algorithm_name)
     source = launch.folder_of_data(file, data, bar.on_message)
     try:
-        if progress is None:
-            launch.run(experiment, folder, source, resume, [bar])
-        else:
-            with progress:
-                launch.run(experiment, folder, source, resume, [bar])
+        with nullcontext() if progress is None else progress:
+            launch.run(experiment, folder, source, resume, [bar], back=back)
     except Interrupted:
         again = ["equipoise", *_arguments(file, sets, folder, data), "--resume"]
         again += ["--processes", str(environment.world_size())] if environment.world_size() > 1 else []
@@ -100,16 +101,29 @@ def _arguments(file: Path, sets: list[str] | None, folder: Path, data: Path | No
 
 
 def _run_in_processes(
-    count: int, file: Path, sets: list[str] | None, folder: Path, data: Path | None, resume: bool, quiet: bool
+    count: int,
+    file: Path,
+    sets: list[str] | None,
+    folder: Path,
+    data: Path | None,
+    resume: bool,
+    back: int,
+    quiet: bool,
 ) -> NoReturn:
     """Run in several processes on this machine, and exit as the first one does."""
     from equipoise.distributed import environment
     from equipoise.distributed.shards import MOST
+    from equipoise.engine.assembly import check_back
     from equipoise.runs.local_processes import run_processes
 
     if environment.world_size() > 1:
         raise EquipoiseError("torchrun starts the processes of this run; leave out --processes")
     if count > MOST:
         raise EquipoiseError(f"--processes {count} is more than the {MOST} shards that clients are divided into")
-    options = [*(["--resume"] if resume else []), *(["--quiet"] if quiet else [])]
+    check_back(back, resume)
+    options = [
+        *(["--resume"] if resume else []),
+        *(["--back", str(back)] if back else []),
+        *(["--quiet"] if quiet else []),
+    ]
     raise SystemExit(run_processes([*_arguments(file, sets, folder, data), *options], count))

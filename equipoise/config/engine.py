@@ -24,6 +24,8 @@ class Schedule(Settings):
     "number of rounds between two evaluations; the last round is always evaluated"
     checkpoint_every: Count = 10
     "number of rounds between two checkpoints; the last round is always saved"
+    keep_checkpoints: Annotated[int, Field(ge=2, le=1000)] = 3
+    "number of checkpoints that are kept; --resume --back N goes back to the Nth before the newest one"
     select: Literal["validation", "test"] = "validation"
     "samples that decide between personal and global model; test gives optimistic scores, which are called an oracle"
 

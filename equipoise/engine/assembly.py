@@ -163,8 +163,25 @@ def _run_beside_leader(
     return run
 
 
-def start_or_resume(run: Run, resume: bool) -> None:
-    """Run all rounds or, with `resume`, those that are left after the newest checkpoint."""
+def check_back(back: Any, resume: bool) -> None:
+    """Raise an error unless a run can go back by so many checkpoints."""
+    if not isinstance(back, int) or isinstance(back, bool) or back < 0:
+        raise EquipoiseError(
+            f"back = {back!r} is not allowed; it is the number of checkpoints to go back, 0 for the newest one"
+        )
+    if back and not resume:
+        raise EquipoiseError(f"--back {back} goes back in a run that is resumed; add --resume (resume=True in Python)")
+
+
+def start_or_resume(run: Run, resume: bool, back: int = 0) -> None:
+    """Run all rounds or, with `resume`, those that are left after a checkpoint.
+
+    Args:
+        run: the run.
+        resume: whether to continue from a checkpoint.
+        back: 0 for the newest checkpoint, N for the Nth before it.
+    """
     if resume:
-        run.resume()
+        # When torchrun starts all processes again, the run has gone back already.
+        run.resume(back if environment.restarts() == 0 else 0)
     run.run()

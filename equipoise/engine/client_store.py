@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 
 from equipoise.distributed.ranks import Ranks
 from equipoise.state import State
@@ -23,6 +24,12 @@ from equipoise.storage import tensor_files
 _SEGMENT_BYTES = 128 << 20
 _NOT_SAVED = -1
 _OPEN_FILES = 64
+_MOST_CLIENTS = 10_000_000  # that a checkpoint may name beyond those of the run, so that a damaged one needs no memory
+
+
+def _between(values: np.ndarray, low: int, high: int) -> bool:
+    """Tell whether all values are at least `low` and less than `high`."""
+    return not len(values) or bool(low <= values.min() and values.max() < high)
 
 
 class _Pending:
@@ -197,13 +204,14 @@ class ClientStore:
         self.rows[number] = len(clients)
         self.written += self.processes
 
-    def _current_rows(self) -> np.ndarray:
-        """Return how many clients' newest states are in each segment."""
-        return np.bincount(self.segment[self.segment >= 0], minlength=self.written + self.processes)
+    def _current_rows(self) -> dict[int, int]:
+        """Return how many clients' newest states are in each segment that has any, by its number."""
+        numbers, counts = np.unique(self.segment[self.segment >= 0], return_counts=True)
+        return dict(zip(numbers.tolist(), counts.tolist(), strict=True))
 
     def _mostly_outdated(self) -> list[int]:
         current = self._current_rows()
-        return [number for number, rows in self.rows.items() if 0 < 2 * current[number] < rows]
+        return [number for number, rows in self.rows.items() if 0 < 2 * current.get(number, 0) < rows]
 
     def _keep(self, who: int, state: State) -> None:
         self.kept.add(who, state)
@@ -233,7 +241,7 @@ class ClientStore:
 
     def segments(self) -> list[Path]:
         """Return the files that hold at least one client's newest state."""
-        return [self._path(number) for number in np.flatnonzero(self._current_rows()).tolist()]
+        return [self._path(number) for number in self._current_rows()]
 
     def table(self) -> dict[str, torch.Tensor]:
         """Return the clients that have a state and where the newest is, for a checkpoint."""
@@ -268,6 +276,43 @@ class ClientStore:
             if self.segment_name(number) not in keep:
                 del self.rows[number]
                 self.open.pop(number, None)
+
+    def check(self, table: dict[str, torch.Tensor], written: int, rows: dict[int, int], files: Collection[str]) -> None:
+        """Raise ValueError unless `restore` can use what a checkpoint saved, whoever wrote it.
+
+        Args:
+            table: what `table` returned.
+            written: number of segments written so far.
+            rows: number of rows of each segment.
+            files: the files of the checkpoint.
+        """
+        wrong = ValueError(f"its table of {self.prefix} is damaged")
+        if not {"segment", "row"} <= table.keys() <= {"who", "segment", "row"}:
+            raise wrong
+        if any(t.dtype != torch.int64 or t.dim() != 1 or len(t) != len(table["row"]) for t in table.values()):
+            raise wrong
+        segment, row = table["segment"].numpy(), table["row"].numpy()
+        who = table["who"].numpy() if "who" in table else np.arange(len(segment))
+        if len(np.unique(who)) != len(who) or not _between(who, 0, max(len(self.segment), _MOST_CLIENTS)):
+            raise wrong
+        if not _between(segment, _NOT_SAVED, written):
+            raise wrong
+        saved = segment != _NOT_SAVED
+        numbers, places = np.unique(segment[saved], return_inverse=True)
+        counts = np.array([rows.get(number, 0) for number in numbers.tolist()], dtype=np.int64)
+        if not _between(row[saved], 0, 1 << 62) or bool((row[saved] >= counts[places]).any()):
+            raise wrong
+        for number in numbers.tolist():
+            if self.segment_name(number) not in files or not self._has_rows(number, rows[number]):
+                raise ValueError(f"{self.segment_name(number)} does not have the states that it should have")
+
+    def _has_rows(self, number: int, rows: int) -> bool:
+        """Tell whether a segment can be read and has so many rows."""
+        try:
+            with safe_open(self._path(number), framework="pt") as file:
+                return all(file.get_slice(name).get_shape()[:1] == [rows] for name in file.keys())  # noqa: SIM118
+        except (SafetensorError, OSError):
+            return False
 
     def restore(self, table: dict[str, torch.Tensor], written: int, rows: dict[int, int]) -> None:
         """Restore what a checkpoint saved.

@@ -60,3 +60,9 @@ class PrivacyLedger:
                 f"privacy.target_epsilon = {self.privacy.target_epsilon} needs {self.sigma:g}"
             )
         self.released, self.sums = Counter(facts["released"]), facts["sums"]
+
+    def keep_releases(self, facts: dict[str, Any]) -> None:
+        """Count at least what these facts counted: a run that goes back does not take back what clients released."""
+        if self.privacy is not None:
+            self.released |= Counter(facts.get("released", {}))
+            self.sums = max(self.sums, facts.get("sums", 0))

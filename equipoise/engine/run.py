@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from heapq import nlargest
@@ -65,7 +65,9 @@ class Run(ABC):
         self.private = uploads.privacy is not None
         self.server = initial_server(task, algorithm, start, self.private)
         self.schema = message_schema(task, algorithm, start, self.private)
-        self.checkpoints = None if folder is None else CheckpointFolder(folder.checkpoint, self.ranks)
+        self.checkpoints = (
+            None if folder is None else CheckpointFolder(folder.checkpoint, self.ranks, schedule.keep_checkpoints)
+        )
         self.pipeline = AggregationPipeline(uploads, algorithm, start, self.draw_noise, self.server.get(BUFFERS))
         self.rescored = False
         "whether its training was taken from another run"
@@ -198,11 +200,28 @@ class Run(ABC):
         """Report something important to the user before the run begins."""
         self.callbacks.on_message(text)
 
-    def failure(self, round: int, what: str, advice: str = _ADVICE) -> str:
-        """Return the sentence for a run that cannot continue."""
+    def failure(self, round: int, what: str, advice: str | None = None) -> str:
+        """Return the sentence for a run that cannot continue; without advice, for a model that has gone bad."""
+        advice = f"{_ADVICE}{self.way_back()}" if advice is None else advice
         saved = self.checkpoints is not None and self.checkpoints.manifests()
         kept = f"; the last checkpoint is in {self.checkpoints.folder}" if self.checkpoints and saved else ""
         return f"round {round}: {what}, so the run stops{kept}. {advice}"
+
+    def way_back(self) -> str:
+        """Return how to go back to before the round that last changed the server; empty if no checkpoint does."""
+        suspect = self.done + (self.step > 0)
+        places = [] if self.checkpoints is None else self.checkpoints.places()
+        for back, (round, step) in enumerate(places):
+            if round + (step > 0) < suspect:
+                return (
+                    f"; if the model has gone bad, the suspect is round {suspect}, the last that changed it, and "
+                    f"{self.resume_option(back)} continues from round {round}"
+                )
+        return ""
+
+    def resume_option(self, back: int) -> str:
+        """Return how a user resumes the run from the checkpoint that is so many before the newest one."""
+        return f"--resume --back {back}" if back else "--resume"
 
     def count_solves(self, round: int, solves: Solves, complaint: str | None = None) -> dict[str, float]:
         """Count the equilibrium solves of a round and return their figures; warn when failures become frequent."""
@@ -245,7 +264,7 @@ class Run(ABC):
             return
         facts = {
             "counters": asdict(self.counters),
-            "logs": {log.name: self.folder.length(log) for log in self.folder.logs},
+            **(self.folder.log_facts() if self.ranks.leader else {}),
             "fingerprint": self.fingerprint,
             **self.pipeline.facts(),
             **({"stopped": self.stopped} if self.stopped is not None else {}),
@@ -258,14 +277,32 @@ class Run(ABC):
             stores[FOLDER] = self.best.store
         self.checkpoints.save(self.done, self.step, self.server, stores, tensors, facts)
 
-    def restore(self) -> dict[str, int] | None:
-        """Restore the newest valid checkpoint; return the lengths of the logs then, or None if there is none."""
+    def restore(self, back: int = 0, check: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any] | None:
+        """Restore a checkpoint; return its facts, or None if there is none.
+
+        Args:
+            back: 0 for the newest intact checkpoint, N for the Nth before it.
+            check: raises ValueError if a checkpoint with these facts cannot be used.
+        """
         assert self.checkpoints is not None
-        saved, complaints = self.checkpoints.load({"store": self.store, FOLDER: self.best.store})
+        saved, complaints = self.checkpoints.load({"store": self.store, FOLDER: self.best.store}, back, check)
         for complaint in complaints:
-            self.callbacks.on_message(complaint + ("; the one before is used" if saved else "; the run starts again"))
+            self.callbacks.on_message(complaint + ("; the one before is used" if saved else ""))
         if saved is None:
             return None
+        try:
+            self._restore(saved)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError, RuntimeError) as error:
+            where = f"{self.checkpoints.folder}, of round {saved.round},"
+            what = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise EquipoiseError(
+                f"the checkpoint in {where} is not that of a run with these settings ({what}); go back to an older one "
+                "with --resume --back 1, or start the run again with another --out"
+            ) from error
+        return saved.facts
+
+    def _restore(self, saved: Checkpoint) -> None:
+        assert self.checkpoints is not None
         if (difference := self.find_difference(saved.facts["fingerprint"])) is not None:
             raise EquipoiseError(f"the run in {self.checkpoints.folder.parent} cannot be resumed: {difference}")
         if (BUFFERS in saved.server) != (BUFFERS in self.server):
@@ -281,13 +318,32 @@ class Run(ABC):
         self.counters = Counters(**counted, solves=Solves(**{way: SolveStats(**t) for way, t in solves.items()}))
         self.restored(saved)
         self.pipeline.restore_last(saved.kept)
-        logs: dict[str, int] = saved.facts["logs"]
-        return logs
 
-    def resume(self) -> None:
-        """Continue from the newest valid checkpoint, or from the start if there is none."""
+    def resume(self, back: int = 0) -> None:
+        """Continue from a checkpoint, or from the start if there is none.
+
+        Args:
+            back: 0 for the newest intact checkpoint, N for the Nth before it.
+        """
         assert self.folder is not None
-        lengths = self.restore() or {}
+        changes: list[str] = []
+
+        def check(facts: dict[str, Any]) -> None:
+            assert self.folder is not None
+            if (change := self.folder.find_change(self.folder.metrics, facts)) is not None:
+                changes.append(change)
+                raise ValueError(change)
+
+        facts = self.restore(back, check)
+        if facts is None and changes:
+            raise EquipoiseError(
+                f"the run in {self.folder.path} cannot be resumed: {changes[0]}; restore that file, or start the run "
+                "again with another --out"
+            )
+        if facts is None and not self.folder.new:
+            self.warn(f"there is no usable checkpoint in {self.folder.checkpoint}; the run starts from its beginning")
+        if back:
+            self.warn(f"the run goes back to its checkpoint of round {self.done}")
         if self.done > self.schedule.rounds:
             raise EquipoiseError(
                 f"the run in {self.folder.path} has done {self.done} rounds; rounds = {self.schedule.rounds} is less"
@@ -299,10 +355,20 @@ class Run(ABC):
                 f"{self.schedule.rounds}: rounds from here on have other rates than in a run that began with it"
             )
         if self.ranks.leader:
-            for log in self.folder.logs:
-                self.folder.cut(log, lengths.get(log.name, 0))
+            self._cut_logs(self.folder, facts or {})
             if self.done < self.schedule.rounds and self.stopped is None:
                 self.folder.unfinished()
             self.folder.write_config()
         self.ranks.barrier()
         self.lines = self.folder.read_metrics()
+
+    def _cut_logs(self, folder: RunFolder, facts: dict[str, Any]) -> None:
+        """Cut the logs to what they were at a checkpoint; timings are no result, and may be missing or changed."""
+        for log in folder.logs:
+            if log == folder.timings and (change := folder.find_change(log, facts)) is not None:
+                aside = folder.set_aside(log) if log.exists() else None
+                kept = "" if aside is None else f", and the old one is {aside.name}"
+                self.warn(f"{change}; a new one begins with round {self.done + 1}{kept}")
+                log.touch()
+            else:
+                folder.cut(log, facts.get("logs", {}).get(log.name, 0))

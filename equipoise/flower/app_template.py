@@ -55,6 +55,10 @@ Start it from this folder, with a SuperLink that is named in Flower's configurat
 After a crash of the server, resume from its last checkpoint:
 
     flwr run . SUPERLINK --stream --run-config resume=true
+
+If the run has gone wrong, go back two complete rounds before its newest checkpoint:
+
+    flwr run . SUPERLINK --stream --run-config "resume=true back=2"
 """
 
 
@@ -121,7 +125,7 @@ def project(experiment: Experiment, out: str) -> dict[str, Any]:
                 "app": {
                     "publisher": "equipoise",
                     "components": {"serverapp": "app:server", "clientapp": "app:client"},
-                    "config": {"out": out, "resume": False},
+                    "config": {"out": out, "resume": False, "back": 0},
                 }
             }
         },

@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm
 from equipoise.attacks import Attack
 from equipoise.callbacks import Callback, Progress, with_trackers
-from equipoise.engine.assembly import run_in_folder, start_or_resume
+from equipoise.engine.assembly import check_back, run_in_folder, start_or_resume
 from equipoise.errors import EquipoiseError
 from equipoise.flower.client import work
 from equipoise.flower.client_data import DataFunction
@@ -137,7 +137,8 @@ class App:
             raise EquipoiseError("the run folder is missing: --run-config 'out=\"/path/to/folder\"'")
         with allow_only({}):
             resume = bool(context.run_config.get("resume", False))
-            serve(self.plan, grid, Path(out).expanduser(), resume, [LogCallback(), *self.callbacks])
+            callbacks = [LogCallback(), *self.callbacks]
+            serve(self.plan, grid, Path(out).expanduser(), resume, callbacks, context.run_config.get("back", 0))
 
     def _work(self, message: Message, context: Context) -> Message:
         _set_up_logging()
@@ -171,7 +172,9 @@ def load_app(folder: Path) -> App:
     return found
 
 
-def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callbacks: Sequence[Callback] = ()) -> Deployment:
+def serve(
+    plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callbacks: Sequence[Callback] = (), back: Any = 0
+) -> Deployment:
     """Run the server.
 
     Args:
@@ -180,12 +183,14 @@ def serve(plan: DeploymentPlan, grid: Grid, out: Path, resume: bool, callbacks: 
         out: the run folder.
         resume: whether to continue from the last checkpoint in `out`.
         callbacks: are called besides those of the experiment.
+        back: 0 to continue from the newest checkpoint, N from the Nth complete round before it.
     """
+    check_back(back, resume)
     experiment = plan.experiment.deployed()
 
     def execute(deployment: Deployment) -> None:
         try:
-            start_or_resume(deployment, resume)
+            start_or_resume(deployment, resume, back)
         except EquipoiseError as error:
             deployment.note("failed", text=str(error))
             raise

@@ -258,7 +258,7 @@ class Client:
             return stored  # without a state, nothing can get out of step
         if order.number <= stored.newest:
             raise RejectedMessage("stale", f"order {order.number} is not newer than {stored.newest}; it is ignored")
-        return stored.settled(order.accepted, order.within)
+        return stored.settled(order.accepted, order.within, self.plan.experiment.schedule.keep_checkpoints)
 
     def _execute(
         self, order: Order, tensors: State, state_file: ClientStateFile, stored: StoredState

@@ -8,6 +8,9 @@ client or the server crashes in between.
 If a round has several exchanges, the order also says for which order of the current round the server last accepted an
 update. The state before the round is kept until all its exchanges are done: a client that drops out of a round goes
 back to it.
+
+A server that has gone wrong may go back to an earlier checkpoint. It then names an earlier order as the last one that
+it accepted, so the last few accepted states are kept, as many as the server keeps checkpoints.
 """
 
 import fcntl
@@ -27,6 +30,7 @@ from equipoise.storage import atomic_files, tensor_files
 STATE_FILE = "state.safetensors"
 EVIDENCE = "releases"
 """Under which a state file records how much the client had released when it was written; see `release_ledger`."""
+_EARLIER = "earlier-"  # begins the names of the tensors of earlier states
 
 
 @dataclass(frozen=True)
@@ -47,22 +51,31 @@ class StoredState:
     "number of the last order of an unfinished round whose update the server accepted; 0: none"
     step: State | None = None
     "the client's state after that order"
+    earlier: tuple[tuple[int, State | None], ...] = ()
+    "what `accepted` and `state` were before, the newest first"
 
-    def settled(self, accepted: int, within: int = 0) -> "StoredState":
-        """Return this with the pending state taken over or dropped.
+    def settled(self, accepted: int, within: int = 0, keep: int = 1) -> "StoredState":
+        """Return this with the pending state taken over or dropped, or as it was when an earlier update was accepted.
 
         Args:
             accepted: the order that ended the last round in which the server accepted this client's updates.
             within: the last order of the current round whose update the server accepted; 0: none.
+            keep: number of accepted states to keep.
         """
+        base = StoredState(self.accepted, self.state, newest=self.newest, earlier=self.earlier[: keep - 1])
         if within:
             if accepted == self.accepted and within in (self.trained, self.within):
-                step = self.pending if within == self.trained else self.step
-                return StoredState(self.accepted, self.state, newest=self.newest, within=within, step=step)
+                return replace(base, within=within, step=self.pending if within == self.trained else self.step)
         elif accepted and accepted in (self.trained, self.within):
-            return StoredState(accepted, self.pending if accepted == self.trained else self.step, newest=self.newest)
+            state = self.pending if accepted == self.trained else self.step
+            earlier = ((self.accepted, self.state), *self.earlier)[: keep - 1]
+            return StoredState(accepted, state, newest=self.newest, earlier=earlier)
         elif accepted == self.accepted:
-            return StoredState(self.accepted, self.state, newest=self.newest)
+            return base
+        else:
+            for k, (number, state) in enumerate(self.earlier):
+                if number == accepted:
+                    return StoredState(number, state, newest=self.newest, earlier=self.earlier[k + 1 :])
         raise RejectedMessage(
             "out-of-step",
             f"the server accepted this client's update to order {within or accepted}, but the state here is that after "
@@ -109,6 +122,10 @@ class ClientStateFile:
                         "every client needs a state folder of its own"
                     )
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            earlier = tuple(
+                (number, group(tensors, f"{_EARLIER}{k}") if number else None)
+                for k, number in enumerate(facts.get("earlier", ()))
+            )
             return StoredState(
                 facts["accepted"],
                 group(tensors, "state") if facts["accepted"] else None,
@@ -117,6 +134,7 @@ class ClientStateFile:
                 facts["newest"],
                 facts.get("within", 0),
                 group(tensors, "step") if facts.get("within") else None,
+                earlier,
             )
         except (SafetensorError, OSError, ValueError, KeyError, TypeError) as error:
             raise EquipoiseError(f"the client's state in {self.file} cannot be read: {error}") from None
@@ -129,8 +147,10 @@ class ClientStateFile:
             "trained": stored.trained,
             "newest": stored.newest,
             "within": stored.within,
+            "earlier": [number for number, _ in stored.earlier],
         }
         states = {"state": stored.state, "pending": stored.pending, "step": stored.step}
+        states |= {f"{_EARLIER}{k}": state for k, (_, state) in enumerate(stored.earlier)}
         tensors = {k: t for name, state in states.items() for k, t in named(state or State(), name).items()}
         metadata = {"kept": json.dumps(facts)} | ({} if self.evidence is None else {EVIDENCE: self.evidence})
         tensor_files.write_tensors(self.file, {k: t.clone() for k, t in tensors.items()}, metadata)

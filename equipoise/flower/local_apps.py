@@ -131,7 +131,7 @@ class OwnApp(LocalApp):
         project = folder / "pyproject.toml"
         tables = read_toml(project) if project.exists() else app_template.project(self.experiment, "")
         config = tables.setdefault("tool", {}).setdefault("flwr", {}).setdefault("app", {}).setdefault("config", {})
-        config |= {"out": str(out.resolve()), "resume": False}
+        config |= {"out": str(out.resolve()), "resume": False, "back": 0}
         atomic_files.write_text(project, tomli_w.dumps(tables))
 
     def write_client(self, who: int, folder: Path) -> None:

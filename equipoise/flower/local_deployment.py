@@ -12,6 +12,8 @@ from typing import Any
 import tomli_w
 
 from equipoise.callbacks.base import Callback, RunContext
+from equipoise.engine.assembly import check_back
+from equipoise.engine.checkpoint import check_reach
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.local_apps import LocalApp
@@ -57,11 +59,18 @@ class LocalDeployment:
         """Return the name of a client's SuperNode, its key and its folder."""
         return f"client-{who:03d}"
 
-    def run(self, resume: bool) -> None:
-        """Run the deployment to its end, and stop all its processes."""
+    def run(self, resume: bool, back: int = 0) -> None:
+        """Run the deployment to its end, and stop all its processes.
+
+        Args:
+            resume: whether to continue from a checkpoint.
+            back: 0 for the newest checkpoint, N for the Nth complete round before it.
+        """
+        check_back(back, resume)
         self.out.admit(
             self.local_app.experiment.tables(), resume
         )  # what the server would refuse is refused before the start
+        check_reach(self.out.checkpoint, back)
         self.prepare()
         environment = {
             "FLWR_HOME": str((self.folder / "flwr").resolve()),
@@ -74,7 +83,7 @@ class LocalDeployment:
             self._start(processes)
             follower = Follower(self.out, self.callback)
             command = ["flwr", "run", str(self.app), _LINK, "--format", "json"]
-            command += ["--run-config", f"resume={str(resume).lower()}"]
+            command += ["--run-config", f"resume={str(resume).lower()} back={back}"]
             reply = json.loads(processes.call(command, cwd=self.folder))
             if not reply.get("success"):
                 raise EquipoiseError(f"flwr run failed: {reply.get('error-message')}")

@@ -238,7 +238,8 @@ class Deployment(Run):
         if self.step and self.progress.restarts < self.settings.attempts:
             self._restart_round(round)
             return
-        raise RunFailed(self.failure(round, f"too few updates, {self.settings.attempts} times", _RESUME))
+        advice = f"{_RESUME}{self.way_back()}"
+        raise RunFailed(self.failure(round, f"too few updates, {self.settings.attempts} times", advice))
 
     def _restart_round(self, round: int) -> None:
         """Start a round again with other clients, because too few are left; all go back to their state before it."""
@@ -418,7 +419,10 @@ class Deployment(Run):
 
     def restored(self, saved: Checkpoint) -> None:
         facts = saved.facts
-        self.id, self.starts = facts["id"], facts["starts"]
+        every = [facts, *(other for other in saved.all_facts if other.get("id") == facts["id"])]
+        self.id, self.starts = facts["id"], self._most_starts(every)
+        for other in every:  # what was released stays released when the server goes back
+            self.pipeline.ledger.keep_releases(other.get("privacy", {}))
         self.attendance.run = self.id
         self.scores.restore(facts["tally"], saved.kept)
         self.roster.restore(facts["roster"])
@@ -432,6 +436,17 @@ class Deployment(Run):
         self.checks.restore(facts)
         self._begin(replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"]))
         self.buffers = saved.kept["buffers"]
+
+    def _most_starts(self, every: Sequence[dict[str, Any]]) -> int:
+        """Return how often the server has started at most, because numbers of orders must not be used again."""
+        assert self.folder is not None
+        events = self.folder.events
+        begun = events.read_bytes().count(b'"event": "begin"') if events.exists() else 0
+        return max([begun, *(int(facts["starts"]) for facts in every)])
+
+    def resume_option(self, back: int) -> str:
+        given = f"resume=true back={back}" if back else "resume=true"
+        return f'{super().resume_option(back)} (or --run-config "{given}")'
 
     def training_clients(self) -> list[str]:
         return sorted(name for name, member in self.roster.members.items() if not member.unseen)

@@ -15,7 +15,7 @@ from equipoise.data.finite import check_finite
 from equipoise.data.sources import SOURCES, data_folder
 from equipoise.distributed import environment
 from equipoise.distributed.ranks import Ranks, current_ranks
-from equipoise.engine.assembly import engine_device, experiment_task, run_in_folder, start_or_resume
+from equipoise.engine.assembly import check_back, engine_device, experiment_task, run_in_folder, start_or_resume
 from equipoise.engine.rescoring import rescore
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
@@ -75,6 +75,7 @@ def run(
     resume: bool = False,
     callbacks: Sequence[Callback] = (),
     trained: Path | None = None,
+    back: int = 0,
 ) -> Result:
     """Run an experiment.
 
@@ -86,12 +87,14 @@ def run(
         callbacks: are called besides those of the experiment, whose progress they show in their own way.
         trained: folder of a finished run with the same training. Its models are scored as this method uses them, and
             nothing is trained.
+        back: 0 to continue from the newest checkpoint, N from the Nth before it.
 
     Returns:
         The finished run.
     """
+    check_back(back, resume)
     with use_folders(experiment.folders):
-        return _run(experiment, out, data, resume, callbacks, trained)
+        return _run(experiment, out, data, resume, callbacks, trained, back)
 
 
 def _run(
@@ -101,6 +104,7 @@ def _run(
     resume: bool,
     callbacks: Sequence[Callback],
     trained: Path | None,
+    back: int,
 ) -> Result:
     chosen = [each for each in experiment.callbacks if not (callbacks and isinstance(each, Progress))]
     given = CallbackList(callbacks)
@@ -144,7 +148,7 @@ def _run(
         if trained is not None:
             rescore(simulation, RunFolder(trained).read_metrics())
         else:
-            start_or_resume(simulation, resume)
+            start_or_resume(simulation, resume, back)
 
     return Result(
         run_in_folder(

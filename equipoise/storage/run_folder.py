@@ -19,6 +19,7 @@ import tomli_w
 
 from equipoise.errors import EquipoiseError, ProcessLost, RunFailed
 from equipoise.storage import atomic_files
+from equipoise.storage.log_prefix import LogPrefix, find_change
 
 WRITTEN = "written"
 """The section that a run adds to its configuration for information; it is not a setting."""
@@ -58,6 +59,7 @@ ONLY_WATCH = ("progress", "checkpoints", "tensorboard", "mlflow", "wandb")
 _WATCHING = tuple(f"{CALLBACKS}.{name}." for name in ONLY_WATCH)
 ASIDE = (
     "checkpoint_every",
+    "keep_checkpoints",
     "track",
     "engine.workers",
     "engine.memory_mb",
@@ -148,6 +150,10 @@ class RunFolder:
         "what the algorithm shows of the clients that trained, one row per client in the order of clients.csv"
         self.text = ""
         "content of run.toml"
+        self.new = False
+        "whether it had no run before this one"
+        self.prefixes = {log: LogPrefix(log) for log in self.logs}
+        "what was read of the logs for their digests"
 
     @staticmethod
     @contextmanager
@@ -165,7 +171,7 @@ class RunFolder:
         written = {"equipoise": version("equipoise"), "torch": version("torch"), **written}
         folder.text = tomli_w.dumps({**settings, WRITTEN: written})
         with folder.locked():
-            new = folder.admit(settings, resume)
+            new = folder.new = folder.admit(settings, resume)
             if new:
                 folder.write_config()
             try:
@@ -258,12 +264,26 @@ class RunFolder:
         except OSError as error:
             raise EquipoiseError(f"cannot write {log}: {error.strerror}; the last checkpoint is intact") from None
 
+    def log_facts(self) -> dict[str, dict[str, Any]]:
+        """Return the lengths and digests of the logs, for a checkpoint; only what was appended since is read."""
+        digests = {log.name: prefix.read_on() for log, prefix in self.prefixes.items()}
+        return {"logs": {log.name: prefix.length for log, prefix in self.prefixes.items()}, "log_digests": digests}
+
+    def find_change(self, log: Path, facts: Mapping[str, Any]) -> str | None:
+        """Return how a log differs from what it began with at the checkpoint with these facts; None if it does not."""
+        return find_change(log, facts.get("logs", {}).get(log.name, 0), facts.get("log_digests", {}).get(log.name))
+
+    def set_aside(self, log: Path) -> Path:
+        """Rename a log that does not belong to the run's checkpoint, so that a new one begins; return its new path."""
+        number = 1
+        while (path := log.with_name(f"{log.stem}-{number}{log.suffix}")).exists():
+            number += 1
+        if log.exists():
+            log.rename(path)
+        return path
+
     def cut(self, log: Path, length: int) -> None:
         """Truncate a log to the length that it had at a checkpoint."""
-        if self.length(log) < length:
-            raise EquipoiseError(
-                f"{log} is shorter than at the last checkpoint; start the run again with another --out"
-            )
         log.touch()
         with log.open("rb+") as file:
             file.truncate(length)

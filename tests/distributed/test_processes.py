@@ -1,27 +1,22 @@
 """One simulation in several processes gives the same bytes as in one."""
 
-import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from equipoise.distributed.ranks import Ranks
-from equipoise.engine.client_store import ClientStore
 from equipoise.runs.local_processes import process_environment
-from equipoise.state import State
 from tests.support.commands import ROOT
 from tests.support.process_runs import cases, run_case
+from tests.support.run_bytes import assert_same
 from tests.support.waiting import LIMIT
 
 CASES = cases()
 EVERY_ALGORITHM = [case for case in CASES if case.endswith((" threads", " stacked"))]
 pytestmark = pytest.mark.slow
-TIMES = ("seconds", "samples_per_second", "peak_memory_mb")
 
 
 def in_processes(count: int, folder: Path, *arguments: object) -> None:
@@ -41,37 +36,6 @@ def in_processes(count: int, folder: Path, *arguments: object) -> None:
         for process in processes:
             process.kill()
     shutil.rmtree(meeting)
-
-
-def states(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the newest saved state of the server and of every client, wherever they lie in files."""
-    newest = json.loads(max((folder / "checkpoint").glob("round-*.json")).read_text())
-    tensors = load_file(folder / "checkpoint" / newest["server"])
-    found = {"server": {k: t for k, t in tensors.items() if not k.startswith(("store.", "best."))}}
-    for group, prefix in (("store", "clients"), ("best", "best")):
-        if group in newest:
-            store = ClientStore(0, State(), folder / "checkpoint", prefix=prefix)
-            table = {k.removeprefix(f"{group}."): t for k, t in tensors.items() if k.startswith(f"{group}.")}
-            store.restore(table, newest[group]["written"], {})
-            found |= {f"{group} {who}": store.get(who) for who in range(len(store.segment))}
-    return found
-
-
-def assert_same(one: Path, other: Path) -> None:
-    for name in ("metrics.jsonl", "clients.csv", "federation.json", "shown.safetensors", "best/personal.safetensors"):
-        assert (one / name).exists() == (other / name).exists(), (one, name)
-        assert not (one / name).exists() or (one / name).read_bytes() == (other / name).read_bytes(), (one, name)
-    summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
-    for summary in summaries:
-        for key in TIMES:
-            summary.pop(key)
-    assert summaries[0] == summaries[1]
-    here, there = states(one), states(other)
-    assert here.keys() == there.keys()
-    for owner, tensors in here.items():
-        assert tensors.keys() == there[owner].keys()
-        for name, t in tensors.items():
-            assert torch.equal(t.nan_to_num(), there[owner][name].nan_to_num()), (owner, name)
 
 
 def test_several_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
@@ -95,4 +59,7 @@ def test_a_run_is_resumed_with_another_number_of_processes_to_the_same_bytes(tmp
         run_case(CASES[case], tmp_path / "three" / case, Ranks(), new=False, rounds=4)
         assert_same(tmp_path / "three" / case, tmp_path / "two" / case)
         run_case(CASES[case], tmp_path / "one" / case, Ranks(), rounds=4)
+        assert_same(tmp_path / "one" / case, tmp_path / "two" / case)
+    in_processes(2, tmp_path / "two", "back", 4, *some)
+    for case in some:
         assert_same(tmp_path / "one" / case, tmp_path / "two" / case)

@@ -63,8 +63,8 @@ def test_superseded_files_go(tmp_path: Path) -> None:
         for who in range(4):
             store.put(who, state(round * 10 + who))
         checkpoints.save(round, 0, State(), {"store": store}, {}, {})
-    assert len(list(tmp_path.glob("clients-*"))) == 2  # the last two checkpoints'
-    assert len(list(tmp_path.glob("round-*"))) == 2
+    assert len(list(tmp_path.glob("clients-*"))) == 3  # the last three checkpoints'
+    assert len(list(tmp_path.glob("round-*"))) == 3
     assert store.get(3).n.item() == 293
 
 

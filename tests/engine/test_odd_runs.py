@@ -57,7 +57,7 @@ def test_resume_keeps_the_folder_true(tmp_path: Path) -> None:
         simulation.close()
     one_sentence(equipoise_command("compare", "run", cwd=tmp_path), 2, "the run is not finished")
     (tmp_path / "run" / "metrics.jsonl").unlink()
-    one_sentence(run("--resume", "--set", "rounds=9"), 2, "metrics.jsonl is shorter than at the last checkpoint")
+    one_sentence(run("--resume", "--set", "rounds=9"), 2, "cannot be resumed: metrics.jsonl is missing")
 
 
 def test_a_manifest_vouches_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.engine import checkpoint
+from equipoise.engine import checkpoint_manifest
 from equipoise.engine.origin import describe_origin, find_difference, legacy_fingerprint
 from equipoise.training.task import Task
 from tests.support.odd_models import CLIENTS, module
@@ -98,7 +98,7 @@ def test_checkpoints_of_the_older_format_are_resumed_and_explained(damage: int |
     manifest = json.loads(path.read_text())
     del manifest["digest"]
     manifest["facts"]["fingerprint"] = " ".join(parts)
-    path.write_text(json.dumps({**manifest, "digest": checkpoint._digest_of(manifest)}))
+    path.write_text(json.dumps({**manifest, "digest": checkpoint_manifest.digest_of(manifest)}))
     if damage is None:
         longer = eq.train(module(), CLIENTS, eq.FedAvg(), rounds=2, resume=True, **options)
         assert longer.metrics == eq.train(module(), CLIENTS, eq.FedAvg(), rounds=2, head=None).metrics

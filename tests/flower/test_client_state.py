@@ -85,6 +85,38 @@ def test_settling_twice_is_settling_once() -> None:
         kept.settled(3).settled(4)  # dropped is dropped
 
 
+def test_a_server_that_went_back_finds_the_states_of_then() -> None:
+    kept = StoredState(trained=1, pending=state(1))
+    for number in range(1, 6):
+        kept = kept.settled(number, keep=3).trained_on(number + 1, state(number + 1))
+    assert [number for number, _ in kept.earlier] == [4, 3]
+    for number in (6, 5, 4, 3):
+        now = kept.settled(number, keep=3)
+        assert now.accepted == number
+        assert bits(now)[1] == bits(StoredState(number, state(number)))[1]
+        assert all(earlier < number for earlier, _ in now.earlier)
+    for gone in (0, 1, 2, 7):
+        with pytest.raises(RejectedMessage):
+            kept.settled(gone, keep=3)
+    with pytest.raises(RejectedMessage):
+        kept.settled(3, keep=3).settled(4, keep=3)  # what came after is dropped
+
+
+def test_a_server_that_went_back_to_before_a_clients_first_update() -> None:
+    kept = StoredState(trained=1, pending=state(1)).settled(1, keep=3).trained_on(2, state(2)).settled(2, keep=3)
+    assert bits(kept.settled(0, keep=3)) == bits(StoredState(newest=2))
+
+
+def test_earlier_states_are_read_back_exactly(home: ClientStateFile) -> None:
+    kept = StoredState(3, state(3), 4, state(4), 5, earlier=((2, state(2)), (1, State()), (0, None)))
+    home.write(kept)
+    found = home.read()
+    assert bits(found) == bits(kept)
+    assert [(n, bits(StoredState(n, s))) for n, s in found.earlier] == [
+        (n, bits(StoredState(n, s))) for n, s in kept.earlier
+    ]
+
+
 KEPT = {
     "nothing": StoredState(),
     "only an order": StoredState(newest=5),

@@ -159,9 +159,9 @@ def clock_of_its_own() -> Iterator[None]:
         yield
 
 
-def run(app: App, grid: MemoryGrid, out: Path, resume: bool = False) -> Deployment:
+def run(app: App, grid: MemoryGrid, out: Path, resume: bool = False, back: int = 0) -> Deployment:
     with speaking_as(SUPERLINK), clock_of_its_own():
-        return serve(app.plan, grid, out, resume, app.callbacks)
+        return serve(app.plan, grid, out, resume, app.callbacks, back)
 
 
 def in_both_engines(

@@ -69,8 +69,10 @@ def cases() -> dict[str, dict[str, Any]]:
     return found
 
 
-def run_case(given: dict[str, Any], folder: Path, ranks: Ranks, *, new: bool = True, **more: Any) -> Simulation:
-    """Run a case, or resume it."""
+def run_case(
+    given: dict[str, Any], folder: Path, ranks: Ranks, *, new: bool = True, back: int = 0, **more: Any
+) -> Simulation:
+    """Run a case, or resume it, going back by so many checkpoints."""
     given = {"participation": 0.7, "checkpoint_every": 2, "federation": classification(CLIENTS), **given, **more}
     if given.get("callbacks"):
         given["callbacks"] = CallbackList([BestModel(), EarlyStopping(patience=2, min_delta=0.1)])
@@ -78,7 +80,7 @@ def run_case(given: dict[str, Any], folder: Path, ranks: Ranks, *, new: bool = T
     with mock.patch.multiple(build, _FEWEST=1, _MOST=1):
         run = simulation(**given, folder=folder, ranks=ranks, new=new)
     if not new:
-        run.resume()
+        run.resume(back)
     run.run()
     return run
 
@@ -86,8 +88,8 @@ def run_case(given: dict[str, Any], folder: Path, ranks: Ranks, *, new: bool = T
 def main() -> None:
     """Run or resume cases.
 
-    The arguments are: a folder; "new" or "resume"; the number of rounds, or 0 for that of the case; and names of cases,
-    none for all.
+    The arguments are: a folder; "new", "resume" or "back" (by one checkpoint); the number of rounds, or 0 for that of
+    the case; and names of cases, none for all.
     """
     torch.set_num_threads(1)
     out, how, rounds, *names = sys.argv[1:]
@@ -96,7 +98,7 @@ def main() -> None:
     for name, given in cases().items():
         if not names or name in names:
             more = {"rounds": int(rounds)} if int(rounds) else {}
-            run_case(given, Path(out) / name, ranks, new=how == "new", **more)
+            run_case(given, Path(out) / name, ranks, new=how == "new", back=int(how == "back"), **more)
     if ranks.leader:
         (Path(out) / "processes.json").write_text(json.dumps(ranks.size))
     ranks.close()
