@@ -15,3 +15,14 @@ class Interrupted(Exception):
 
 class ProcessLost(RunFailed):
     """Another process of the run has ended; the run can be resumed."""
+
+
+def first_line(error: BaseException, most: int = 300) -> str:
+    """Return the first line of an error's text, shortened, or the name of its class if it has no text.
+
+    Args:
+        error: the error.
+        most: the largest number of characters.
+    """
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return line if len(line) <= most else line[: most - 3] + "..."
