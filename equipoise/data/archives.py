@@ -59,7 +59,10 @@ class _XzReader(io.RawIOBase):
         return 0
 
 
-_OPENERS: dict[str, Callable[[Path], object]] = {".gz": gzip.open, ".xz": lambda path: io.BufferedReader(_XzReader(path))}
+_OPENERS: dict[str, Callable[[Path], object]] = {
+    ".gz": gzip.open,
+    ".xz": lambda path: io.BufferedReader(_XzReader(path)),
+}
 
 
 class _Bounded:
@@ -70,7 +73,9 @@ class _Bounded:
 
     def read(self, size: int) -> bytes:
         if size > self.largest:  # such as a name of a gigabyte
-            raise EquipoiseError(f"{self.path}: a part of {size >> 20} MB cannot be right; remove it and fetch it again")
+            raise EquipoiseError(
+                f"{self.path}: a part of {size >> 20} MB cannot be right; remove it and fetch it again"
+            )
         self._check(self.file.tell() + size)
         return self.file.read(size)
 
