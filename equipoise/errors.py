@@ -1,5 +1,10 @@
 """The errors that users may see: one sentence each, shown by the command line without a traceback."""
 
+# What torch says, in errors of no class of their own, when a tensor does not fit into memory or into the address space.
+_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
+_NO_MEMORY += ("integer multiplication overflow", "integer overflow", "unable to mmap", "array is too big")
+_TOO_LARGE = ("without overflow", "Overflow when unpacking", "too large to convert", "can't be cast")
+
 
 class EquipoiseError(Exception):
     """An error that the user can fix; the message says what is wrong and what would be right."""
@@ -26,3 +31,31 @@ def first_line(error: BaseException, most: int = 300) -> str:
     """
     line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def sentence_of(error: BaseException) -> str | None:
+    """Return a sentence about an error of Python or torch that large settings and files bring about.
+
+    Args:
+        error: the error.
+
+    Returns:
+        What is the likely reason, and what would be right; None if the error is of another kind.
+    """
+    text = first_line(error)
+    if isinstance(error, RecursionError):
+        return "something is nested too deeply, most likely a list or table in the configuration or in a data file"
+    if isinstance(error, MemoryError) or (
+        isinstance(error, (RuntimeError, ValueError)) and any(words in str(error) for words in _NO_MEMORY)
+    ):
+        return (
+            f"there is not enough memory ({text}); use a smaller model ([model]), smaller batches (algorithm.batch) or "
+            "less data ([data])"
+        )
+    if isinstance(error, OverflowError) or (
+        isinstance(error, RuntimeError) and any(words in str(error) for words in _TOO_LARGE)
+    ):
+        return f"a number in the settings is too large ({text}); look for one, such as algorithm.lr or model.hidden"
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return "the system does not allow that many threads; set engine.workers to a smaller number"
+    return None
