@@ -1,8 +1,10 @@
 """The errors that users may see: one sentence each, shown by the command line without a traceback."""
 
 # What torch says, in errors of no class of their own, when a tensor does not fit into memory or into the address space.
-_NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory", "Storage size calculation overflowed")
-_NO_MEMORY += ("integer multiplication overflow", "integer overflow", "unable to mmap", "array is too big")
+_NO_MEMORY = (
+    *("can't allocate memory", "not enough memory", "out of memory", "unable to mmap", "array is too big"),
+    *("Storage size calculation overflowed", "integer multiplication overflow", "integer overflow"),
+)
 _TOO_LARGE = ("without overflow", "Overflow when unpacking", "too large to convert", "can't be cast")
 
 

@@ -22,6 +22,7 @@ DTYPES = {
 }
 """Number formats by their names in safetensors files."""
 _METADATA = "__metadata__"
+_MOST_AXES = 64
 
 
 @dataclass(frozen=True)
@@ -83,18 +84,22 @@ def _described(name: str, entry: Any) -> tuple[tuple[int, ...], torch.dtype, tup
     """Return the shape, the number format and the place of a tensor."""
     if not isinstance(entry, dict):
         raise ValueError(f"{name[:80]!r} is not described")
-    shape, place = entry.get("shape"), entry.get("data_offsets")
-    for numbers in (shape, place):
-        if not isinstance(numbers, list) or not all(type(n) is int and 0 <= n < 2**63 for n in numbers):
-            raise ValueError(f"{name[:80]!r} has no valid shape or place")
-    if len(shape) > 64 or len(place) != 2:
+    shape, place = _sizes(entry.get("shape")), _sizes(entry.get("data_offsets"))
+    if shape is None or place is None or len(place) != 2:
         raise ValueError(f"{name[:80]!r} has no valid shape or place")
     dtype = DTYPES.get(str(entry.get("dtype")))
     if dtype is None:
         raise ValueError(
             f"{name[:80]!r} has the number format {str(entry.get('dtype'))[:20]!r}, which is not supported"
         )
-    return tuple(shape), dtype, (place[0], place[1])
+    return shape, dtype, (place[0], place[1])
+
+
+def _sizes(numbers: Any) -> tuple[int, ...] | None:
+    """Return a list of sizes; None if it is not one."""
+    if not isinstance(numbers, list) or len(numbers) > _MOST_AXES:
+        return None
+    return tuple(numbers) if all(type(n) is int and 0 <= n < 2**63 for n in numbers) else None
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
