@@ -92,10 +92,10 @@ def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int
     if experiment.model is None:
         raise EquipoiseError("the section [model] is missing; name a model there, or give one in app.py")
     settings = experiment.model
+    check_model_size(settings, shape, outputs)
     try:
-        check_model_size(settings, shape, outputs)
         return initial_module(lambda: settings.build(tuple(shape), outputs), experiment.schedule.seed)
-    except (MemoryError, RuntimeError, OverflowError, TypeError) as error:  # torch has no class of its own for it
+    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for it
         if sentence_of(error) is None:
             raise
         raise EquipoiseError(f"{_TOO_LARGE} ({first_line(error)}); make [model] smaller") from None
@@ -111,8 +111,13 @@ def check_model_size(settings: ModelSettings, shape: Sequence[int], outputs: int
     """
     if type(settings) not in MODELS.values():  # code of the user's own may do more than build layers
         return
-    with torch.device("meta"):
-        planned = settings.build(tuple(shape), outputs)
+    try:
+        with torch.device("meta"):
+            planned = settings.build(tuple(shape), outputs)
+    except EquipoiseError:
+        raise
+    except Exception as error:  # such as sizes whose product is beyond all numbers
+        raise EquipoiseError(f"the model cannot be built ({first_line(error)}); make [model] smaller") from None
     size = sum(t.numel() * t.element_size() for t in planned.state_dict().values())
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if size > there:
