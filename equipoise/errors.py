@@ -8,8 +8,21 @@ _NO_MEMORY = (
 _TOO_LARGE = ("without overflow", "Overflow when unpacking", "too large to convert", "can't be cast")
 
 
+_LONGEST = 1600  # characters of a message
+
+
 class EquipoiseError(Exception):
-    """An error that the user can fix; the message says what is wrong and what would be right."""
+    """An error that the user can fix; the message says what is wrong and what would be right, in one line."""
+
+    def __init__(self, *texts: object):
+        super().__init__(*(_in_one_line(text) if isinstance(text, str) else text for text in texts))
+
+
+def _in_one_line(text: str) -> str:
+    """Return a text without line breaks; of a very long one, such as a name of a damaged file, the middle is cut."""
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 4 :]}"
+    return " ".join(filter(None, (line.strip() for line in text.splitlines()))) if len(text.splitlines()) > 1 else text
 
 
 class RunFailed(EquipoiseError):

@@ -283,7 +283,8 @@ def look_and_load(name: str, work: Path, store: Path) -> bool:
     works(lambda: source.look(work))
     pools: list[Pool] = []
     if works(lambda: pools.append(source.load(LoadRequest(work)))):
-        check_sound(pools[0])
+        if not is_sound(pools[0], source.own):
+            return False
         again = source.load(LoadRequest(work))  # from the cache
         assert torch.equal(again.x, pools[0].x)
         assert torch.equal(again.y, pools[0].y)
@@ -296,20 +297,24 @@ def look_and_load(name: str, work: Path, store: Path) -> bool:
     return False
 
 
-def check_sound(pool: Pool) -> None:
-    """Assert that samples can be trained on."""
+def is_sound(pool: Pool, own: bool) -> bool:
+    """Tell whether samples can be trained on; others are refused before a run begins."""
 
     def divide() -> None:
         partition, clients = (Natural(), None) if pool.owner is not None else (IID(), 1)
         shares = partition(pool, clients, generator(0, "partition"))
         from_shares(pool.x, pool.y, shares, (0.7, 0.1, 0.2), 0, pool.classes, pool.part).fingerprint(splits=True)
 
-    works(divide)
+    if not works(divide):
+        return False
     assert len(pool.x) == len(pool.y) > 0
     assert not pool.x.is_floating_point() or bool(torch.isfinite(pool.x).all())
     if pool.classes is not None:
+        if own and int(pool.y.min()) < 0:  # the task refuses it
+            return False
         assert int(pool.y.min()) >= 0
         assert int(pool.y.max()) < pool.classes
+    return True
 
 
 # Messages

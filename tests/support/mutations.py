@@ -80,8 +80,9 @@ def mutate_tree(rng: random.Random, tree: Any, more: Sequence[Any] = (), moment:
         place[rng.choice(["a", "name", "kind", "lr", "clients", "hidden"])] = value
         return f"something beside {'.'.join(where)}"
     if how < 0.6 and isinstance(place[key], (int, float)) and not isinstance(place[key], bool):
-        place[key] = rng.choice([-place[key], place[key] * 1000, place[key] / 3, str(place[key]), [place[key]]])
-        return f"{'.'.join(where)} = {str(place[key])[:60]}"
+        third = place[key] / 3 if abs(place[key]) < 1e300 else 0.5
+        place[key] = rng.choice([-place[key], place[key] * 1000, third, repr(third), [place[key]]])
+        return f"{'.'.join(where)} is another number"
     place[key] = value
     return f"{'.'.join(where)} = {type(value).__name__}"
 
