@@ -25,6 +25,7 @@ def test_it_works_or_is_refused_with_a_sentence(target: str, seed: int, tmp_path
     run_case(target, random.Random(seed), folder, LIMIT)
 
 
+@pytest.mark.slow
 def test_the_command_limits_memory_and_finds_what_fails(tmp_path: Path) -> None:
     """A process of `benchmarks/fuzz.py`: one line per case, none of which fails."""
     command = [sys.executable, str(ROOT / "benchmarks" / "fuzz.py"), "--work", "models", "--seed", "3", "--turn", "2"]
