@@ -9,12 +9,23 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from equipoise.errors import EquipoiseError
 
-Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
+LARGEST = 1e30
+"""The limit of numbers: single precision ends at 3.4e38, and some of it is needed for products."""
 MOST = 1_000_000_000
-"""The limit of counts, which only catches mistakes and is not mentioned in the allowed values."""
+"""The limit of counts."""
+DEEPEST = 2000
+"""The limit of the number of layers."""
+MOST_THREADS = 2048
+"""The limit of the number of threads."""
+# Limits that only catch mistakes; the allowed values mention them only where one is exceeded.
+_GENEROUS = (LARGEST, -LARGEST, MOST, DEEPEST, MOST_THREADS)
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Positive = Annotated[float, Field(gt=0, le=LARGEST)]
+NonNegative = Annotated[float, Field(ge=0, le=LARGEST)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=MOST)]
+Depth = Annotated[int, Field(ge=1, le=DEEPEST)]
+Threads = Annotated[int, Field(ge=0, le=MOST_THREADS)]
 
 
 class Settings(BaseModel):
@@ -70,9 +81,15 @@ def _plain(value: Any) -> Any:
     return value.table() if isinstance(value, Settings) else list(value) if isinstance(value, tuple) else value
 
 
-def _allowed(schema: dict[str, Any]) -> str:
+def _allowed(schema: dict[str, Any], generous: bool = False) -> str:
+    """Return the values that a schema allows, in words.
+
+    Args:
+        schema: the JSON schema of a setting.
+        generous: whether limits that only catch mistakes are mentioned.
+    """
     if "anyOf" in schema:
-        return " or ".join("left out" if s.get("type") == "null" else _allowed(s) for s in schema["anyOf"])
+        return " or ".join("left out" if s.get("type") == "null" else _allowed(s, generous) for s in schema["anyOf"])
     if "const" in schema:
         return str(schema["const"]).lower() if isinstance(schema["const"], bool) else repr(schema["const"])
     if "enum" in schema:
@@ -80,25 +97,38 @@ def _allowed(schema: dict[str, Any]) -> str:
     if "prefixItems" in schema:
         return f"a list of {len(schema['prefixItems'])}"
     if schema.get("type") == "array" and "items" in schema:
-        return f"a list, each {_allowed(schema['items'])}"
+        return f"a list, each {_allowed(schema['items'], generous)}"
     if not schema.keys() & {"type", "$ref", "allOf", "additionalProperties"}:
         return "any value"
     words = {"number": "a number", "integer": "a whole number", "boolean": "true or false", "string": "a string"}
     text = words.get(schema.get("type", ""), "a list" if schema.get("type") == "array" else "a table")
     bounds = [("exclusiveMinimum", ">"), ("minimum", ">="), ("exclusiveMaximum", "<"), ("maximum", "<=")]
-    limits = [f"{sign} {schema[word]:g}" for word, sign in bounds if word in schema and schema[word] != MOST]
+    named = [(sign, schema[word]) for word, sign in bounds if word in schema]
+    limits = [f"{sign} {limit:g}" for sign, limit in named if generous or limit not in _GENEROUS]
     if "multipleOf" in schema:
         text += f", a multiple of {schema['multipleOf']},"
     return " ".join([text, " and ".join(limits)]).strip()
 
 
 S = TypeVar("S", bound=Settings)
+_LONGEST = 300  # characters of a value in a sentence
+
+
+def shown(value: Any) -> str:
+    """Return a value as Python writes it, shortened to fit into a sentence."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python does not print whole numbers of more than 4,300 digits
+        return "a number of thousands of digits"
+    except RecursionError:
+        return "a deeply nested list"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the end of a message about an unknown word: the most similar known word, or all if none is similar."""
     known = sorted(known)
-    close = difflib.get_close_matches(word, known, n=1)
+    close = difflib.get_close_matches(word[:_LONGEST], known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; available: {', '.join(known) or 'none'}"
 
 
@@ -130,13 +160,21 @@ def _sentence(cls: type[Settings], error: ValidationError, values: Mapping[str, 
     """Return a sentence about the first error: what is wrong, and what would be right."""
     first = error.errors()[0]
     if not first["loc"]:
-        return f"{where or cls.__name__} is not allowed: {first['msg'].removeprefix('Value error, ')}"
+        text = " ".join(first["msg"].removeprefix("Value error, ").split())
+        return f"{where or cls.__name__} is not allowed: {text[:_LONGEST]}"
     key = str(first["loc"][0])
     name = f"{where}.{key}" if where else key
     if first["type"] == "extra_forbidden":
         return f"unknown setting {name}{nearest(key, cls.model_fields)}"
     if first["type"] == "missing" and len(first["loc"]) == 1:
         return f"{name} is missing"
-    allowed = next(row["allowed"] for row in cls.describe() if row["name"] == key)
+    # A limit that only catches mistakes is mentioned to those who exceed it.
+    exceeded = first["type"] in ("less_than_equal", "greater_than_equal") and _limit(first) in _GENEROUS
+    allowed = _allowed(cls.model_json_schema()["properties"][key], exceeded)
     value = list(values[key]) if isinstance(values[key], tuple) else values[key]
-    return f"{name} = {value!r} is not allowed; it must be {allowed}"
+    return f"{name} = {shown(value)} is not allowed; it must be {allowed}"
+
+
+def _limit(error: Any) -> Any:
+    context = error.get("ctx", {})
+    return context.get("le", context.get("ge"))

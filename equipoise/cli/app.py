@@ -25,7 +25,7 @@ from equipoise.cli.show import show
 from equipoise.cli.sweep import sweep
 from equipoise.cli.watch import watch
 from equipoise.distributed import environment
-from equipoise.errors import EquipoiseError, ProcessLost, RunFailed
+from equipoise.errors import EquipoiseError, ProcessLost, RunFailed, sentence_of
 
 typer.core.HAS_RICH = False  # help is plain text; with rich, Typer would print "\\[default: 1]"
 app = typer.Typer(
@@ -78,10 +78,12 @@ def main() -> None:
         _fail(error, 2)
     except OSError as error:  # such as a full disk or a missing permission
         _fail(error, 2)
-    except MemoryError as error:
-        _fail(f"there is not enough memory: {error or 'use a smaller model, batch or data set'}", 2)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+    except Exception as error:
+        if (sentence := sentence_of(error)) is None:
+            raise
+        _fail(sentence, 2)
 
 
 def _leave(error: ProcessLost) -> NoReturn:

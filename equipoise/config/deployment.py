@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from equipoise.settings import Count, NonNegative, Positive, Settings
+from equipoise.settings import Count, NonNegative, Positive, Settings, Threads
 
 Length = Annotated[int, Field(ge=1, le=10**6)]
 
@@ -30,7 +30,7 @@ class Deploy(Settings):
     "how many times longer than the median of all clients' updates an update may be; 0: as long as it likes"
     names: tuple[str, ...] = ()
     "names of the clients that may take part; empty: all that the SuperLink admits"
-    threads: Annotated[int, Field(ge=0)] = 0
+    threads: Threads = 0
     "number of threads that a client computes with; 0: all cores of its machine"
     title: str = ""
     "name of the data in tables"

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from equipoise.errors import EquipoiseError
-from equipoise.settings import Count, Settings
+from equipoise.settings import Count, Settings, Threads
 
 _MIXED = "bf16-mixed"
 
@@ -61,7 +61,7 @@ class Engine(Settings):
     "simulate: all clients in this process; flower: clients on other machines (set in the run.toml of a deployment)"
     mode: Literal["auto", "threads", "stacked"] = "auto"
     "threads: one client per thread; stacked: many clients in one call; auto: stacked for models with small operators"
-    workers: Annotated[int, Field(ge=0)] = 0
+    workers: Threads = 0
     "number of threads; 0: all cores"
     precision: Literal["float32", "float64", "bf16-mixed"] = "float32"
     "number format of all computations; bf16-mixed: parameters in float32, many operators of the model in bfloat16"

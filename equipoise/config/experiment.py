@@ -25,7 +25,7 @@ from equipoise.models.base import ModelSettings
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS, Reducer
 from equipoise.registry import choose, use_folders
-from equipoise.settings import read
+from equipoise.settings import read, shown
 from equipoise.storage.run_folder import FOLDERS, WRITTEN, made_in_python, read_toml
 
 _SECTIONS = ("data", "model", "algorithm", "attack", "reducer", "privacy", "devices", "engine", "deploy")
@@ -91,8 +91,10 @@ class Experiment:
                 what = "section" if isinstance(value, dict) else "setting"
                 raise EquipoiseError(f"unknown {what} {key}{suggest_setting(key, tables, known)}")
             if key in _SECTIONS and not isinstance(value, dict):
-                meant = f"; did you mean {key}.name = {value!r}?" if isinstance(value, str) and key in _NAMED else ""
-                raise EquipoiseError(f"{key} = {value!r} is not allowed; it must be a section, [{key}]{meant}")
+                meant = (
+                    f"; did you mean {key}.name = {shown(value)}?" if isinstance(value, str) and key in _NAMED else ""
+                )
+                raise EquipoiseError(f"{key} = {shown(value)} is not allowed; it must be a section, [{key}]{meant}")
         for section in needs:
             if section not in tables:
                 raise EquipoiseError(f"the section [{section}] is missing")
@@ -196,7 +198,7 @@ def read_callbacks(tables: Any) -> list[tuple[str, Callback]]:
     """Read the tables [[callbacks]]; return names and callbacks."""
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise EquipoiseError(
-            f"{_CALLBACKS} = {tables!r} is not allowed; it must be a list of tables with a name, [[{_CALLBACKS}]]"
+            f"{_CALLBACKS} = {shown(tables)} is not allowed; it must be a list of tables with a name, [[{_CALLBACKS}]]"
         )
     found = [choose(CALLBACKS, table, _CALLBACKS) for table in tables]
     for name, callback in found:
@@ -222,10 +224,14 @@ def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
     for item in sets:
         key, equals, text = item.partition("=")
         if not equals or not key.strip() or key.strip().split(".")[0] == WRITTEN:
-            raise EquipoiseError(f"--set {item} is not allowed; it must be section.key=value, such as algorithm.lr=0.1")
+            raise EquipoiseError(
+                f"--set {shown(item)[1:-1]} is not allowed; it must be section.key=value, such as algorithm.lr=0.1"
+            )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
+        except RecursionError:
+            raise EquipoiseError(f"--set {key.strip()} is not allowed; its value is nested too deeply") from None
+        except ValueError:  # not TOML, or a number of thousands of digits
             value = text.strip()
         *path, last = key.strip().split(".")
         at = [tables]
@@ -234,7 +240,9 @@ def override(tables: dict[str, Any], sets: Sequence[str]) -> dict[str, Any]:
             # If a section is there several times ([[algorithm]] in a sweep), all of them are changed.
             at = [table for each in found for table in (each if isinstance(each, list) else [each])]
             if not all(isinstance(table, dict) for table in at):
-                raise EquipoiseError(f"--set {item} is not allowed; {step} is a setting, not a section")
+                raise EquipoiseError(
+                    f"--set {shown(item)[1:-1]} is not allowed; {shown(step)[1:-1]} is a setting, not a section"
+                )
         for table in at:
             table[last] = value
     return tables

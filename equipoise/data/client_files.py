@@ -1,25 +1,21 @@
 """One client's samples in files: arrays (npz, safetensors) or tables (CSV, Parquet), in one part or in three."""
 
 import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from equipoise.data.archives import ends_with_zip
 from equipoise.data.federation import SPLITS
 from equipoise.data.table_files import TABLES, column_names, read_columns
 from equipoise.data.text_encoding import check_name
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, first_line
 
-# What numpy, zipfile and safetensors raise for damaged files.
-_DAMAGED: tuple[type[Exception], ...] = (OSError, ValueError, TypeError, EOFError, NotImplementedError, RuntimeError)
-_DAMAGED += (SafetensorError, zipfile.BadZipFile, zlib.error)
 _ARRAYS = (".safetensors", ".npz")
 SUFFIXES = (*_ARRAYS, *TABLES)
 """The endings of files with samples."""
@@ -184,14 +180,32 @@ def _read_file(path: Path, table: TableFormat) -> dict[str, Any]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with np.load(path, allow_pickle=False) as arrays:  # never pickle: it could run code
-            return {name: torch.from_numpy(np.ascontiguousarray(arrays[name])) for name in arrays.files}
+        return _read_npz(path)
     except FileNotFoundError:
         raise EquipoiseError(f"there is no file {path}") from None
-    except _DAMAGED as error:
-        if "unsafely" in str(error):  # numpy's advice, for a file that is no archive at all
-            raise EquipoiseError(f"{path} cannot be read as arrays: it is no .npz file, or a pickled one") from None
-        raise EquipoiseError(f"{path} cannot be read as arrays: {error}") from None
+    except Exception as error:  # damaged files make numpy, zipfile and safetensors raise errors of a dozen kinds
+        raise EquipoiseError(f"{path} cannot be read as arrays: {first_line(error)}") from None
+
+
+def _read_npz(path: Path) -> dict[str, Any]:
+    """Return the arrays of an .npz file, all of which are read to their ends, where their checksums are compared."""
+    with path.open("rb") as file:
+        if not zipfile.is_zipfile(file):
+            raise ValueError("it is no .npz file, or a pickled one")
+    found = {}
+    with zipfile.ZipFile(path) as archive:
+        if not ends_with_zip(path, archive):
+            raise ValueError("something follows the archive")
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if name in found:
+                raise ValueError(f"it has {name[:40]!r} twice")
+            with archive.open(info) as member:
+                array = np.lib.format.read_array(member, allow_pickle=False)  # never pickle: it could run code
+                if member.read(1):
+                    raise ValueError(f"{name[:40]!r} is longer than its header says")
+            found[name] = torch.from_numpy(np.ascontiguousarray(array))
+    return found
 
 
 def _read_table(path: Path, table: TableFormat) -> dict[str, Any]:

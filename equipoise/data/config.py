@@ -17,7 +17,7 @@ from equipoise.data.source import DataProgress, LoadRequest, Source
 from equipoise.data.sources import SOURCES, data_folder
 from equipoise.errors import EquipoiseError
 from equipoise.registry import choose
-from equipoise.settings import Count, Fraction, Positive, Settings, nearest, read
+from equipoise.settings import Count, Fraction, Number, Positive, Settings, nearest, read, shown
 
 
 class DataSettings(Settings):
@@ -29,7 +29,7 @@ class DataSettings(Settings):
     "names of the clients to keep, where not all clients of the partition are wanted"
     split: tuple[float, float, float] | None = None
     "fractions of every client's samples for training, validation and test; by default 0.7, 0.1, 0.2"
-    normalize: tuple[float, Positive] | None = None
+    normalize: tuple[Number, Positive] | None = None
     "mean to subtract from the inputs and standard deviation to divide them by, before any noise is added"
     most: Count | None = None
     "largest number of training samples per client, drawn from the seed; all validation and test samples are kept"
@@ -53,7 +53,7 @@ class DataSection:
         divided = given.pop("partition", {"kind": "natural"})
         if not isinstance(divided, dict):
             raise EquipoiseError(
-                f'data.partition = {divided!r} is not allowed; it must be a table such as {{ kind = "iid" }}'
+                f'data.partition = {shown(divided)} is not allowed; it must be a table such as {{ kind = "iid" }}'
             )
         general = {key: given.pop(key) for key in DataSettings.model_fields if key in given}
         name, source = _source(given)

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, first_line
 from equipoise.settings import nearest
 
 TABLES = (".csv", ".parquet")
@@ -21,7 +21,7 @@ Columns = dict[str, np.ndarray]
 
 def column_names(path: Path, delimiter: str = ",") -> list[str]:
     """Return the names of the columns of a CSV or Parquet file."""
-    names = _parquet(path).schema_arrow.names if path.suffix == ".parquet" else _header(path, delimiter)
+    names = _parquet_names(path) if path.suffix == ".parquet" else _header(path, delimiter)
     for name in names:
         if names.count(name) > 1:
             raise EquipoiseError(f"{path}: two columns are named {name!r}; every column needs a different name")
@@ -138,25 +138,39 @@ def _not_finite(path: Path, name: str, row: int) -> str:
 def _parquet(path: Path) -> Any:
     if find_spec("pyarrow") is None:
         raise EquipoiseError(f"{path} needs pyarrow to be read; install it with: pip install 'equipoise[parquet]'")
-    from pyarrow.lib import ArrowException
     from pyarrow.parquet import ParquetFile
 
+    return ParquetFile(path)
+
+
+@contextmanager
+def _parquet_errors(path: Path) -> Iterator[None]:
+    """Turn whatever pyarrow raises for a damaged file into a sentence."""
     try:
-        return ParquetFile(path)
+        yield
+    except EquipoiseError:
+        raise
     except FileNotFoundError:
         raise EquipoiseError(f"there is no file {path}") from None
-    except (ArrowException, OSError) as error:
-        raise EquipoiseError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+    except Exception as error:
+        raise EquipoiseError(f"{path} cannot be read as Parquet: {first_line(error)}") from None
+
+
+def _parquet_names(path: Path) -> list[str]:
+    with _parquet_errors(path):
+        return list(_parquet(path).schema_arrow.names)
 
 
 def _read_parquet(path: Path, names: Sequence[str], text: Sequence[str]) -> Columns:
-    from pyarrow import types
-    from pyarrow.lib import ArrowException
+    with _parquet_errors(path):
+        return _parquet_columns(path, names, text)
 
-    try:
-        table = _parquet(path).read(columns=list(names))
-    except (ArrowException, OSError) as error:
-        raise EquipoiseError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+
+def _parquet_columns(path: Path, names: Sequence[str], text: Sequence[str]) -> Columns:
+    """Return columns as numbers or text; a missing value or text where a number is needed is an error."""
+    from pyarrow import types
+
+    table = _parquet(path).read(columns=list(names))
     found: Columns = {}
     for name in names:
         column = table.column(name)

@@ -1,6 +1,7 @@
 """Functions that assemble a run from its parts: the initial model, the task, and the run folder."""
 
 import json
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,13 +20,16 @@ from equipoise.data.federation import Federation
 from equipoise.distributed import environment
 from equipoise.distributed.ranks import Ranks
 from equipoise.engine.run import Run
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, first_line, sentence_of
 from equipoise.metrics import MetricLike
+from equipoise.models import MODELS
+from equipoise.models.base import ModelSettings
 from equipoise.parameter_space import Selection
 from equipoise.storage.run_folder import RunFolder
 from equipoise.torch_device import CPU, choose_device, deterministic_kernels
 from equipoise.training.task import Task, has_head
 
+_TOO_LARGE = "the model does not fit into the memory of this machine"
 LossLike = str | Callable[[Tensor, Tensor], Tensor]
 AnyRun = TypeVar("AnyRun", bound=Run)
 
@@ -88,7 +92,39 @@ def experiment_module(experiment: Experiment, shape: Sequence[int], outputs: int
     if experiment.model is None:
         raise EquipoiseError("the section [model] is missing; name a model there, or give one in app.py")
     settings = experiment.model
-    return initial_module(lambda: settings.build(tuple(shape), outputs), experiment.schedule.seed)
+    check_model_size(settings, shape, outputs)
+    try:
+        return initial_module(lambda: settings.build(tuple(shape), outputs), experiment.schedule.seed)
+    except (MemoryError, RuntimeError) as error:  # torch has no class of its own for it
+        if sentence_of(error) is None:
+            raise
+        raise EquipoiseError(f"{_TOO_LARGE} ({first_line(error)}); make [model] smaller") from None
+
+
+def check_model_size(settings: ModelSettings, shape: Sequence[int], outputs: int) -> None:
+    """Raise an error if a model of the library needs more memory than the machine has, before it is built.
+
+    Args:
+        settings: the settings of the model.
+        shape: shape of one input.
+        outputs: number of outputs.
+    """
+    if type(settings) not in MODELS.values():  # code of the user's own may do more than build layers
+        return
+    try:
+        with torch.device("meta"):
+            planned = settings.build(tuple(shape), outputs)
+    except EquipoiseError:
+        raise
+    except Exception as error:  # such as sizes whose product is beyond all numbers
+        raise EquipoiseError(f"the model cannot be built ({first_line(error)}); make [model] smaller") from None
+    size = sum(t.numel() * t.element_size() for t in planned.state_dict().values())
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if size > there:
+        raise EquipoiseError(
+            f"{_TOO_LARGE}: its parameters take {size / 2**30:,.0f} GB, and there are {there / 2**30:,.0f} GB; make "
+            "[model] smaller"
+        )
 
 
 def experiment_task(experiment: Experiment, federation: Federation, device: torch.device | None = None) -> Task:

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from equipoise.engine.client_store import ClientStore
+from equipoise.errors import EquipoiseError, first_line
 from equipoise.state import State
 from equipoise.storage import atomic_files, tensor_files
 from equipoise.torch_device import CPU
@@ -70,9 +71,12 @@ class BestModels:
         if not path.exists():
             return None
         prefix = "" if client is None else f"{client}/"
-        with safe_open(path, framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-            return {name.removeprefix(prefix): file.get_tensor(name) for name in names} or None
+        try:
+            with safe_open(path, framework="pt") as file:
+                names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+                return {name.removeprefix(prefix): file.get_tensor(name) for name in names} or None
+        except (SafetensorError, OSError) as error:
+            raise EquipoiseError(f"{path} cannot be read: {first_line(error)}") from None
 
     def stores(self) -> dict[str, ClientStore]:
         """Return what a checkpoint keeps; nothing if no model was kept."""

@@ -14,6 +14,8 @@ from equipoise.errors import EquipoiseError
 from equipoise.losses import LOSSES
 from equipoise.training.task import Task
 
+_TRIED_ROUNDS = 100_000
+
 
 def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, devices: Devices) -> None:
     """Raise an error if the parts of a run do not fit together, saying what does not fit and what would."""
@@ -25,8 +27,10 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
             f"{name} estimates the model's last layer by least squares, so its head must be one submodule, a linear "
             f"layer of which nothing is frozen; here it is {_head(task)}; name it with head="
         )
-    for round in range(1, schedule.rounds + 1) if algorithm.schedule.kind == "function" else ():
-        algorithm.schedule.factor(round, schedule.rounds)  # a mistake in it is an error before the first round
+    if algorithm.schedule.kind == "function":  # a mistake in it is an error before the first round
+        step = max(1, schedule.rounds // _TRIED_ROUNDS)  # in very long runs not every round is tried
+        for round in (*range(1, schedule.rounds, step), schedule.rounds):
+            algorithm.schedule.factor(round, schedule.rounds)
     if devices.iterations and not any(layers(task.module)):
         raise EquipoiseError(
             "[devices] sets the iterations of equilibrium layers, and the model has none; leave the section out"

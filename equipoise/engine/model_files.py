@@ -11,12 +11,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from equipoise.config.experiment import Experiment
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, first_line
 from equipoise.models import MODELS
+from equipoise.models.base import ModelSettings
 from equipoise.registry import choose, is_own_code
+from equipoise.settings import MOST
 from equipoise.storage import tensor_files
+from equipoise.storage.tensor_files import read_header
 
 _FORMAT = "equipoise-model-1"
+_LONGEST = 1 << 16  # characters of a description
 
 
 def write_model(
@@ -65,27 +69,79 @@ def load_model(path: str | Path, module: nn.Module | None = None) -> nn.Module:
     """
     if not isinstance(path, (str, Path)) or Path(path).is_dir():
         raise EquipoiseError(f"{path} is not a file; name the .safetensors file of one model")
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise EquipoiseError(f"{path} was not written by equipoise export{_instead(metadata)}")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise EquipoiseError(f"{path} cannot be read as a model: {error}") from None
-    described = json.loads(metadata["equipoise"])
+    header = read_header(Path(path), "a model")
+    if header.metadata.get("format") != _FORMAT:
+        raise EquipoiseError(f"{path} was not written by equipoise export{_instead(header.metadata)}")
+    described = _description(path, header.metadata)
     if module is not None:
-        module = copy.deepcopy(checked_module(module))
-    elif "model" in described and not is_own_code(described["model"]["name"]):  # a file must not name code to run
+        check_tensors(checked_module(module), header.tensors, str(path))
+        module = copy.deepcopy(module)
+    elif "model" in described and not is_own_code(described["model"].get("name")):  # a file must not name code to run
         model = choose(MODELS, described["model"], "model")[1]
-        module = model.build(tuple(described["shape"]), described["outputs"])
+        module = build_like(model, described["shape"], described["outputs"], header.tensors, str(path))
     else:
         raise EquipoiseError(
             f"{path} holds a model of your own; give the module: load_model({str(path)!r}, module=Net())"
         )
-    dtype = next((t.dtype for t in tensors.values() if t.is_floating_point()), torch.float32)
+    dtype = next((dtype for _, dtype in header.tensors.values() if dtype.is_floating_point), torch.float32)
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise EquipoiseError(f"{path} cannot be read as a model: {first_line(error)}") from None
     load_tensors(module.to(dtype), tensors, str(path))
     return module.eval()
+
+
+def _description(path: str | Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the description of the model in a file, of which everything is checked that is needed to build it."""
+    try:
+        text = metadata.get("equipoise", "")
+        described = json.loads(text) if len(text) <= _LONGEST else None
+    except (ValueError, RecursionError):
+        described = None
+    if not isinstance(described, dict):
+        raise EquipoiseError(f"{path} cannot be read as a model: it has no description; export the model again")
+    if "model" not in described:
+        return described
+    model, shape, outputs = (described.get(key) for key in ("model", "shape", "outputs"))
+    if not isinstance(model, dict) or not isinstance(shape, list) or not all(map(_is_size, [outputs, *shape])):
+        raise EquipoiseError(
+            f"{path} cannot be read as a model: its description names no model, shape and number of outputs; export "
+            "the model again"
+        )
+    return described
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and 1 <= value <= MOST
+
+
+def build_like(
+    model: ModelSettings,
+    shape: Sequence[int],
+    outputs: int,
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
+    source: str,
+) -> nn.Module:
+    """Build a model, after checking without any memory for it that it has the tensors of a file.
+
+    Args:
+        model: the settings of the model.
+        shape: shape of one input.
+        outputs: number of outputs.
+        tensors: shapes and number formats of the tensors in the file.
+        source: the file, for error messages.
+    """
+    try:
+        with torch.device("meta"):
+            planned = model.build(tuple(shape), outputs)
+    except EquipoiseError:
+        raise
+    except Exception as error:  # settings that are allowed one by one may be impossible together, such as their product
+        raise EquipoiseError(f"{source} describes a model that cannot be built: {first_line(error)}") from None
+    check_tensors(planned, tensors, source)
+    return model.build(tuple(shape), outputs)
 
 
 def _instead(metadata: Mapping[str, str]) -> str:
@@ -103,6 +159,54 @@ def checked_module(module: Any) -> nn.Module:
     raise EquipoiseError(f"module is of type {type(module).__name__}; it must be a torch nn.Module")
 
 
+def check_tensors(
+    module: nn.Module, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]], source: str
+) -> dict[str, Tensor]:
+    """Raise an error that names the first tensor of a file that is not one of the module's.
+
+    Args:
+        module: the module, which may be on the meta device.
+        tensors: shapes and number formats of the file's tensors.
+        source: the file, for error messages.
+
+    Returns:
+        The parameters and buffers of the module by name.
+    """
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    places = {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
+    saved_buffers = {name for name in module.state_dict() if name not in parameters}
+    needed = [*dict(module.named_parameters()), *(n for n, _ in module.named_buffers() if n in saved_buffers)]
+    for name in [*needed, *tensors]:
+        if name not in tensors:
+            more = next((other for other in tensors if other not in places), None)
+            raise EquipoiseError(
+                f"the module does not fit {source}: it has {name!r} of shape {list(places[name].shape)}, which is not "
+                f"in the file{f'; the file has {more[:80]!r}' if more else ''}"
+            )
+        shape, dtype = tensors[name]
+        if name not in places:
+            raise EquipoiseError(
+                f"the module does not fit {source}: the file has {name[:80]!r} of shape {list(shape)}, and the module "
+                "has not"
+            )
+        if tuple(places[name].shape) != tuple(shape):
+            raise EquipoiseError(
+                f"the module does not fit {source}: its {name!r} has the shape {list(places[name].shape)}, and "
+                f"{list(shape)} in the file"
+            )
+        here = places[name].dtype
+        if here != dtype and not (here.is_floating_point and dtype.is_floating_point):
+            raise EquipoiseError(
+                f"the module does not fit {source}: its {name!r} has numbers of type {_word(here)}, and {_word(dtype)} "
+                "in the file"
+            )
+    return places
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 @torch.no_grad()
 def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], source: str) -> None:
     """Copy tensors into the parameters and buffers of a module, or raise an error that names the first that differs.
@@ -112,26 +216,6 @@ def load_tensors(module: nn.Module, tensors: Mapping[str, Tensor], source: str) 
         tensors: parameters and buffers by name.
         source: where the tensors are from, for error messages.
     """
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    places = {**parameters, **dict(module.named_buffers(remove_duplicate=False))}
-    saved_buffers = {name for name in module.state_dict() if name not in parameters}
-    needed = [*dict(module.named_parameters()), *(n for n, _ in module.named_buffers() if n in saved_buffers)]
-    for name in needed:
-        if name not in tensors:
-            more = next((other for other in tensors if other not in places), None)
-            raise EquipoiseError(
-                f"the module does not fit {source}: it has {name!r} of shape {list(places[name].shape)}, which is not "
-                f"in the file{f'; the file has {more!r}' if more else ''}"
-            )
-        if places[name].shape != tensors[name].shape:
-            raise EquipoiseError(
-                f"the module does not fit {source}: its {name!r} has the shape {list(places[name].shape)}, and "
-                f"{list(tensors[name].shape)} in the file"
-            )
+    places = check_tensors(module, {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}, source)
     for name, tensor in tensors.items():
-        if name not in places:
-            raise EquipoiseError(
-                f"the module does not fit {source}: the file has {name!r} of shape {list(tensor.shape)}, and the "
-                "module has not"
-            )
         places[name].copy_(tensor)

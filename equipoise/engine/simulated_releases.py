@@ -12,6 +12,9 @@ from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import public_reference, seeded_noise
 from equipoise.state import ClientStates, State, Upload
 
+_DRAWN_ROUNDS = 100_000
+"""The largest number of rounds whose cohorts are drawn before the first one."""
+
 
 class SimulatedReleases:
     """The releases of the clients of a simulation."""
@@ -37,12 +40,16 @@ class SimulatedReleases:
         self.sample, self.exchanges = sample, exchanges_of(pipeline.algorithm)
 
     def planned(self) -> ReleaseCount:
-        """Return the most that one client will release in the whole run, given how cohorts are drawn."""
+        """Return the most that one client will release in the whole run, given how cohorts are drawn.
+
+        In very long runs drawing all cohorts beforehand would take hours; for them it is as many releases as there are
+        rounds, which no client exceeds.
+        """
         if (privacy := self.pipeline.settings.privacy) is None:
             return ReleaseCount(0)
         if privacy.central:
             return self._central(self.schedule.rounds)
-        if self.cohort == self.clients:
+        if self.cohort == self.clients or self.schedule.rounds > _DRAWN_ROUNDS:
             return ReleaseCount(self.schedule.rounds, self.exchanges)
         drawn = Counter(who for round in range(1, self.schedule.rounds + 1) for who in self.sample(round))
         return ReleaseCount(max(drawn.values()), self.exchanges)

@@ -15,6 +15,7 @@ from equipoise.state import State
 from equipoise.storage.tensor_files import DTYPES
 
 _FACTS = "equipoise"
+_LONGEST = 500  # characters of the reason
 _HEADER = 1 << 16  # most bytes of a header: names and shapes of a few tensors, and some numbers
 
 
@@ -22,7 +23,7 @@ class RejectedMessage(Exception):
     """A message that is not allowed; `reason` is the word under which it is counted."""
 
     def __init__(self, reason: str, text: str):
-        super().__init__(text)
+        super().__init__(text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}...")
         self.reason = reason
 
 

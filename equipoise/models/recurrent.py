@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import BodyAndHead, ModelSettings
-from equipoise.settings import Count
+from equipoise.settings import Count, Depth
 
 
 class _LastState(nn.Module):
@@ -29,7 +29,7 @@ class LSTM(ModelSettings):
 
     hidden: Count = 32
     "width of the hidden state"
-    layers: Count = 1
+    layers: Depth = 1
     "number of LSTM layers"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -8,7 +8,7 @@ from torch import nn
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import BodyAndHead, ModelSettings, image_shape
 from equipoise.models.blocks import MODULES, Activation, BasicBlock, Channels, FullyConnected, Stem, conv3x3, norm
-from equipoise.settings import Count
+from equipoise.settings import Depth
 
 _WIDTH = {3: 64, 4: 32}
 """Channels of the first group by the number of groups; every further group has twice as many."""
@@ -19,7 +19,7 @@ class _Residual(ModelSettings, Stem, ABC):
     published: ClassVar[dict[str, tuple[int, ...]]]
     "blocks per group for grey images (FEMNIST), colour ones with up to 10 classes (CIFAR-10), or more (CIFAR-100)"
 
-    blocks: tuple[Count, ...] | None = None
+    blocks: tuple[Depth, ...] | None = None
     "blocks in each of 3 or 4 groups; by default as published for this kind of images"
     width: Channels | None = None
     "channels in the first group, doubled in each further one; by default 64 for 3 groups and 32 for 4"

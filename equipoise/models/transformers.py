@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import BodyAndHead, ModelSettings
 from equipoise.models.fedeq import FedeqModel
-from equipoise.settings import Count
+from equipoise.settings import Count, Depth
 
 
 class _Block(nn.Module):
@@ -89,7 +89,7 @@ class Transformer(_TransformerSettings):
 
     paper: ClassVar[str] = "Vaswani et al., 2017"
 
-    layers: Count = 2
+    layers: Depth = 2
     "number of blocks"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, WithJsonSchema
 
 from equipoise.errors import EquipoiseError
 from equipoise.registry import function_name, load_object
-from equipoise.settings import Count, Settings, read
+from equipoise.settings import MOST, Count, Settings, read
 
 RateFunction = Callable[[int, int], float]
 """A user's own schedule: a function of the round, from 1, and of the number of rounds, that returns the factor."""
@@ -24,7 +24,7 @@ class RateSchedule(Settings):
 
     kind: Literal["constant", "step", "exponential", "cosine", "function"] = "constant"
     "how the factor falls: not at all, by steps, by the same ratio in every round, by half a cosine, by your function"
-    warmup: Annotated[int, Field(ge=0)] = 0
+    warmup: Annotated[int, Field(ge=0, le=MOST)] = 0
     "rounds of linear warm-up before the schedule begins"
     every: Count = 10
     "rounds between two steps of kind step"

@@ -16,7 +16,7 @@ from torch import Tensor
 from equipoise import randomness
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.accounting import ReleaseCount, classical_epsilon, classical_noise
-from equipoise.settings import NonNegative, Positive, Settings
+from equipoise.settings import MOST, NonNegative, Positive, Settings
 from equipoise.state import State, Upload, Uploads
 from equipoise.torch_device import CPU, is_accelerator, wide_dtype, widened
 
@@ -121,7 +121,7 @@ class Privacy(Settings):
     "norm to which a message is clipped (C)"
     sigma: NonNegative | None = None
     "standard deviation of the noise on every number of a message or, if central, of the sum of messages"
-    target_epsilon: Positive | None = None
+    target_epsilon: Annotated[float, Field(gt=0, le=MOST)] | None = None
     "epsilon from which the noise is computed, in place of sigma"
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     "delta of every epsilon here"

@@ -5,7 +5,7 @@ from typing import Any, Generic, TypeVar
 
 from equipoise.errors import EquipoiseError
 from equipoise.registry.own_code import installed, is_own_code, load_object, load_plugin
-from equipoise.settings import Settings, nearest, read
+from equipoise.settings import Settings, nearest, read, shown
 
 S = TypeVar("S", bound=Settings)
 
@@ -62,8 +62,8 @@ class Registry(Mapping[str, type[S]], Generic[S]):
         if isinstance(name, str) and name in plugins:
             return self.check(name, load_plugin(plugins[name], where), where)
         if isinstance(name, str) and name.endswith(".py"):
-            raise EquipoiseError(f"{where} = {name!r} is a file; say what in it, such as '{name}:Name'")
-        raise EquipoiseError(f"{where} = {name!r} is unknown{nearest(str(name), [*self, *plugins])}")
+            raise EquipoiseError(f"{where} = {shown(name)} is a file; say what in it, such as '{name}:Name'")
+        raise EquipoiseError(f"{where} = {shown(name)} is unknown{nearest(str(name), [*self, *plugins])}")
 
     def check(self, name: str, found: Any, where: str) -> type[S]:
         """Return the user's object as a class of this kind, or raise an error if it cannot be one.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import SPLIT, Federation, from_clients
-from equipoise.engine.model_files import checked_module
+from equipoise.engine.model_files import build_like, checked_module
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import MetricLike
 from equipoise.models import MODELS
@@ -55,6 +55,9 @@ def load_result(
         raise EquipoiseError(f"folder is of type {type(folder).__name__}; it must be the path of a run folder")
     opened = RunFolder.open(Path(folder))
     tables = read_toml(opened.config)
+    for section in ("model", "algorithm"):
+        if not isinstance(tables.get(section), dict):
+            raise EquipoiseError(f"{opened.config} has no section [{section}]; it is not the one that the run wrote")
     if not opened.models.exists():
         if made_in_python(tables):
             raise EquipoiseError(
@@ -73,9 +76,9 @@ def load_result(
             f"load_result({str(folder)!r}, module=Net())"
         )
     else:
-        module = choose(MODELS, tables["model"], "model")[1].build(
-            tuple(models.facts["inputs"][0]), models.facts["outputs"]
-        )
+        model = choose(MODELS, tables["model"], "model")[1]
+        facts = models.facts
+        module = build_like(model, facts["inputs"][0], facts["outputs"], models.module, str(models.path))
     if clients is not None and not isinstance(clients, Federation):
         clients = from_clients(clients, names=_names(clients, models), split=split, seed=tables.get("seed", 0))
     found = _algorithm(tables["algorithm"], algorithm)

@@ -10,19 +10,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, first_line
 from equipoise.executors.base import ClientModel, ModelKind
 from equipoise.losses import LOSSES
 from equipoise.metrics import METRICS
 from equipoise.parameter_space import ParameterEntry
+from equipoise.runs.saved_facts import read_facts
 from equipoise.runs.trained import SimulatedRun
 from equipoise.state import State
-from equipoise.storage.tensor_files import write_rows
+from equipoise.storage.tensor_files import read_header, write_rows
 from equipoise.training.task import Task
 
 _FORMAT = "equipoise-models-1"
 _MODULE, _SERVER, _SCORES = "module.", "server.", "scores."
 _GLOBAL_BUFFERS = "global_buffers"
+_LONGEST = 64 << 20  # bytes of the header, which names all clients
 _PERSONAL, _PERSONAL_BUFFERS, _CLIENT_BUFFERS = "personal", "personal_buffers", "client_buffers"
 
 
@@ -106,17 +108,20 @@ class SavedModels:
     def __init__(self, path: Path):
         """Open a file that `write_models` wrote."""
         self.path = path
+        header = read_header(path, "the models of a run", _LONGEST)
+        if header.metadata.get("format") != _FORMAT:
+            raise EquipoiseError(f"{path} was not written by Result.save or by train(out=...)")
+        self.facts: dict[str, Any] = read_facts(path, header)
+        "what is said of the run, checked"
         try:
             with safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                if metadata.get("format") != _FORMAT:
-                    raise EquipoiseError(f"{path} was not written by Result.save or by train(out=...)")
-                self.facts: dict[str, Any] = json.loads(metadata["equipoise"])
                 names = [name for name in file.keys() if name not in (_PERSONAL, _PERSONAL_BUFFERS, _CLIENT_BUFFERS)]  # noqa: SIM118
                 tensors = {name: file.get_tensor(name) for name in names}
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
-            raise EquipoiseError(f"{path} cannot be read: {error}") from None
+        except (SafetensorError, OSError) as error:
+            raise EquipoiseError(f"{path} cannot be read: {first_line(error)}") from None
         self.names: tuple[str, ...] = tuple(self.facts["clients"])
+        self.module = {k.removeprefix(_MODULE): t for k, t in header.tensors.items() if k.startswith(_MODULE)}
+        "shapes and number formats of the parameters and buffers of the module"
         self.initial = _group(tensors, _MODULE)
         self.server = State(_group(tensors, _SERVER))
         self.tables = {kind: table.numpy() for kind, table in _group(tensors, _SCORES).items()}
@@ -125,6 +130,8 @@ class SavedModels:
         self.averaged: Tensor | None = tensors.get(_GLOBAL_BUFFERS)
         "the buffers of the global model, where they are averaged"
         self.rows = {who: row for row, who in enumerate(tensors["owners"].tolist())}
+        if not all(0 <= who < len(self.names) for who in self.rows):
+            raise EquipoiseError(f"{path} cannot be read: it has models of clients that are not among its clients")
         self.dtype: torch.dtype = getattr(torch, self.facts["dtype"])
 
     @property

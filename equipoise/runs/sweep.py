@@ -8,6 +8,7 @@ file; a section such as `[scale.small]` overrides both when that scale is chosen
 import copy
 import itertools
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,7 +32,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
 from equipoise.registry import Registry, short_name, use_folders
-from equipoise.settings import Settings, read
+from equipoise.settings import Settings, read, shown
 from equipoise.storage.run_folder import ASIDE, CALLBACKS, FAILED, RunFolder, flatten
 from equipoise.storage.run_index import higher_is_better
 from equipoise.storage.sweep_choices import record_choices
@@ -39,6 +40,7 @@ from equipoise.storage.sweep_choices import record_choices
 SECTION, VARIANT, SCALE = "sweep", "variant", "scale"
 USUAL = "small"
 """The default scale, in files that have it."""
+_MOST_RUNS = 100_000
 _NOT_THE_RUN = ("seed", *ASIDE)
 
 
@@ -88,6 +90,8 @@ def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
             own = own if isinstance(own, str) else ""
             section = "partition" if key in ("first", "second") else key
             parts = [list(values(section, own, name, inner)) for name, inner in value.items()]
+            if (runs := math.prod(map(len, parts))) > _MOST_RUNS:
+                raise EquipoiseError(f"the file describes {runs:.3g} runs; it must be at most {_MOST_RUNS:,}")
             for choice in itertools.product(*parts):
                 yield dict(zip(value, choice, strict=True))
         elif isinstance(value, list) and not (
@@ -222,7 +226,7 @@ def _expand(
     tables = override(copy.deepcopy(dict(tables)), [item for item in sets if item.startswith(f"{SECTION}.")])
     rest = [item for item in sets if not item.startswith(f"{SECTION}.")]
     if not isinstance(tables.get(SECTION, {}), dict):
-        raise EquipoiseError(f"{SECTION} = {tables[SECTION]!r} is not allowed; it must be a section, [{SECTION}]")
+        raise EquipoiseError(f"{SECTION} = {shown(tables[SECTION])} is not allowed; it must be a section, [{SECTION}]")
     sweep = read(Sweep, tables.pop(SECTION, {}), SECTION)
     experiments = [
         Experiment.parse(each, folders=folders)

@@ -5,6 +5,7 @@ import difflib
 import fcntl
 import json
 import os
+import re
 import shutil
 import time
 import tomllib
@@ -17,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import tomli_w
 
-from equipoise.errors import EquipoiseError, ProcessLost, RunFailed
+from equipoise.errors import EquipoiseError, ProcessLost, RunFailed, first_line
 from equipoise.storage import atomic_files
 from equipoise.storage.log_prefix import LogPrefix, find_change
 
@@ -49,6 +50,9 @@ CKA = "cka.json"
 DEPLOYMENT = "deployment"
 """Folder of the keys, clients and logs of a deployment on one machine."""
 
+_DEEPEST = 32  # tables and lists within each other
+_LONGEST_KEY = 256
+_LINE_BREAKS = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _RENAMED = {"engine.dtype": "engine.precision"}
 CALLBACKS = "callbacks"
 """The list of tables [[callbacks]] in a configuration."""
@@ -118,7 +122,7 @@ def _by_name(callbacks: list[dict[str, Any]]) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Return the content of a TOML file."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return _checked(path, tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         close = difflib.get_close_matches(path.name, sorted(other.name for other in path.parent.glob("*.toml")), n=1)
         meant = f"; did you mean {path.with_name(close[0])}?" if close else ""
@@ -130,8 +134,27 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise EquipoiseError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise EquipoiseError(f"{path} cannot be read: it is not a text file in UTF-8 ({error})") from None
-    except tomllib.TOMLDecodeError as error:
-        raise EquipoiseError(f"{path} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise EquipoiseError(f"{path} is not valid: its tables or lists are nested too deeply") from None
+    except ValueError as error:  # also a number of thousands of digits, which is no error of TOML
+        raise EquipoiseError(f"{path} is not valid TOML: {first_line(error)}") from None
+
+
+def _checked(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
+    """Return tables that error messages can speak of: not nested without end, and with keys of one line."""
+    level: list[Any] = [tables]
+    for _ in range(_DEEPEST):
+        below: list[Any] = []
+        for value in level:
+            for key in value if isinstance(value, dict) else ():
+                if _LINE_BREAKS.search(key) or len(key) > _LONGEST_KEY:
+                    raise EquipoiseError(f"{path} has the key {key[:40]!r}, which is not one short line of text")
+            found = value.values() if isinstance(value, dict) else value
+            below += [each for each in found if isinstance(each, (dict, list))]
+        if not below:
+            return tables
+        level = below
+    raise RecursionError
 
 
 class RunFolder:

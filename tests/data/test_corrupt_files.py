@@ -3,25 +3,15 @@
 import os
 import shutil
 import signal
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors import safe_open
 
-from equipoise.data.cache import _digest
-from equipoise.data.federation import from_shares
-from equipoise.data.partitions.iid import IID
-from equipoise.data.partitions.natural import Natural
-from equipoise.data.pool import Pool
-from equipoise.data.source import LoadRequest
 from equipoise.data.sources import SOURCES
-from equipoise.errors import EquipoiseError
-from equipoise.randomness import generator
 from tests.support import datafiles
+from tests.support.fuzzing import look_and_load
 from tests.support.marks import slow_except
 from tests.support.waiting import LIMIT
 
@@ -94,36 +84,3 @@ def test_a_corrupted_file_brings_a_sentence_or_sound_data(
     finally:
         signal.alarm(0)
         os.environ["EQUIPOISE_CACHE"] = before
-
-
-def look_and_load(name: str, work: Path, cache: Path) -> None:
-    source = SOURCES[name](**({"extent": "full"} if name == "digits-by-writer" else {}))
-    with suppress(EquipoiseError):
-        source.look(work)
-    try:
-        pool = source.load(LoadRequest(work))
-    except EquipoiseError as error:
-        said = str(error)
-    else:
-        check_sound(pool)
-        again = source.load(LoadRequest(work))  # from the cache
-        assert torch.equal(again.x, pool.x)
-        assert torch.equal(again.y, pool.y)
-        return
-    assert "\n" not in said
-    # A file that decodes may still be useless (no window fits); but nothing is cached that did not decode whole.
-    for entry in cache.glob("*"):
-        with safe_open(entry, "numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            assert file.metadata()["digest"] == _digest(arrays)
-
-
-def check_sound(pool: Pool) -> None:
-    partition, clients = (Natural(), None) if pool.owner is not None else (IID(), 1)
-    shares = partition(pool, clients, generator(0, "partition"))
-    from_shares(pool.x, pool.y, shares, (0.7, 0.1, 0.2), 0, pool.classes, pool.part).fingerprint(splits=True)
-    assert len(pool.x) == len(pool.y) > 0
-    assert not pool.x.is_floating_point() or bool(torch.isfinite(pool.x).all())
-    if pool.classes is not None:
-        assert int(pool.y.min()) >= 0
-        assert int(pool.y.max()) < pool.classes

@@ -70,7 +70,7 @@ class _CIFAR(Source):
     def look(self, folder: Path) -> DatasetStatus | None:
         path, unpacked = self._archive(folder), self._unpacked(folder)
         if path is not None:
-            sizes = tar_sizes(path, self.members)
+            sizes = tar_sizes(path, self.members, _LARGEST)
         elif unpacked is not None:
             sizes, path = {p.name: p.stat().st_size for p in unpacked}, folder / self.inside
         else:

@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from equipoise.data import text_encoding
-from equipoise.data.archives import archive_errors, opened
+from equipoise.data.archives import archive_errors, open_zip, opened
 from equipoise.data.cache import Arrays
 from equipoise.data.source import DataProgress
 from equipoise.errors import EquipoiseError
@@ -20,6 +20,7 @@ UCI = "LD2011_2014.txt"
 _BLOCK_LINES = 2000  # lines parsed at once
 _LONGEST = 1 << 16  # characters in a line; UCI's have some ten thousand
 _MOST = 2_000_000  # rows; UCI's file has 140,256
+_MOST_BLANK = 1024  # blocks of blank space after the last row
 _ROWS = 140_257  # lines of UCI's file, for the progress bar
 
 
@@ -93,7 +94,7 @@ def _lines(path: Path) -> Iterator[Iterator[str]]:
         with opened(path) as file:
             yield _decoded(path, file)
         return
-    with archive_errors(path), zipfile.ZipFile(path) as archive:
+    with archive_errors(path), open_zip(path) as archive:
         inside = [n for n in archive.namelist() if Path(n).name == UCI and not n.startswith("__MACOSX")]
         if not inside:
             raise EquipoiseError(f"{path} does not contain {UCI}; it is not UCI's archive")
@@ -112,9 +113,13 @@ def _decoded(path: Path, file: BinaryIO) -> Iterator[str]:
         except UnicodeDecodeError:
             raise EquipoiseError(f"{path}, row {row}: this is not text in UTF-8") from None
         if not decoded:
-            if file.read(1 << 16).strip():
-                raise EquipoiseError(f"{path}, row {row} is empty; remove it")
-            return
+            # To the end, where packed files have their checksums.
+            for _ in range(_MOST_BLANK):
+                if not (rest := file.read(_LONGEST)):
+                    return
+                if rest.strip():
+                    break
+            raise EquipoiseError(f"{path}, row {row} is empty; remove it")
         yield decoded
 
 

@@ -10,7 +10,7 @@ from equipoise.data.pool import Pool
 from equipoise.data.source import LoadRequest, Source
 from equipoise.data.text_encoding import numbered
 from equipoise.errors import EquipoiseError
-from equipoise.settings import Count, NonNegative, Positive
+from equipoise.settings import Count, NonNegative, Number, Positive
 
 
 class LinearRegression(Source):
@@ -29,7 +29,7 @@ class LinearRegression(Source):
     "standard deviation of the noise on y"
     spread: NonNegative = 1.0
     "standard deviation of the clients' theta_i around their common mean"
-    common: float = 1.0
+    common: Number = 1.0
     "value of every entry of that mean"
 
     def parameters(self, clients: int, seed: int) -> np.ndarray:

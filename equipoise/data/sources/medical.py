@@ -1,7 +1,6 @@
 """Medical MNIST: one folder of JPEG files per class, in a zip archive or unpacked."""
 
 import io
-import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from equipoise.data.archives import archive_errors, first_existing
+from equipoise.data.archives import archive_errors, check_zip, first_existing, open_zip
 from equipoise.data.cache import Arrays, cached
 from equipoise.data.downloads import Remote
 from equipoise.data.pool import Pool, as_images
@@ -66,7 +65,7 @@ class MedicalMNIST(Source):
 
     def look_at(self, path: Path) -> DatasetStatus:
         with ExitStack() as stack, archive_errors(path):
-            pictures = _pictures(path, stack)
+            pictures = _pictures(path, stack, check=True)
             for _, _, read in pictures:
                 read()  # zipfile compares each file with its checksum in the archive
             return DatasetStatus(path, len(pictures), _WHOLE)
@@ -78,16 +77,22 @@ def _find(folder: Path) -> Path | None:
     return zipped or next((p for p in unpacked if any((p / name).is_dir() for name in CLASSES)), None)
 
 
-def _pictures(path: Path, stack: ExitStack) -> list[Picture]:
-    """Return all pictures in a fixed order. A file's folder is its class; files in other folders are ignored."""
+def _pictures(path: Path, stack: ExitStack, check: bool = False) -> list[Picture]:
+    """Return all pictures in a fixed order. A file's folder is its class; files in other folders are ignored.
+
+    Args:
+        path: the archive or folder.
+        stack: closes the archive.
+        check: whether the other files of the archive are compared with their checksums.
+    """
     found: list[Picture] = []
     if path.is_dir():
         for file in path.glob("*/*"):
             if _is_picture(file) and file.is_file():
                 found.append((CLASSES.index(file.parent.name), file.name, file.read_bytes))
     else:
-        with archive_errors(path):
-            archive = stack.enter_context(zipfile.ZipFile(path))
+        archive = stack.enter_context(open_zip(path))
+        pictures = set()
         for info in archive.infolist():
             name = PurePosixPath(info.filename)
             if _is_picture(name) and not info.is_dir():
@@ -95,6 +100,9 @@ def _pictures(path: Path, stack: ExitStack) -> list[Picture]:
                     raise EquipoiseError(f"{path}: {info.filename} is {info.file_size} bytes, too many for a picture")
                 read = lambda info=info: archive.read(info)  # noqa: E731
                 found.append((CLASSES.index(name.parent.name), name.name, read))
+                pictures.add(info.filename)
+        if check:
+            check_zip(path, archive, without=pictures)
     if not found:
         raise EquipoiseError(f"{path} contains no JPEG files in folders named {', '.join(CLASSES)}")
     found.sort(key=lambda picture: picture[:2])
@@ -112,7 +120,7 @@ def _is_picture(path: PurePath) -> bool:
 
 def _decode(path: Path, progress: DataProgress) -> Arrays:
     with ExitStack() as stack:
-        pictures = _pictures(path, stack)
+        pictures = _pictures(path, stack, check=True)
         x = np.empty((len(pictures), _SIDE, _SIDE), np.uint8)
 
         def decode(k: int, data: bytes) -> None:
