@@ -97,7 +97,7 @@ def test_a_deployment_from_beginning_to_end(tmp_path: Path) -> None:
         out / "deployment" / "logs" / "superlink.log"
     ).read_text(errors="replace")
 
-    other = deploy(tmp_path, "--clients", "3", "--resume")
+    other = deploy(tmp_path, "--set", "data.clients=3", "--resume")
     _, said = other.communicate(timeout=LIMIT)
     assert other.returncode == 2
     assert "had data.clients = 2, not 3; resume it with the same settings" in " ".join(said.split())
