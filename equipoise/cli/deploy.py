@@ -103,7 +103,11 @@ def local(
     clients: Annotated[
         int | None,
         typer.Option(
-            "--clients", metavar="N", min=1, max=_MOST, help="Number of clients (SuperNodes); default: data.clients, or 4."
+            "--clients",
+            metavar="N",
+            min=1,
+            max=_MOST,
+            help="Number of clients (SuperNodes); default: data.clients or 4.",
         ),
     ] = None,
     sets: Sets = None,

@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -55,10 +56,8 @@ def descendants(root: int) -> list[int]:
 
 
 def _signal(pid: int, number: int) -> None:
-    try:
+    with suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _start(command: list[str], pipe: int) -> int:

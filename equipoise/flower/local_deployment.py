@@ -168,9 +168,7 @@ class LocalDeployment:
         self.callback.on_message(f"{name} ended; the rounds continue without it. Its log: {log}")
         # Flower would let the server wait for its answer until it has missed its heartbeats for a minute.
         try:
-            processes.call(
-                ["flwr", "supernode", "unregister", str(self.registered[name]), _LINK, "--format", "json"]
-            )
+            processes.call(["flwr", "supernode", "unregister", str(self.registered[name]), _LINK, "--format", "json"])
         except EquipoiseError as error:
             self.callback.on_message(f"a round may wait a minute for {name}: {error}")
 

@@ -55,7 +55,7 @@ def owner(here: tuple[str, int], there: tuple[str, int]) -> int | None:
 def guarded(protocol: type[Any], user: int) -> type[Any]:
     """Return a protocol like the given one that closes the connections of other users at once."""
 
-    class Guarded(protocol):  # type: ignore[misc]
+    class Guarded(protocol):
         refused = False
 
         def connection_made(self, transport: Any) -> None:
@@ -96,12 +96,13 @@ def protect(user: int) -> None:
         config.http_protocol_class = guarded(config.http_protocol_class, user)
         servers.append(config)
 
-    uvicorn.Config.load = load_guarded  # type: ignore[method-assign]
+    setattr(uvicorn.Config, "load", load_guarded)  # noqa: B010 (mypy forbids the assignment)
 
     def watch(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "socket.bind" and arguments[0].type == socket.SOCK_STREAM and not servers:
-            if arguments[0].family in (socket.AF_INET, socket.AF_INET6):
-                raise RuntimeError("this version of Flower opens a port that cannot be kept from other users")
+        if event != "socket.bind" or servers:
+            return
+        if arguments[0].type == socket.SOCK_STREAM and arguments[0].family in (socket.AF_INET, socket.AF_INET6):
+            raise RuntimeError("this version of Flower opens a port that cannot be kept from other users")
 
     sys.addaudithook(watch)
 

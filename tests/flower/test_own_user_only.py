@@ -56,11 +56,10 @@ def answer(port: int, tls: bool = False) -> bytes:
 @contextmanager
 def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
     """Both ends of a connection: the one that was accepted, and the other."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with socket.create_connection(server.getsockname()) as there:
-            here, _ = server.accept()
-            with here:
-                yield here, there
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as there:
+        here, _ = server.accept()
+        with here:
+            yield here, there
 
 
 def test_the_owner_of_a_connection_is_known() -> None:
