@@ -19,9 +19,10 @@ from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
     from equipoise.callbacks.base import Callback
+    from equipoise.config.experiment import Experiment
     from equipoise.flower.local_apps import ExperimentApp
 
-_CLIENTS = 4  # default of a local deployment
+_CLIENTS, _MOST = 4, 64  # default and largest number of clients of a local deployment
 deploy_app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
@@ -101,7 +102,13 @@ def local(
     file: Annotated[Path, typer.Argument(metavar="FILE.toml|APP_DIR", help="Experiment, or the folder of an app.")],
     clients: Annotated[
         int | None,
-        typer.Option("--clients", metavar="N", min=1, max=64, help="Number of clients (SuperNodes); default: 4."),
+        typer.Option(
+            "--clients",
+            metavar="N",
+            min=1,
+            max=_MOST,
+            help="Number of clients (SuperNodes); default: data.clients or 4.",
+        ),
     ] = None,
     sets: Sets = None,
     out: Out = None,
@@ -157,21 +164,43 @@ def local(
 def _experiment_app(
     file: Path, clients: int | None, sets: list[str], data: Path | None, bar: "Callback"
 ) -> "ExperimentApp":
-    """Return the app for an experiment, with its data; without a number of clients, own data have all of theirs."""
+    """Return the app for an experiment, with its data."""
     from equipoise.config.experiment import Experiment
     from equipoise.data.sources import data_folder
     from equipoise.flower.local_apps import ExperimentApp
     from equipoise.runs.launch import folder_of_data
 
     sets = [*sets, "engine.kind=flower"]
-    if clients is None:
-        given = Experiment.load(file, sets).data
-        clients = None if given is not None and given.source.own else _CLIENTS
-    experiment = Experiment.load(file, [*sets, *([f"data.clients={clients}"] if clients else [])])
+    given = Experiment.load(file, sets)
+    clients = _number_of_clients(clients, given)
+    experiment = Experiment.load(file, [*sets, f"data.clients={clients}"]) if clients else given
     federation = experiment.federation(data_folder(folder_of_data(file, data, bar.on_message)), bar.on_data_progress)
     for note in federation.notes:
         bar.on_message(note)
     return ExperimentApp(experiment, federation)
+
+
+def _number_of_clients(wanted: int | None, experiment: "Experiment") -> int | None:
+    """Return the number of clients that was asked for, or None for all that own data have.
+
+    Args:
+        wanted: what `--clients` says, if anything.
+        experiment: the experiment as the file and `--set` say it.
+    """
+    given = experiment.data
+    own = given is not None and given.source.own
+    said = given.dealing.clients if given is not None else None
+    if wanted is not None and said is not None and wanted != said:
+        raise EquipoiseError(
+            f"--clients {wanted} does not agree with data.clients = {said}; leave one of them out, or set "
+            f"data.clients with --set data.clients={wanted}"
+        )
+    if said is not None and said > _MOST and not own:
+        raise EquipoiseError(
+            f"data.clients = {said} would start {said} SuperNodes on this machine, and {_MOST} are allowed; choose "
+            f"fewer with --set data.clients={_CLIENTS}"
+        )
+    return wanted or said or (None if own else _CLIENTS)
 
 
 class _sigterm_as_ctrl_c:

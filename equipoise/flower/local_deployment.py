@@ -15,9 +15,10 @@ from equipoise.callbacks.base import Callback, RunContext
 from equipoise.engine.assembly import check_back
 from equipoise.engine.checkpoint import check_reach
 from equipoise.errors import EquipoiseError, RunFailed
+from equipoise.flower import own_user_only
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.local_apps import LocalApp
-from equipoise.flower.processes import Processes, free_ports
+from equipoise.flower.processes import Processes, ended, free_ports, own_user_command
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import DEPLOYMENT, RunFolder
 
@@ -25,6 +26,11 @@ _HOST = "127.0.0.1"
 _LINK = "deployment"
 _POLL = 0.3  # seconds between two reads of what the server wrote
 _STATUS_POLL = 60.0  # seconds between two requests to the SuperLink for the status of the run
+_SERVER = "flwr-serverapp"  # the program that the SuperLink starts for the server's half of the app
+_OPEN_PORTS = (
+    "this machine cannot tell whose connections they are, so every user of it can reach the SuperLink's port and start "
+    "runs, which run code as you: use `equipoise deploy local` only where you trust all users"
+)
 
 
 class LocalDeployment:
@@ -42,6 +48,8 @@ class LocalDeployment:
         self.local_app, self.out, self.callback = local_app, RunFolder(out), callback
         self.folder = out / DEPLOYMENT
         self.keys, self.app = self.folder / "keys", self.folder / "app"
+        self.registered: dict[str, int] = {}
+        "numbers that Flower gave to the SuperNodes, by name"
 
     def prepare(self) -> None:
         """Write all files; the clients' states and keys of an earlier start are kept."""
@@ -77,8 +85,12 @@ class LocalDeployment:
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            "FLWR_INTERNAL_GRPC_CONTROL_API": "0",  # ports that nobody would guard
+            "FLWR_INTERNAL_GRPC_FLEET_API": "0",
             "PYTHONUNBUFFERED": "1",
         }
+        if not own_user_only.supported():
+            self.callback.on_message(_OPEN_PORTS)
         with Processes(self.folder / "logs", environment) as processes:
             self._start(processes)
             follower = Follower(self.out, self.callback)
@@ -102,13 +114,14 @@ class LocalDeployment:
         certificates[1::2] = [str(self.keys / name) for name in certificates[1::2]]
         superlink = ["flower-superlink", "--host", _HOST, "--port", str(link), *certificates]
         superlink += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
-        processes.start("superlink", superlink)
+        processes.start("superlink", own_user_command(superlink))
         processes.await_port("superlink", link)
 
         def register(who: int) -> None:
             key = str(self.keys / f"{self.node(who)}.pub")
             name = self.local_app.names[who]
-            processes.call(["flwr", "supernode", "register", key, _LINK, "--name", name, "--format", "json"])
+            command = ["flwr", "supernode", "register", key, _LINK, "--name", name, "--format", "json"]
+            self.registered[self.node(who)] = json.loads(processes.call(command))["node-id"]
 
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(register, range(len(self.local_app.names))))
@@ -117,33 +130,56 @@ class LocalDeployment:
             node += ["--root-certificates", str(self.keys / "ca.crt")]
             node += ["--auth-supernode-private-key", str(self.keys / self.node(who))]
             node += ["--node-config", str(self.folder / "clients" / self.node(who) / "client.toml")]
-            processes.start(self.node(who), node)
+            processes.start(self.node(who), own_user_command(node))
 
     def _watch(self, processes: Processes, follower: "Follower", run: str) -> None:
         """Wait until the server reports its end; report every process that dies before that."""
         reported: set[str] = set()
         asked, status = time.monotonic(), ""
+        server, gone = None, False
         while True:
             if (end := follower.look()) is not None:
                 if end["event"] == "failed":
                     raise RunFailed(end["text"])
                 return
-            if status.startswith("finished"):  # everything that it wrote has been read
-                raise RunFailed(
-                    f"the server ended ({status}) without reporting it; continue with --resume. Logs: {processes.logs}"
-                )
-            for name in set(processes.dead()) - reported:
+            if gone or status.startswith("finished"):  # everything that it wrote has been read
+                why = f" ({status})" if status.startswith("finished") else ""
+                log = processes.logs / "superlink.log"
+                raise RunFailed(f"the server ended{why} without reporting it; continue with --resume. Its log: {log}")
+            for name in sorted(set(processes.dead()) - reported):
                 reported.add(name)
-                if name == "superlink":
-                    raise RunFailed(f"the SuperLink ended; its log ends with: {processes.tail(name)}")
-                self.callback.on_message(
-                    f"{name} ended; the rounds continue without it. Its log: {processes.logs}/{name}.log"
-                )
+                self._report_end(processes, name)
+            if server is None:
+                server = processes.descendant("superlink", _SERVER)
+            elif ended(server):
+                gone = True
+                continue
             if time.monotonic() - asked > _STATUS_POLL:
                 asked = time.monotonic()
                 state = json.loads(processes.call(["flwr", "list", _LINK, "--run-id", run, "--format", "json"]))
                 status = state["runs"][0]["status"]
             time.sleep(_POLL)
+
+    def _report_end(self, processes: Processes, name: str) -> None:
+        """Report that a process has ended; the run fails if it cannot continue without it."""
+        if name == "superlink":
+            raise RunFailed(f"the SuperLink ended; continue with --resume. Its log ends with: {processes.tail(name)}")
+        log = processes.logs / f"{name}.log"
+        if name not in self.registered:
+            self.callback.on_message(f"{name} ended. Its log: {log}")
+            return
+        left, needed = len(self.registered.keys() - processes.dead()), self.local_app.experiment.deploy.minimum
+        if left < needed:
+            raise RunFailed(
+                f"{name} ended; {left} clients are left, and a round needs {needed}; continue with --resume. "
+                f"Its log: {log}"
+            )
+        self.callback.on_message(f"{name} ended; the rounds continue without it. Its log: {log}")
+        # Flower would let the server wait for its answer until it has missed its heartbeats for a minute.
+        try:
+            processes.call(["flwr", "supernode", "unregister", str(self.registered[name]), _LINK, "--format", "json"])
+        except EquipoiseError as error:
+            self.callback.on_message(f"a round may wait a minute for {name}: {error}")
 
 
 class FollowedRun(RunContext):

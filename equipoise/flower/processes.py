@@ -1,7 +1,7 @@
-"""Child processes that never outlive this one."""
+"""Child processes that never outlive this one, nor does anything that they start."""
 
-import ctypes
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,20 +11,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from equipoise.errors import EquipoiseError
+from equipoise.flower import keeper, own_user_only
 
 _PATIENCE = 5.0  # seconds that a process has to end after SIGTERM
-_TRIES = 5
-_DIES_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
-
-
-def _die_with_parent() -> None:
-    """Make the kernel send SIGTERM to this child when its parent is gone, however it ended (Linux)."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
+_KILLED = 30.0  # seconds after which everything that was killed is certainly gone
 
 
 def free_ports(count: int) -> list[int]:
@@ -36,6 +31,15 @@ def free_ports(count: int) -> list[int]:
     for bound in sockets:
         bound.close()
     return ports
+
+
+def own_user_command(command: Sequence[str]) -> list[str]:
+    """Return the command that runs one of Flower's servers so that it answers to this user only, where that works.
+
+    Args:
+        command: the server's command.
+    """
+    return [sys.executable, own_user_only.__file__, *command] if own_user_only.supported() else list(command)
 
 
 @contextmanager
@@ -52,11 +56,43 @@ def _signals_ignored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _is_running(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
+class _KeptProcess(subprocess.Popen[Any]):
+    """A program with everything that it starts, below a keeper that ends all of it once this process is gone."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], **options: Any):
+        self._writing = -1
+        if shutil.which(command[0], path=environment.get("PATH")) is None:
+            raise EquipoiseError(f"there is no program {command[0]}; is equipoise[flower] installed?")
+        reading, self._writing = os.pipe()
+        try:
+            super().__init__(
+                [sys.executable, "-IS", keeper.__file__, str(reading), *command],
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C must not reach them: they are ended in order
+                pass_fds=(reading,),
+                **options,
+            )
+        except BaseException:
+            self._close()
+            raise
+        finally:
+            os.close(reading)
+
+    def _close(self) -> None:
+        if self._writing >= 0:
+            os.close(self._writing)
+            self._writing = -1
+
+    def release(self) -> None:
+        """Have the keeper kill everything that is left, and wait for its end."""
+        self._close()
+        self.send_signal(signal.SIGCONT)  # somebody may have stopped the keeper itself
+        try:
+            self.wait(_KILLED)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            self.wait()
 
 
 class Processes:
@@ -68,7 +104,7 @@ class Processes:
         # Flower's programs start each other by name, so they must be found in PATH.
         path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         self.environment = {**os.environ, "PATH": path, **environment}
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, _KeptProcess] = {}
 
     def __enter__(self) -> "Processes":
         self.logs.mkdir(parents=True, exist_ok=True)
@@ -80,33 +116,40 @@ class Processes:
     def start(self, name: str, command: Sequence[str]) -> None:
         """Start a program under a name, which is also that of its log."""
         with (self.logs / f"{name}.log").open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment,
-                start_new_session=True,  # Ctrl-C must not reach them: they are ended in order
-                preexec_fn=_die_with_parent,
-            )
+            self.running[name] = _KeptProcess(command, self.environment, stdout=log, stderr=subprocess.STDOUT)
 
     def call(self, command: Sequence[str], cwd: Path | None = None) -> str:
         """Run a program to its end and return its output."""
         title = " ".join([Path(command[0]).name, *command[1:2]])
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        called = _KeptProcess(command, self.environment, cwd=cwd, **pipes)
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=self.environment, cwd=cwd, stdin=subprocess.DEVNULL
-            )
-        except FileNotFoundError:
-            raise EquipoiseError(f"there is no program {command[0]}; is equipoise[flower] installed?") from None
-        if done.returncode:
-            lines = (done.stdout + done.stderr).strip().splitlines()
+            output, errors = called.communicate()
+        finally:
+            called.release()
+        if called.returncode:
+            lines = (output + errors).strip().splitlines()
             raise EquipoiseError(f"{title} failed: {' '.join(lines[-5:])}")
-        return done.stdout
+        return str(output)
 
     def dead(self) -> list[str]:
         """Return the names of the processes that have ended."""
         return [name for name, process in self.running.items() if process.poll() is not None]
+
+    def descendant(self, name: str, program: str) -> psutil.Process | None:
+        """Return the process below a started one that runs a certain program, if there is one now.
+
+        Args:
+            name: name of the started process.
+            program: file name of the program.
+        """
+        with suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(self.running[name].pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                    # A script has its interpreter before it.
+                    if program in (Path(word).name for word in process.cmdline()[:2]):
+                        return process
+        return None
 
     def tail(self, name: str, lines: int = 5) -> str:
         """Return the last lines of a process's log, as one line."""
@@ -125,42 +168,22 @@ class Processes:
         raise EquipoiseError(f"{name} did not start; its log in {self.logs} ends with: {self.tail(name)}")
 
     def end(self) -> None:
-        """End all processes and their descendants: first with SIGTERM, then with SIGKILL.
-
-        Flower's programs start others in sessions of their own, so descendants are looked up while their parents exist.
-        """
+        """End all processes and their descendants: first with SIGTERM, then with SIGKILL."""
         with _signals_ignored():
-            self._end()
+            for process in self.running.values():
+                process.terminate()
+            until = time.monotonic() + _PATIENCE
+            for process in self.running.values():
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, until - time.monotonic()))
+            for process in self.running.values():
+                process.release()
+            self.running.clear()
 
-    def _end(self) -> None:
-        members = self._process_trees()
-        self._signal(members, signal.SIGTERM)
-        psutil.wait_procs(members, timeout=_PATIENCE)
-        for _ in range(_TRIES):  # repeated, because a process may have started another one before its end
-            members = [m for m in {*members, *self._process_trees()} if _is_running(m)]
-            self._signal(members, signal.SIGKILL)
-            if not members:
-                break
-            psutil.wait_procs(members, timeout=1.0)
-        for process in self.running.values():
-            process.wait()
-        self.running.clear()
 
-    def _process_trees(self) -> list[psutil.Process]:
-        """Return the started processes that still run, each followed by its descendants."""
-        found: list[psutil.Process] = []
-        for process in self.running.values():
-            with suppress(psutil.NoSuchProcess):
-                if process.poll() is None:  # else another process may have its number by now
-                    parent = psutil.Process(process.pid)
-                    found += [parent, *parent.children(recursive=True)]
-        return found
-
-    def _signal(self, members: Sequence[psutil.Process], number: int) -> None:
-        """Signal processes and their process groups; the groups include children whose parent is already gone."""
-        for member in members:
-            with suppress(psutil.NoSuchProcess):
-                member.send_signal(number)
-        for process in self.running.values():
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
+def ended(process: psutil.Process) -> bool:
+    """Tell whether a process has ended, perhaps without anybody having heard of it."""
+    try:
+        return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

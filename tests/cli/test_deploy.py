@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 
 from equipoise.cli import deploy as deploy_commands
 from equipoise.config.experiment import Experiment
+from equipoise.errors import EquipoiseError
+from equipoise.flower.local_deployment import LocalDeployment
 from tests.support.commands import equipoise_command
 from tests.support.waiting import LIMIT
 
@@ -240,6 +242,41 @@ def test_local_refuses_a_folder_that_is_taken(own: Path, digits: Path, tmp_path:
     no("nothing.toml", "--out", "new", words=("there is no file nothing.toml",))
     no(digits, "--out", "new", "--set", "deploy.deadlin=3.0", words=("deploy.deadlin; did you mean 'deadline'?",))
     no(own, "--out", "new", words=("data",))
+
+
+@pytest.mark.parametrize(
+    ("said", "more", "clients"),
+    [
+        ("", (), 4),
+        ("clients = 3", (), 3),
+        ("", ("--clients", 2), 2),
+        ("clients = 3", ("--clients", 3), 3),
+        ("clients = 3", ("--set", "data.clients=2"), 2),
+        ("clients = 3", ("--set", "data.clients=2", "--clients", 2), 2),
+    ],
+)
+def test_local_has_as_many_clients_as_was_said(
+    said: str, more: tuple[object, ...], clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(deployment: LocalDeployment, resume: bool) -> None:
+        assert len(deployment.local_app.names) == clients
+        raise EquipoiseError("it would start now")
+
+    monkeypatch.setattr(LocalDeployment, "run", run)
+    (tmp_path / "digits.toml").write_text(DIGITS.replace("[model]", f"{said}\n[model]"))
+    done = deploy("local", "digits.toml", "--out", "new", *more, cwd=tmp_path)
+    assert done.stderr.splitlines()[-1] == "equipoise: it would start now"
+
+
+def test_local_refuses_two_numbers_of_clients(tmp_path: Path) -> None:
+    (tmp_path / "digits.toml").write_text(DIGITS.replace("[model]", "clients = 3\n[model]"))
+
+    def no(*arguments: object, words: str) -> None:
+        refused("local", "digits.toml", "--out", "new", *arguments, cwd=tmp_path, words=(words,))
+
+    no("--clients", 4, words="--clients 4 does not agree with data.clients = 3; leave one of them out")
+    no("--clients", 3, "--set", "data.clients=5", words="--clients 3 does not agree with data.clients = 5")
+    no("--set", "data.clients=65", words="data.clients = 65 would start 65 SuperNodes on this machine, and 64 are")
 
 
 # deploy certificates

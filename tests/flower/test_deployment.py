@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from equipoise.config.experiment import Experiment
@@ -48,6 +50,33 @@ def alive(home: Path) -> list[str]:
     return found
 
 
+def listening(home: Path) -> dict[int, str]:
+    """The ports on which the processes of a deployment listen, and the commands of these."""
+    found = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("FLWR_HOME") == str(home):
+                ports = [c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+                found |= dict.fromkeys(ports, " ".join(process.cmdline()))
+    return found
+
+
+# It becomes somebody else only when it has imported everything, as that user may not be able to read Python's files.
+STRANGER = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+for port in sys.argv[1:]:
+    with socket.socket() as connection:
+        connection.connect(("127.0.0.1", int(port)))
+        try:
+            connection.sendall(b"GET /health HTTP/1.1\\r\\nHost: here\\r\\n\\r\\n")
+            print(connection.recv(100))
+        except ConnectionError:
+            print(b"")
+"""
+
+
 def deploy(folder: Path, *more: str) -> "subprocess.Popen[str]":
     """As a user would: from the folder that everything is in."""
     command = [str(BIN / "equipoise"), "deploy", "local", "digits.toml", "--out", "out", *more]
@@ -79,6 +108,16 @@ def test_a_deployment_from_beginning_to_end(tmp_path: Path) -> None:
         assert any("flower-supernode" in command for command in alive(home))
         address = tomllib.loads((home / "config.toml").read_text())["superlink"]["deployment"]["address"]
         assert address.startswith("127.0.0.1:")
+        ports = listening(home)
+        assert int(address.rpartition(":")[2]) in ports
+        assert len(ports) == 3, "the SuperLink and two SuperNodes"
+        assert all("own_user_only.py" in command for command in ports.values())
+        if os.getuid() == 0:  # the SuperLink speaks TLS only, and is tried by others
+            nodes = [str(port) for port, command in ports.items() if "flower-supernode" in command]
+            done = subprocess.run(
+                [sys.executable, "-c", STRANGER, *nodes], capture_output=True, text=True, timeout=LIMIT
+            )
+            assert done.stdout.split() == ["b''", "b''"], done.stderr
         logs = tmp_path / "intruder"
         logs.mkdir()
         said = intruder(logs, address, out / "deployment" / "keys" / "ca.crt", logs)
@@ -97,10 +136,18 @@ def test_a_deployment_from_beginning_to_end(tmp_path: Path) -> None:
         out / "deployment" / "logs" / "superlink.log"
     ).read_text(errors="replace")
 
-    other = deploy(tmp_path, "--clients", "3", "--resume")
+    other = deploy(tmp_path, "--set", "data.clients=3", "--resume")
     _, said = other.communicate(timeout=LIMIT)
     assert other.returncode == 2
     assert "had data.clients = 2, not 3; resume it with the same settings" in " ".join(said.split())
+
+    killed = deploy(tmp_path, "--resume")
+    try:
+        until(lambda: any("flwr-serverapp" in command for command in alive(home)), killed)
+    finally:
+        killed.kill()
+    killed.communicate(timeout=LIMIT)
+    until(lambda: alive(home) == [])
 
     rounds = len((out / "metrics.jsonl").read_text().splitlines()) + 2
     file.write_text(EXPERIMENT.format(rounds=rounds))

@@ -11,7 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 import equipoise
@@ -118,30 +117,31 @@ def test_a_second_ctrl_c_does_not_break_off_the_end(
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.raise_signal(number)
 
-    def impatient(*arguments: Any, **options: Any) -> Any:
+    def impatient(process: Any) -> None:
         ask()
-        return wait(*arguments, **options)
+        release(process)
 
-    wait = psutil.wait_procs
+    release = module._KeptProcess.release
     with Processes(tmp_path, {}) as started:
         family(started, found, "one")
-        monkeypatch.setattr(psutil, "wait_procs", impatient)
+        monkeypatch.setattr(module._KeptProcess, "release", impatient)
     gone(found)
     assert heard == []
     ask()
     assert heard == [signal.SIGINT, signal.SIGTERM], "afterwards all is as before"
 
 
+# It writes without a buffer: the signal may come while `ready` is still being printed.
 ORDERLY = """
-import signal, time
+import os, signal, time
 
 def end(*_):
     time.sleep(0.3)
-    print("in order", flush=True)
+    os.write(1, b"in order\\n")
     raise SystemExit
 
 signal.signal(signal.SIGTERM, end)
-print("ready", flush=True)
+os.write(1, b"ready\\n")
 time.sleep(1000)
 """
 
@@ -154,6 +154,57 @@ def test_those_that_end_in_order_have_the_time_to(tmp_path: Path, monkeypatch: p
     assert (tmp_path / "one.log").read_text() == "ready\nin order\n"
 
 
+def test_those_that_others_started_have_the_time_to_end_in_order_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", LIMIT)
+    script = f"setsid '{sys.executable}' -I -c '{ORDERLY}' & exec sleep 1000"
+    with Processes(tmp_path, {}) as started:
+        started.start("one", ["sh", "-c", script])
+        until(lambda: (tmp_path / "one.log").read_text() == "ready\n")
+    assert (tmp_path / "one.log").read_text() == "ready\nin order\n"
+
+
+# A program that starts others as Flower does and worse: in sessions of their own, some of them orphans at once, one
+# that heeds no signal, and one that keeps starting others.
+FUGITIVES = """
+import os, signal, sys, time
+
+def spawn(work, depth):
+    if os.fork():
+        return
+    os.setsid()
+    if depth:
+        spawn(work, depth - 1)
+        os._exit(0)
+    work()
+
+def sleep():
+    print(os.getpid(), flush=True)
+    time.sleep(1000)
+
+def stubborn():
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sleep()
+
+def restless():
+    end = time.monotonic() + 1000
+    while time.monotonic() < end:
+        if os.fork() == 0:
+            time.sleep(0.05)
+            os._exit(0)
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+        time.sleep(0.01)
+
+for depth in range(3):
+    spawn(sleep, depth)
+spawn(stubborn, 1)
+spawn(restless, 1)
+sleep()
+"""
+
 # The packages without what their __init__ brings along: PyTorch takes seconds.
 PARENT = """
 import sys, time, types
@@ -163,26 +214,63 @@ for name in ("equipoise", "equipoise.flower"):
     package.__path__ = [str(Path(sys.argv[1]).joinpath(*name.split(".")))]
     sys.modules[name] = package
 from equipoise.flower.processes import Processes
-with Processes(Path(sys.argv[2]), {}) as started:
+with Processes(Path(sys.argv[2]), {"FAMILY": sys.argv[2]}) as started:
     for name in ("one", "two"):
-        started.start(name, ["sh", "-c", "echo $$; exec sleep 1000"])
+        started.start(name, [sys.executable, "-IS", "-c", sys.argv[3]])
     time.sleep(1000)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's end")
-def test_children_end_when_their_parent_is_killed(tmp_path: Path, found: list[int]) -> None:
+def marked(mark: str) -> list[int]:
+    """The processes that were started with this mark in their environment, wherever they belong now."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"FAMILY={mark}\0".encode() in (folder / "environ").read_bytes() and lives(int(folder.name)):
+                found.append(int(folder.name))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a process of our choice")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_nothing_outlives_us_when_we_are_killed(number: int, tmp_path: Path, found: list[int]) -> None:
     package = Path(equipoise.__file__).parent.parent
-    with subprocess.Popen([sys.executable, "-c", PARENT, str(package), str(tmp_path)]) as parent:
+    command = [sys.executable, "-c", PARENT, str(package), str(tmp_path), FUGITIVES]
+    with subprocess.Popen(command) as parent:
         try:
             for name in ("one", "two"):
-                found += numbers(tmp_path / f"{name}.log", 1)
-            assert len(found) == 2
+                found += numbers(tmp_path / f"{name}.log", 5)
             assert all(map(lives, found))
         finally:
-            parent.kill()
-    assert parent.returncode == -signal.SIGKILL
+            parent.send_signal(number)
+    assert parent.returncode == -number
     gone(found)
+    until(lambda: not marked(str(tmp_path)))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a process of our choice")
+def test_fugitives_are_ended_with_the_block(tmp_path: Path, found: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.1)
+    with Processes(tmp_path, {"FAMILY": str(tmp_path)}) as started:
+        started.start("one", [sys.executable, "-IS", "-c", FUGITIVES])
+        found += numbers(tmp_path / "one.log", 5)
+    assert marked(str(tmp_path)) == []
+
+
+def test_a_program_is_found_among_those_that_another_started(tmp_path: Path) -> None:
+    (tmp_path / "flwr-something").write_text("#!/bin/sh\nexec 2>/dev/null\nread line < wait\n")
+    (tmp_path / "flwr-something").chmod(0o755)
+    os.mkfifo(tmp_path / "wait")
+    with Processes(tmp_path, {}) as started:
+        started.start("one", ["sh", "-c", f"cd '{tmp_path}'; sleep 0.2; ./flwr-something; sleep 1000"])
+        until(lambda: started.descendant("one", "flwr-something") is not None)
+        seen = started.descendant("one", "flwr-something")
+        assert seen is not None
+        assert started.descendant("one", "flwr-other") is None
+        assert not module.ended(seen)
+        (tmp_path / "wait").write_text("go on\n")
+        until(lambda: module.ended(seen))
+        assert started.dead() == []
 
 
 def test_ctrl_c_is_for_us_alone(tmp_path: Path) -> None:
@@ -214,13 +302,12 @@ def test_nobody_reads_our_input(tmp_path: Path) -> None:
     assert (tmp_path / "one.log").read_text() == "nothing to read\n"
 
 
-def test_children_whose_parent_has_gone_are_ended_too(tmp_path: Path, found: list[int]) -> None:
+def test_what_a_program_leaves_behind_ends_with_it(tmp_path: Path, found: list[int]) -> None:
     with Processes(tmp_path / "logs", {}) as started:
-        started.start("parent", ["sh", "-c", "sleep 1000 & echo $!"])
-        found += numbers(tmp_path / "logs" / "parent.log", 1)
+        started.start("parent", ["sh", "-c", "sleep 1000 & echo $!; setsid sleep 1000 & echo $!"])
+        found += numbers(tmp_path / "logs" / "parent.log", 2)
         until(lambda: started.dead() == ["parent"])
-        assert all(map(lives, found))
-    gone(found)
+        assert not any(map(lives, found)), "once it counts as ended"
 
 
 def test_who_has_ended_is_told(tmp_path: Path) -> None:
@@ -312,3 +399,10 @@ def test_a_program_that_fails_is_told_in_a_sentence(tmp_path: Path) -> None:
         started.call(["/bin/sh", "-c", script])
     sentence = str(caught.value)
     assert sentence == "sh -c failed: line 4 line 5 line 6  no such node"
+
+
+def test_a_program_that_is_not_there_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with Processes(tmp_path, {}) as started:
+        for start in (started.call, lambda command: started.start("one", command)):
+            with pytest.raises(EquipoiseError, match=r"^there is no program flower-nothing; is equipoise\[flower\]"):
+                start(["flower-nothing"])

@@ -1,0 +1,154 @@
+"""Ports on loopback that answer to one user of the machine only."""
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from equipoise.flower import own_user_only
+from equipoise.flower.credentials import write_certificates, write_key
+from equipoise.flower.own_user_only import owner
+from equipoise.flower.processes import Processes, free_ports, own_user_command
+from tests.support.waiting import LIMIT, until
+
+pytestmark = [
+    pytest.mark.deployment,
+    pytest.mark.skipif(not own_user_only.supported(), reason="only Linux says to whom a connection belongs"),
+]
+SOMEBODY_ELSE = os.getuid() + 1
+
+SERVER = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import own_user_only
+own_user_only.protect(int(sys.argv[2]))
+import uvicorn
+
+async def app(scope, receive, send):
+    assert scope["type"] == "http"
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": b"hello"})
+
+tls = {"ssl_certfile": sys.argv[4] + "/server.pem", "ssl_keyfile": sys.argv[4] + "/server.key"} if sys.argv[4:] else {}
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[3]), lifespan="off", **tls)
+"""
+
+
+def answer(port: int, tls: bool = False) -> bytes:
+    """What a port answers to somebody without any credential; nothing if it closes the connection."""
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=LIMIT) as plain:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            with context.wrap_socket(plain) if tls else plain as connection:
+                connection.sendall(b"GET /health HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+                return connection.recv(1000)
+    except (ConnectionError, ssl.SSLEOFError):
+        return b""
+
+
+@contextmanager
+def connected() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Both ends of a connection: the one that was accepted, and the other."""
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as there:
+        here, _ = server.accept()
+        with here:
+            yield here, there
+
+
+def test_the_owner_of_a_connection_is_known() -> None:
+    with connected() as (here, _):
+        assert owner(here.getsockname(), here.getpeername()) == os.getuid()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_the_owner_is_who_made_the_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        script = (
+            "import os, socket; c = socket.socket(); os.setuid(65534); c = socket.socket();"
+            f"c.connect(('127.0.0.1', {port})); os.read(0, 1)"
+        )
+        with subprocess.Popen([sys.executable, "-IS", "-c", script], stdin=subprocess.PIPE) as other:
+            here, _ = server.accept()
+            with here:
+                assert owner(here.getsockname(), here.getpeername()) == 65534
+            other.communicate(b"x")
+
+
+def test_a_connection_that_the_other_end_has_left_belongs_to_nobody() -> None:
+    """Not to root, as whom the kernel would list it."""
+    with connected() as (here, there):
+        addresses = here.getsockname(), here.getpeername()
+        there.close()
+        assert owner(*addresses) is None
+
+
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_other_users_get_no_answer(tls: bool, tmp_path: Path) -> None:
+    write_certificates(tmp_path / "keys", ["127.0.0.1"])
+    users = {"ours": os.getuid(), "theirs": SOMEBODY_ELSE}
+    ports = dict(zip(users, free_ports(2), strict=True))
+    with Processes(tmp_path, {}) as started:
+        for name, user in users.items():
+            folder = str(Path(own_user_only.__file__).parent)
+            command = [sys.executable, "-c", SERVER, folder, str(user), str(ports[name])]
+            started.start(name, [*command, *([str(tmp_path / "keys")] if tls else [])])
+        for name, port in ports.items():
+            started.await_port(name, port, seconds=LIMIT)
+        assert answer(ports["ours"], tls).startswith(b"HTTP/1.1 200")
+        for _ in range(20):
+            assert answer(ports["theirs"], tls) == b""
+        assert answer(ports["ours"], tls).startswith(b"HTTP/1.1 200")
+        assert f"only user {SOMEBODY_ELSE} may connect" in (tmp_path / "theirs.log").read_text()
+        assert "Traceback" not in (tmp_path / "theirs.log").read_text()
+
+
+def test_a_port_that_could_not_be_guarded_is_not_opened(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import own_user_only; own_user_only.protect(0)\n"
+        "import socket; socket.socketpair(); socket.create_server(('127.0.0.1', 0)); print('open')"
+    )
+    command = [sys.executable, "-c", script, str(Path(own_user_only.__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode != 0
+    assert "opens a port that cannot be kept from other users" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_flowers_own_servers_answer_to_their_user_only(tmp_path: Path) -> None:
+    """Those of a deployment, started for somebody else: they do not know us."""
+    keys = tmp_path / "keys"
+    write_certificates(keys, ["127.0.0.1"])
+    write_key(keys / "node")
+    link, node, open_link = free_ports(3)
+    files = ["--ssl-ca-certfile", keys / "ca.crt", "--ssl-certfile", keys / "server.pem"]
+    files += ["--ssl-keyfile", keys / "server.key"]
+    certificates = [str(word) for word in files]
+
+    def superlink(port: int) -> list[str]:
+        return ["flower-superlink", "--host", "127.0.0.1", "--port", str(port), *certificates, "--isolation", "process"]
+
+    supernode = ["flower-supernode", "--superlink", f"127.0.0.1:{link}", "--root-certificates", str(keys / "ca.crt")]
+    supernode += ["--host", "127.0.0.1", "--port", str(node), "--auth-supernode-private-key", str(keys / "node")]
+    quiet = {"FLWR_HOME": str(tmp_path / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    with Processes(tmp_path / "logs", quiet) as started:
+        [python, guard, *command] = own_user_command(superlink(link))
+        started.start("link", [python, guard, "--user", str(SOMEBODY_ELSE), *command])
+        [python, guard, *command] = own_user_command(supernode)
+        started.start("node", [python, guard, "--user", str(SOMEBODY_ELSE), *command])
+        started.start("open", superlink(open_link))
+        for name, port in (("link", link), ("node", node), ("open", open_link)):
+            started.await_port(name, port, seconds=LIMIT)
+        until(lambda: answer(open_link, tls=True).startswith(b"HTTP/1.1 200"))  # Flower alone answers to everybody
+        assert answer(link, tls=True) == b""
+        assert answer(node) == b""
+        for name in ("link", "node"):
+            assert f"only user {SOMEBODY_ELSE} may connect" in (tmp_path / "logs" / f"{name}.log").read_text()
