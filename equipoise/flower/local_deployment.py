@@ -16,6 +16,7 @@ from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.local_apps import LocalApp
 from equipoise.flower.processes import Processes, free_ports
+from equipoise.flower.warm import launch
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import DEPLOYMENT, RunFolder
 
@@ -28,18 +29,24 @@ _STATUS_POLL = 60.0  # seconds between two requests to the SuperLink for the sta
 class LocalDeployment:
     """A deployment in the folder `deployment` of a run folder, which contains app, keys, clients and logs."""
 
-    def __init__(self, local_app: LocalApp, out: Path, callback: Callback):
+    def __init__(
+        self, local_app: LocalApp, out: Path, callback: Callback, *, warm: bool = True, fast_poll: bool = False
+    ):
         """Create a deployment; nothing is written yet.
 
         Args:
             local_app: the app and its clients.
             out: the run folder.
             callback: gets the progress.
+            warm: whether a resident process runs the clients' messages, where the system allows it.
+            fast_poll: whether SuperNodes look for messages more often than Flower's do.
         """
         out = out.resolve()
         self.local_app, self.out, self.callback = local_app, RunFolder(out), callback
         self.folder = out / DEPLOYMENT
         self.keys, self.app = self.folder / "keys", self.folder / "app"
+        self.warm = launch.WarmFolder(self.folder / "warm") if warm and launch.available() else None
+        self.supernode = launch.supernode_command(fast_poll)
 
     def prepare(self) -> None:
         """Write all files; the clients' states and keys of an earlier start are kept."""
@@ -81,6 +88,8 @@ class LocalDeployment:
             self._watch(processes, follower, str(reply["run-id"]))
 
     def _start(self, processes: Processes) -> None:
+        if self.warm is not None:
+            self.warm.start(processes)
         link, *ports = free_ports(1 + len(self.local_app.names))
         flower_home = Path(processes.environment["FLWR_HOME"])
         atomic_files.make_folder(flower_home)
@@ -104,7 +113,7 @@ class LocalDeployment:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(register, range(len(self.local_app.names))))
         for who, port in enumerate(ports):
-            node = ["flower-supernode", "--superlink", address, "--host", _HOST, "--port", str(port)]
+            node = [*self.supernode, "--superlink", address, "--host", _HOST, "--port", str(port)]
             node += ["--root-certificates", str(self.keys / "ca.crt")]
             node += ["--auth-supernode-private-key", str(self.keys / self.node(who))]
             node += ["--node-config", str(self.folder / "clients" / self.node(who) / "client.toml")]
@@ -123,6 +132,8 @@ class LocalDeployment:
                 raise RunFailed(
                     f"the server ended ({status}) without reporting it; continue with --resume. Logs: {processes.logs}"
                 )
+            if self.warm is not None and (reason := self.warm.cold_reason()):
+                self.callback.on_message(f"a client ran cold, which is slower and gives the same results: {reason}")
             for name in set(processes.dead()) - reported:
                 reported.add(name)
                 if name == "superlink":
