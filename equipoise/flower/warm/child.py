@@ -84,8 +84,8 @@ def _become(request: Request) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     *standard, folder = request.files
-    for number, file in enumerate(standard):
-        os.dup2(file, number)
+    for place, file in enumerate(standard):
+        os.dup2(file, place)
     os.fchdir(folder)
     for file in request.files:
         os.close(file)

@@ -33,7 +33,9 @@ def sleeps(source: str) -> list[tuple[str, Any]] | None:
         if isinstance(node, ast.Name) and node.id == "time":
             used += 1
         match node:
-            case ast.Call(func=ast.Attribute(value=ast.Name(id="time"), attr="sleep"), args=[ast.Constant(value=seconds)]):
+            case ast.Call(
+                func=ast.Attribute(value=ast.Name(id="time"), attr="sleep"), args=[ast.Constant(value=seconds)]
+            ):
                 found.append((function, seconds))
         for child in ast.iter_child_nodes(node):
             visit(child, function)
@@ -51,8 +53,12 @@ def shorten() -> str:
         return f"{MODULE} cannot be read ({error})"
     if found is None or sorted(found) != sorted(KNOWN) or getattr(module, "time", None) is not time:
         return f"{MODULE} of this version of Flower does not wait as it is known to"
-    seconds = {before: after for (_, before), after in KNOWN.items()}
-    vars(module)["time"] = SimpleNamespace(sleep=lambda wanted: time.sleep(seconds.get(wanted, wanted)))
+    seconds: dict[float, float] = {before: after for (_, before), after in KNOWN.items()}
+
+    def sleep(wanted: float) -> None:
+        time.sleep(seconds.get(wanted, wanted))
+
+    vars(module)["time"] = SimpleNamespace(sleep=sleep)
     return ""
 
 

@@ -107,6 +107,7 @@ def become_supernode(folder: WarmFolder | None, command: list[str]) -> None:
     # Flower's programs start each other by name.
     path = [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     environment = {**os.environ, "PATH": os.pathsep.join(path)}
+    environment.setdefault("FLWR_SUPEREXEC_TASK_POLL_INTERVAL", "0.1")  # seconds; Flower's default is 1
     if folder is not None:
         folder.prepare()
         folder.put_on_path(environment)

@@ -39,7 +39,20 @@ _LARGEST = 8 << 20  # bytes of a request; Linux allows arguments and environment
 # Variables that libraries read when they are loaded: the child cannot change them any more.
 _READ_ONCE = (
     *("PYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "FLWR_", "GRPC_", "EQUIPOISE_"),
-    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "NUMEXPR_", "ATEN_", "TORCH", "PYTORCH", "CUDA", "NVIDIA_"),
+    *(
+        "OMP_",
+        "GOMP_",
+        "KMP_",
+        "MKL_",
+        "OPENBLAS_",
+        "BLIS_",
+        "NUMEXPR_",
+        "ATEN_",
+        "TORCH",
+        "PYTORCH",
+        "CUDA",
+        "NVIDIA_",
+    ),
 )
 
 

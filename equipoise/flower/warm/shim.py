@@ -123,7 +123,7 @@ def wait(connection: socket.socket, child: int) -> None:
         try:
             signal.pidfd_send_signal(child, number)
         except OSError:
-            pass
+            return  # it has ended, and the end of the connection tells how
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, forward)
@@ -134,10 +134,9 @@ def wait(connection: socket.socket, child: int) -> None:
     if word == b"exit":
         os._exit(int(value))
     if word == b"signal":
-        number = int(value)
-        if number != signal.SIGKILL:
-            signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        if int(value) != signal.SIGKILL:
+            signal.signal(int(value), signal.SIG_DFL)
+        os.kill(os.getpid(), int(value))
     os._exit(UNKNOWN)
 
 
