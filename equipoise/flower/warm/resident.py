@@ -176,28 +176,30 @@ class Resident:
     def _request(self, connection: socket.socket) -> Request | None:
         """Return the request, or None if there is a reason for a cold start, which the shim is told."""
         header, files, _, _ = socket.recv_fds(connection, 8, 4)
+        request = None
         try:
-            if not header:
-                return None  # the shim has given up
-            left, pieces = int.from_bytes(header, "big"), []
-            if len(header) != 8 or not 0 < left <= _LARGEST:
-                raise ValueError("a request of impossible size")
-            while left:
-                piece = connection.recv(min(left, 1 << 16))
-                if not piece:
-                    raise ValueError("a request is incomplete")
-                left -= len(piece)
-                pieces.append(piece)
-            request = Request.parse(b"".join(pieces), files)
-            if reason := self._unlike(request):
-                send(connection, f"cold {reason}")
-                return None
-        except BaseException:
-            self._close(files)
-            raise
-        if reason:
-            self._close(files)
+            if header:  # otherwise the shim has given up
+                request = Request.parse(self._body(connection, header), files)
+                if reason := self._unlike(request):
+                    send(connection, f"cold {reason}")
+                    request = None
+        finally:
+            if request is None:
+                self._close(files)
         return request
+
+    @staticmethod
+    def _body(connection: socket.socket, header: bytes) -> bytes:
+        left, pieces = int.from_bytes(header, "big"), []
+        if len(header) != 8 or not 0 < left <= _LARGEST:
+            raise ValueError("a request of impossible size")
+        while left:
+            piece = connection.recv(min(left, 1 << 16))
+            if not piece:
+                raise ValueError("a request is incomplete")
+            left -= len(piece)
+            pieces.append(piece)
+        return b"".join(pieces)
 
     def _unlike(self, request: Request) -> str:
         """Return what differs between this process and the one that the real program would be."""
