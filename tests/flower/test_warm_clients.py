@@ -267,7 +267,9 @@ def test_the_resident_process_refuses_a_shim_of_another_user(
         (b"", "another version, or has just ended"),
         (b"x" * 10000, "another version"),
         (b"cold because it is so\n", "because it is so"),
-        (shim.PROTOCOL + b"\n", "ended before the client started"),
+        (shim.PROTOCOL + b"\n", "ended before it started"),
+        (shim.PROTOCOL + b"\nsignal 9\n", "ended before it started"),
+        (shim.PROTOCOL + b"\ncold for this reason\n", "for this reason"),
         (None, "does not answer"),
     ],
 )

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,14 @@ if sys.platform != "linux":
 pytestmark = [pytest.mark.deployment, pytest.mark.slow]
 
 
-def children(pid: int) -> list[int]:
-    try:
-        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+def at_work(pid: int) -> list[int]:
+    """The children of a process that have begun their work: Flower has started threads in them."""
+    found = []
+    for child in map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
+        with suppress(OSError):
+            if len(os.listdir(f"/proc/{child}/task")) > 1:
+                found.append(child)
+    return found
 
 
 def resident(folder: Path) -> int:
@@ -44,9 +48,15 @@ def test_the_rounds_go_on_without_a_child_and_without_the_resident_process(tmp_p
         until(lambda: rounds() >= 1, running)
         pid = resident(out)
         assert not (out / "deployment" / "warm" / "cold").exists()  # all messages so far were warm
-        until(lambda: children(pid), running)
-        for child in children(pid)[:1]:
-            os.kill(child, signal.SIGKILL)
+        killed = 0
+
+        def kill() -> bool:
+            nonlocal killed
+            for killed in at_work(pid)[:1]:
+                os.kill(killed, signal.SIGKILL)
+            return killed > 0
+
+        until(kill, running)
         # After a minute, Flower's limit, the SuperNode sends an error in place of the answer.
         until(lambda: "refused (error)" in events.read_text(), running)
         before = rounds()

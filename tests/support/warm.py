@@ -100,7 +100,7 @@ class Installed:
 
     def start(self, *arguments: object, **options: Any) -> "subprocess.Popen[str]":
         """Start the program as a SuperNode does: by its name."""
-        pipes = {name: subprocess.PIPE for name in ("stdout", "stderr", "stdin")}
+        pipes = dict.fromkeys(("stdout", "stderr", "stdin"), subprocess.PIPE)
         # Popen looks for a program in the PATH of this process, so it is found here.
         command = [self.folder.bin / NAME, *arguments]
         return start(command, **{"env": self.environment, "cwd": self.root / "cwd", **pipes, **options})

@@ -111,8 +111,9 @@ def hand_over(connection: socket.socket, real: str) -> int:
     for number in files:
         os.close(number)
     if word != b"started" or not found:
-        _, _, reason = word.partition(b" ")
-        raise Cold(reason.decode(errors="replace") or "the resident process ended before the client started")
+        kind, _, reason = word.partition(b" ")
+        other = "the child of the resident process ended before it started"
+        raise Cold(reason.decode(errors="replace") if kind == b"cold" else other)
     return found[0]
 
 
