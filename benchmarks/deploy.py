@@ -281,6 +281,11 @@ def show(result):
         print(f"{direction:<6}" + "".join(f"{c:>19,}" if isinstance(c, int) else f"{c:>19.4f}" for c in cells))
 
 
+def write(result, out):
+    if out:
+        Path(out).write_text(json.dumps(rounded(result), indent=2) + "\n")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="number of rounds")
@@ -292,6 +297,7 @@ def main():
     try:
         with tempfile.TemporaryDirectory() as folder:
             result, wrong = measure(options.rounds, options.clients, Path(folder))
+            write(result, options.out)  # what comes now takes minutes
             result["learn2pfed"], more = measure_exchanges(options.clients, Path(folder))
             wrong += more
     except KeyboardInterrupt:
@@ -299,8 +305,7 @@ def main():
     except EquipoiseError as error:
         sys.exit(str(error))
     show(result)
-    if options.out:
-        Path(options.out).write_text(json.dumps(rounded(result), indent=2) + "\n")
+    write(result, options.out)
     if wrong:
         sys.exit("\n".join(["not as it should be:", *wrong]))
 
