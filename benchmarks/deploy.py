@@ -3,14 +3,18 @@
     python benchmarks/deploy.py [--rounds 5] [--clients 4] [--out FILE.json]
 
 Ditto trains an mlp of about 100,000 parameters in float32 on the digits that come with the package, once simulated and
-once deployed as by `equipoise deploy local`: a SuperLink and one SuperNode per client on this machine, with TLS. A
-proxy between each SuperNode and the SuperLink counts bytes; the times at which models pass show how long a client
-worked on an order, and how long it waited for the next. All clients share the cores of this machine, so their processes
-start more slowly than each would alone. The benchmark fails if the two runs end with different models or metrics.
+three times deployed as by `equipoise deploy local`: with cold clients (a new process for every message), with warm ones
+(a resident process, the default), and with warm ones that look for messages more often (`--fast-poll`). Each time there
+are a SuperLink and one SuperNode per client on this machine, with TLS and node authentication. A proxy between each
+SuperNode and the SuperLink counts bytes; the times at which models pass show how long a client worked on an order, and
+how long it waited for the next. The memory is that of the processes that run clients' messages, the resident one
+included. All clients share the cores of this machine, so their processes start more slowly than each would alone. Then
+Learn2pFed, whose rounds have many exchanges, runs over warm clients.
+
+The benchmark fails if a deployed run ends with other models or metrics than the simulated one, or misses a bar.
 """
 
 import argparse
-import asyncio
 import json
 import os
 import resource
@@ -19,16 +23,14 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import Counter
-from contextlib import suppress
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from deploy_probes import Memory, Proxy, Through
 
+from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.callbacks.base import Callback
 from equipoise.config.experiment import Experiment
 from equipoise.engine.model_files import load_model
@@ -38,14 +40,22 @@ from equipoise.flower.local_deployment import LocalDeployment
 from equipoise.runs import launch
 from equipoise.storage.run_folder import RunFolder
 
-BULK = 8192  # bytes; only models come in pieces of this size
 CLOSE = 1e-4
 TURNS = 3
+MOST_TIME = 0.45  # of a cold round, for a warm one
+WAYS = {"cold": {"warm": False}, "warm": {}, "fast_poll": {"fast_poll": True}}
 SETTINGS = {
     "data": {"name": "digits-by-writer"},
     "model": {"name": "mlp", "hidden": [128, 64]},
     "algorithm": {"name": "ditto", "lr": 0.1},
     "engine": {"mode": "threads", "precision": "float32"},
+}
+EXCHANGES = {
+    "rounds": 5,
+    "data": {"name": "polynomial", "setting": 1},
+    "model": {"name": "linear"},
+    "algorithm": {"name": "learn2pfed", "cells": 10},
+    "engine": {"mode": "threads"},
 }
 
 _IMPORT = """
@@ -60,95 +70,11 @@ print(json.dumps([flower - began, torch - flower, time.perf_counter() - torch]))
 """
 
 
-class Proxy:
-    """Ports that forward everything to the SuperLink and count it, until the block ends."""
-
-    def __init__(self):
-        self.loop = asyncio.new_event_loop()
-        self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
-        self.servers, self.connections = [], 0
-        self.bytes = Counter()
-        self.bulk = {}
-        "times at which pieces of a model passed, and their direction, by node"
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        asyncio.run_coroutine_threadsafe(self._close(), self.loop).result()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join()
-        self.loop.close()
-
-    async def _close(self):
-        for server in self.servers:
-            server.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-    def open(self, node, address):
-        """Open a port for this node, and return its address."""
-        host, port = address.rsplit(":", 1)
-        seen = self.bulk[node] = []
-
-        async def relay(reader, writer):
-            self.connections += 1
-            with suppress(OSError, asyncio.CancelledError):
-                try:
-                    to_reader, to_writer = await asyncio.open_connection(host, int(port))
-                    try:
-                        up = self._pass(reader, to_writer, "up", seen)
-                        await asyncio.gather(up, self._pass(to_reader, writer, "down", seen))
-                    finally:
-                        to_writer.close()
-                finally:
-                    writer.close()
-
-        listening = asyncio.start_server(relay, "127.0.0.1", 0)
-        server = asyncio.run_coroutine_threadsafe(listening, self.loop).result()
-        self.servers.append(server)
-        return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-    async def _pass(self, reader, writer, direction, seen):
-        while piece := await reader.read(1 << 16):
-            self.bytes[direction] += len(piece)
-            if len(piece) >= BULK:
-                seen.append((time.perf_counter(), direction))
-            writer.write(piece)
-            await writer.drain()
-        writer.write_eof()
-
-    def gaps(self, first, then):
-        """Return the seconds between the end of a model in one direction and the start of the next in the other."""
-        pairs = [pair for seen in self.bulk.values() for pair in pairwise(seen)]
-        return [b - a for (a, was), (b, now) in pairs if (was, now) == (first, then)]
-
-
-class Through:
-    """Processes whose SuperNodes reach the SuperLink through the proxy."""
-
-    def __init__(self, processes, proxy):
-        self.processes, self.proxy = processes, proxy
-
-    def __getattr__(self, name):
-        return getattr(self.processes, name)
-
-    def start(self, name, command):
-        command = list(command)
-        if command[0] == "flower-supernode":
-            at = command.index("--superlink") + 1
-            command[at] = self.proxy.open(name, command[at])
-        self.processes.start(name, command)
-
-
 class Counted(LocalDeployment):
     """A deployment through the proxy, which finally asks Flower how long the ClientApps were at work."""
 
-    def __init__(self, proxy, *args):
-        super().__init__(*args)
+    def __init__(self, proxy, *args, **how):
+        super().__init__(*args, **how)
         self.proxy = proxy
         self.app_seconds = None
 
@@ -222,29 +148,68 @@ def rounded(value):
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
+def deployed(experiment, folder, data, **how):
+    """Run a deployment; return it with its proxy and its memory."""
+    print(f"{type(experiment.algorithm).__name__}, deployed {how}", file=sys.stderr, flush=True)
+    flower = experiment.deployed()
+    with Proxy() as proxy, Memory() as memory:
+        local = Counted(proxy, ExperimentApp(flower, flower.federation(data)), folder, PrintedProgress(), **how)
+        local.run(resume=False)
+    return local, proxy, memory
+
+
+def disagreement(simulated, folder):
+    """Return how far the global models are apart, and everything in which a deployed run differs."""
+    run = RunFolder(folder)
+    summary = run.read_summary()
+    wrong = differences(simulated.metrics[-1], run.read_metrics()[-1])
+    if summary["refused"] or summary["left_out"]:
+        wrong.append(f"refused: {summary['refused']}, left out: {summary['left_out']}")
+    apart = 0.0
+    if (folder / "global.safetensors").exists():
+        ours = simulated.global_model().state_dict()
+        theirs = load_model(folder / "global.safetensors").state_dict()
+        apart = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+    if not apart <= CLOSE:
+        wrong.append(f"global models differ by {apart:g}")
+    return apart, [f"{folder.name}: {what}" for what in wrong]
+
+
+def measure_way(simulated, experiment, folder, data, **how):
+    """Return the figures of one way to deploy, its proxy, and what is wrong."""
+    local, proxy, memory = deployed(experiment, folder, data, **how)
+    apart, wrong = disagreement(simulated, folder)
+    seconds, schedule = round_seconds(folder), experiment.schedule
+    figures = {
+        "round": statistics.median(seconds),
+        "rounds": seconds,
+        "client_from_order_to_answer": statistics.median(proxy.gaps("down", "up")),
+        "client_from_answer_to_order": statistics.median(proxy.gaps("up", "down")),
+        # Each client gets one order to enrol, one per round to train, and one to score the last models.
+        "client_app_an_order": local.app_seconds / (len(local.local_app.names) * (schedule.rounds + 2)),
+        "peak_mb": memory.peak,
+        "global_models_apart": apart,
+    }
+    return figures, proxy, wrong
+
+
 def measure(rounds, clients, folder):
     data = folder / "data"  # empty, so that the excerpt that comes with the package is used
     tables = SETTINGS | {"rounds": rounds, "data": SETTINGS["data"] | {"clients": clients}}
     experiment = Experiment.parse(tables)
     simulated = launch.run(experiment, folder / "simulated", data)
-    flower = experiment.deployed()
-    with Proxy() as proxy:
-        local = Counted(proxy, ExperimentApp(flower, flower.federation(data)), folder / "deployed", PrintedProgress())
-        local.run(resume=False)
-    deployed = RunFolder(folder / "deployed")
-    summary = deployed.read_summary()
-
-    wrong = differences(simulated.metrics[-1], deployed.read_metrics()[-1])
-    if summary["refused"] or summary["left_out"]:
-        wrong.append(f"refused: {summary['refused']}, left out: {summary['left_out']}")
-    ours = simulated.global_model().state_dict()
-    theirs = load_model(folder / "deployed" / "global.safetensors").state_dict()
-    apart = max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
-    if not apart <= CLOSE:
-        wrong.append(f"global models differ by {apart:g}")
-
-    seconds = {name: round_seconds(folder / name) for name in ("simulated", "deployed")}
-    median = {name: statistics.median(values) for name, values in seconds.items()}
+    ways, wrong = {}, []
+    for name, how in WAYS.items():
+        ways[name], found, bad = measure_way(simulated, experiment, folder / name, data, **how)
+        wrong += bad
+        if name == "warm":
+            proxy, summary = found, RunFolder(folder / name).read_summary()
+    ratio = ways["warm"]["round"] / ways["cold"]["round"]
+    if not ratio <= MOST_TIME:
+        wrong.append(f"a warm round takes {ratio:.3f} of a cold one, more than {MOST_TIME}")
+    if not ways["warm"]["peak_mb"] < ways["cold"]["peak_mb"]:
+        wrong.append("warm clients take no less memory than cold ones")
+    seconds = round_seconds(folder / "simulated")
     result = {
         "what": "ditto, mlp on digits-by-writer, float32, all clients in every round, evaluation after every round",
         "parameters": simulated.global_vector().numel(),
@@ -252,22 +217,13 @@ def measure(rounds, clients, folder):
         "rounds": rounds,
         "cores": len(os.sched_getaffinity(0)),
         "versions": {name: version(name) for name in ("flwr", "torch")},
-        "global_models_apart": apart,
-        "seconds": {
-            "simulated_round": median["simulated"],
-            "deployed_round": median["deployed"],
-            "ratio": median["deployed"] / median["simulated"],
-            "difference": median["deployed"] - median["simulated"],
-            "simulated_rounds": seconds["simulated"],
-            "deployed_rounds": seconds["deployed"],
-            "client_from_order_to_answer": statistics.median(proxy.gaps("down", "up")),
-            "client_from_answer_to_order": statistics.median(proxy.gaps("up", "down")),
-            # Each client gets one order to enrol, one per round to train, and one to score the last models.
-            "client_app_an_order": local.app_seconds / (clients * (rounds + 2)),
-            "imports": imports_in_turns(clients),
-        },
+        "seconds": {"simulated_round": statistics.median(seconds), "simulated_rounds": seconds},
+        "ways": ways,
+        "to_cold": {name: ways[name]["round"] / ways["cold"]["round"] for name in ("warm", "fast_poll")},
+        "memory_warm_to_cold": ways["warm"]["peak_mb"] / ways["cold"]["peak_mb"],
         "bytes": {"connections": proxy.connections},
     }
+    result["seconds"]["imports"] = imports_in_turns(clients)
     for direction in ("up", "down"):
         counted, messages = summary[f"bytes_{direction}"], summary[f"message_bytes_{direction}"]
         wire = proxy.bytes[direction]
@@ -281,28 +237,53 @@ def measure(rounds, clients, folder):
     return result, wrong
 
 
+def measure_exchanges(clients, folder):
+    """Measure Learn2pFed, whose cells exchange messages one after another."""
+    experiment = Experiment.parse(EXCHANGES | {"data": EXCHANGES["data"] | {"clients": clients}})
+    data = folder / "data"
+    simulated = launch.run(experiment, folder / "learn2pfed-simulated", data)
+    algorithm, rounds = experiment.algorithm, experiment.schedule.rounds
+    result = {"cells": algorithm.cells, "rounds": rounds, "clients": clients}
+    result["exchanges"] = exchanges_of(algorithm) * rounds
+    wrong = []
+    for name in ("warm", "fast_poll"):
+        out = folder / f"learn2pfed-{name}"
+        deployed(experiment, out, data, **WAYS[name])
+        wrong += disagreement(simulated, out)[1]
+        seconds = round_seconds(out)
+        result[name] = {"round": statistics.median(seconds), "seconds_per_exchange": sum(seconds) / result["exchanges"]}
+    return result, wrong
+
+
 def show(result):
-    seconds, size = result["seconds"], result["bytes"]
+    seconds, size, ways = result["seconds"], result["bytes"], result["ways"]
     print(f"{result['parameters']:,} parameters, {result['clients']} clients, {result['cores']} cores")
+    print(f"{'one round, simulated':<45}{seconds['simulated_round']:>10.3f} s")
+    print(f"{'imports of a process, alone':<45}{seconds['imports']['alone']['clock']:>10.3f} s")
+    print(f"{'imports of all at once':<45}{seconds['imports']['all_clients_at_once']['clock']:>10.3f} s")
+    print("\n" + f"{'':<45}" + "".join(f"{name:>12}" for name in ways))
     rows = {
-        "one round, simulated": seconds["simulated_round"],
-        "one round, deployed": seconds["deployed_round"],
-        "  difference to simulated": seconds["difference"],
-        "  client works on an order": seconds["client_from_order_to_answer"],
-        "    its ClientApp runs, as Flower counts": seconds["client_app_an_order"],
-        "  client waits for the next order": seconds["client_from_answer_to_order"],
-        "imports of a ClientApp's process, alone": seconds["imports"]["alone"]["clock"],
-        f"imports of {result['clients']} such processes at once": seconds["imports"]["all_clients_at_once"]["clock"],
-        "  processor time of each": seconds["imports"]["all_clients_at_once"]["core"],
+        "one round, s": "round",
+        "client works on an order, s": "client_from_order_to_answer",
+        "its ClientApp runs, as Flower counts, s": "client_app_an_order",
+        "client waits for the next order, s": "client_from_answer_to_order",
+        "largest memory of all clients' processes, MB": "peak_mb",
     }
-    for name, value in rows.items():
-        print(f"{name:<50}{value:>12.3f} s")
-    print(f"{'ratio of deployed to simulated':<50}{seconds['ratio']:>12.0f}")
+    for title, name in rows.items():
+        print(f"{title:<45}" + "".join(f"{way[name]:>12.3f}" for way in ways.values()))
+    print(f"{'round to cold round':<45}{1.0:>12.3f}" + "".join(f"{x:>12.3f}" for x in result["to_cold"].values()))
+    if "learn2pfed" in result:
+        print("\n" + json.dumps(result["learn2pfed"]))
     names = list(size["up"])
     print("\n" + f"{'bytes':<6}" + "".join(f"{name:>19}" for name in names))
     for direction in ("up", "down"):
         cells = [size[direction][name] for name in names]
         print(f"{direction:<6}" + "".join(f"{c:>19,}" if isinstance(c, int) else f"{c:>19.4f}" for c in cells))
+
+
+def write(result, out):
+    if out:
+        Path(out).write_text(json.dumps(rounded(result), indent=2) + "\n")
 
 
 def main():
@@ -316,15 +297,17 @@ def main():
     try:
         with tempfile.TemporaryDirectory() as folder:
             result, wrong = measure(options.rounds, options.clients, Path(folder))
+            write(result, options.out)  # what comes now takes minutes
+            result["learn2pfed"], more = measure_exchanges(options.clients, Path(folder))
+            wrong += more
     except KeyboardInterrupt:
         sys.exit("stopped; all processes have ended")
     except EquipoiseError as error:
         sys.exit(str(error))
     show(result)
+    write(result, options.out)
     if wrong:
-        sys.exit("\n".join(["the two runs do not agree:", *wrong]))
-    if options.out:
-        Path(options.out).write_text(json.dumps(rounded(result), indent=2) + "\n")
+        sys.exit("\n".join(["not as it should be:", *wrong]))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,14 @@ _DEFAULT = {
 }
 
 
+FastPoll = Annotated[
+    bool,
+    typer.Option(
+        "--fast-poll", help="Look for messages every 0.2 s instead of Flower's 3 s, if this version of Flower is known."
+    ),
+]
+
+
 def _need_flower() -> None:
     if any(find_spec(name) is None for name in ("flwr", "cryptography", "psutil")):
         raise EquipoiseError("deployments need Flower; install it with: pip install 'equipoise[flower]'")
@@ -116,6 +124,11 @@ def local(
     resume: Annotated[bool, typer.Option("--resume", help="Resume after the last complete round.")] = False,
     back: Back = 0,
     quiet: Annotated[bool, typer.Option("--quiet", help="Hide the progress bar and the table.")] = False,
+    cold: Annotated[
+        bool,
+        typer.Option("--cold", help="Start every client's process anew for every message, without a resident one."),
+    ] = False,
+    fast_poll: FastPoll = False,
 ) -> None:
     """Run an experiment, or an app of your own, as a deployment on this machine.
 
@@ -147,10 +160,10 @@ def local(
     else:
         app = _experiment_app(file, clients, sets or [], data, bar)
     folder = out or default_folder(Path(file.resolve().name), app.experiment, "-deployed")
-    run = LocalDeployment(app, folder, bar).run
+    run = LocalDeployment(app, folder, bar, warm=not cold, fast_poll=fast_poll).run
     again = ["equipoise", "deploy", "local", str(file), *(["--clients", str(clients)] if clients else [])]
     again += [x for s in sets or [] for x in ("--set", s)] + ["--out", str(folder)]
-    again += ["--data", str(data)] if data else []
+    again += (["--data", str(data)] if data else []) + ["--cold"] * cold + ["--fast-poll"] * fast_poll
     try:
         with _sigterm_as_ctrl_c(), nullcontext() if quiet else progress:
             run(resume, back)
@@ -266,11 +279,15 @@ def client(
     max_epsilon: Annotated[
         float | None, typer.Option("--max-epsilon", metavar="E", help="Largest epsilon of all of them together.")
     ] = None,
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Set it up for a resident process, so that messages are answered in seconds.")
+    ] = False,
 ) -> None:
     """Make the key and the settings of a client, on its machine.
 
     \b
         equipoise deploy client clients/ward-3 --name ward-3 --data /data/ward-3
+        equipoise deploy client clients/ward-3 --name ward-3 --data /data/ward-3 --warm
 
     Under privacy a client sends the messages of one run and no more. --max-releases and --max-epsilon allow more, or
     less, over all runs and experiments.
@@ -278,6 +295,7 @@ def client(
     _need_flower()
     from equipoise.flower import app_template
     from equipoise.flower.credentials import write_key
+    from equipoise.flower.warm.launch import WarmFolder
 
     if not 0 < len(name) <= 256 or not name.isprintable():
         raise EquipoiseError("--name must have 1 to 256 characters, all of them printable")
@@ -287,6 +305,8 @@ def client(
         raise EquipoiseError(f"--max-epsilon {max_epsilon:g} is not allowed; it must be a number above 0")
     limits = {"max_releases": max_releases, "max_epsilon": max_epsilon}
     switched_off = {key: False for key, on in (("evaluate", scores), ("counts", counts)) if not on}
+    if warm:
+        WarmFolder(folder / "warm").prepare()
     settings = app_template.write_settings(folder, name, data or folder / "data", unseen, **switched_off, **limits)
     write_key(folder / "key")
     _print(f"{settings} names the client, its data and its state; {folder / 'key'} must never leave this machine.")
@@ -294,10 +314,45 @@ def client(
     key, toml = (shlex.quote(str(path)) for path in (folder / "key", settings))
     _print(f"  flwr supernode register {shlex.quote(str(folder / 'key.pub'))} SUPERLINK --name {shlex.quote(name)}")
     _print("Then start the client with the operator's ca.crt:")
+    if warm:
+        _print(
+            f"  equipoise deploy supernode {shlex.quote(str(folder))} --superlink HOST:PORT --root-certificates ca.crt"
+        )
+        return
     _print(
         f"  flower-supernode --superlink HOST:PORT --root-certificates ca.crt --auth-supernode-private-key {key} "
         f"--node-config {toml}"
     )
+
+
+@deploy_app.command("supernode", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def supernode(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the client, as `deploy client` makes it.")],
+    cold: Annotated[
+        bool, typer.Option("--cold", help="Without a resident process, as flower-supernode alone.")
+    ] = False,
+    fast_poll: FastPoll = False,
+) -> None:
+    """Start a client's SuperNode with a resident process that runs its messages.
+
+    \b
+        equipoise deploy supernode clients/ward-3 --superlink HOST:PORT --root-certificates ca.crt
+
+    All other options are those of flower-supernode; its key and its settings are taken from DIR. This process becomes
+    the SuperNode, so a service manager sees it as usual, and the resident process ends with it.
+    """
+    _need_flower()
+    from equipoise.flower.warm.launch import WarmFolder, become_supernode, supernode_command
+
+    for file in ("key", "client.toml"):
+        if not (folder / file).exists():
+            raise EquipoiseError(f"{folder} is not a client: it has no {file}; `equipoise deploy client` makes one")
+    command = [*supernode_command(fast_poll), *context.args]
+    for option, file in (("--auth-supernode-private-key", "key"), ("--node-config", "client.toml")):
+        if not any(argument.partition("=")[0] == option for argument in context.args):
+            command += [option, str(folder / file)]
+    become_supernode(None if cold else WarmFolder(folder / "warm"), command)
 
 
 @deploy_app.command("check")

@@ -19,6 +19,7 @@ from equipoise.flower import own_user_only
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.local_apps import LocalApp
 from equipoise.flower.processes import Processes, ended, free_ports, own_user_command
+from equipoise.flower.warm import launch
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import DEPLOYMENT, RunFolder
 
@@ -36,13 +37,17 @@ _OPEN_PORTS = (
 class LocalDeployment:
     """A deployment in the folder `deployment` of a run folder, which contains app, keys, clients and logs."""
 
-    def __init__(self, local_app: LocalApp, out: Path, callback: Callback):
+    def __init__(
+        self, local_app: LocalApp, out: Path, callback: Callback, *, warm: bool = True, fast_poll: bool = False
+    ):
         """Create a deployment; nothing is written yet.
 
         Args:
             local_app: the app and its clients.
             out: the run folder.
             callback: gets the progress.
+            warm: whether a resident process runs the clients' messages, where the system allows it.
+            fast_poll: whether SuperNodes look for messages more often than Flower's do.
         """
         out = out.resolve()
         self.local_app, self.out, self.callback = local_app, RunFolder(out), callback
@@ -50,6 +55,8 @@ class LocalDeployment:
         self.keys, self.app = self.folder / "keys", self.folder / "app"
         self.registered: dict[str, int] = {}
         "numbers that Flower gave to the SuperNodes, by name"
+        self.warm = launch.WarmFolder(self.folder / "warm") if warm and launch.available() else None
+        self.supernode = launch.supernode_command(fast_poll)
 
     def prepare(self) -> None:
         """Write all files; the clients' states and keys of an earlier start are kept."""
@@ -102,6 +109,8 @@ class LocalDeployment:
             self._watch(processes, follower, str(reply["run-id"]))
 
     def _start(self, processes: Processes) -> None:
+        if self.warm is not None:
+            self.warm.start(processes)
         link, *ports = free_ports(1 + len(self.local_app.names))
         flower_home = Path(processes.environment["FLWR_HOME"])
         atomic_files.make_folder(flower_home)
@@ -126,7 +135,7 @@ class LocalDeployment:
         with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
             list(pool.map(register, range(len(self.local_app.names))))
         for who, port in enumerate(ports):
-            node = ["flower-supernode", "--superlink", address, "--host", _HOST, "--port", str(port)]
+            node = [*self.supernode, "--superlink", address, "--host", _HOST, "--port", str(port)]
             node += ["--root-certificates", str(self.keys / "ca.crt")]
             node += ["--auth-supernode-private-key", str(self.keys / self.node(who))]
             node += ["--node-config", str(self.folder / "clients" / self.node(who) / "client.toml")]
@@ -146,6 +155,8 @@ class LocalDeployment:
                 why = f" ({status})" if status.startswith("finished") else ""
                 log = processes.logs / "superlink.log"
                 raise RunFailed(f"the server ended{why} without reporting it; continue with --resume. Its log: {log}")
+            if self.warm is not None and (reason := self.warm.cold_reason()):
+                self.callback.on_message(f"a client ran cold, which is slower and gives the same results: {reason}")
             for name in sorted(set(processes.dead()) - reported):
                 reported.add(name)
                 self._report_end(processes, name)

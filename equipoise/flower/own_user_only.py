@@ -1,6 +1,7 @@
 """Runs a program of Flower's whose ports answer only to the user who started it.
 
     python own_user_only.py [--user UID] PROGRAM [ARGUMENT ...]
+    python own_user_only.py [--user UID] -m MODULE [ARGUMENT ...]
 
 Flower's SuperLink and SuperNodes listen on loopback without asking who calls: any user of the machine could register
 clients, start runs (that is, run code as their owner), or fetch a client's messages. Linux knows to which user the
@@ -12,6 +13,7 @@ It is run by its path and imports nothing of Equipoise, because importing PyTorc
 """
 
 import os
+import runpy
 import socket
 import struct
 import sys
@@ -108,7 +110,7 @@ def protect(user: int) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Run a console program of an installed package.
+    """Run a console program of an installed package, or a module.
 
     Args:
         arguments: its name and arguments, perhaps after `--user UID`.
@@ -117,6 +119,10 @@ def main(arguments: list[str]) -> None:
     if arguments[0] == "--user":
         user, arguments = int(arguments[1]), arguments[2:]
     protect(user)
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+        return
     (program,) = entry_points(group="console_scripts", name=arguments[0])
     sys.argv = arguments
     program.load()()

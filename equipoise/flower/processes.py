@@ -37,9 +37,12 @@ def own_user_command(command: Sequence[str]) -> list[str]:
     """Return the command that runs one of Flower's servers so that it answers to this user only, where that works.
 
     Args:
-        command: the server's command.
+        command: the server's command: a console program, or a module of this interpreter (`python -P -m MODULE`).
     """
-    return [sys.executable, own_user_only.__file__, *command] if own_user_only.supported() else list(command)
+    if not own_user_only.supported():
+        return list(command)
+    given = command[2:] if command[:3] == [sys.executable, "-P", "-m"] else command
+    return [sys.executable, own_user_only.__file__, *given]
 
 
 @contextmanager

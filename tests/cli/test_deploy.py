@@ -21,6 +21,7 @@ from equipoise.cli import deploy as deploy_commands
 from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
 from equipoise.flower.local_deployment import LocalDeployment
+from equipoise.flower.warm import launch
 from tests.support.commands import equipoise_command
 from tests.support.waiting import LIMIT
 
@@ -371,6 +372,30 @@ def test_a_client_with_limits_and_switches(tmp_path: Path) -> None:
         refused("client", "other", "--name", "a", "--max-epsilon", wrong, cwd=tmp_path, words=words)
 
 
+@pytest.mark.skipif(not launch.available(), reason="warm clients need Linux")
+def test_a_warm_client_is_set_up_and_started_with_one_command(tmp_path: Path) -> None:
+    printed = good(deploy("client", "ward 3", "--name", "ward 3", "--warm", cwd=tmp_path))
+    assert "equipoise deploy supernode 'ward 3' --superlink HOST:PORT --root-certificates ca.crt" in printed
+    assert "flower-supernode" not in printed
+    for folder in ("ward 3/warm", "ward 3/warm/bin", "ward 3/warm/bin/flwr-clientapp"):
+        assert stat.S_IMODE((tmp_path / folder).stat().st_mode) == 0o700
+
+
+def test_a_supernode_gets_the_clients_key_and_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(launch, "become_supernode", lambda *given: seen.append(given))
+    refused("supernode", "ward", cwd=tmp_path, words=("ward is not a client: it has no key",))
+    good(deploy("client", "ward", "--name", "a", cwd=tmp_path))
+    good(deploy("supernode", "ward", "--superlink", "host:1", "--insecure", cwd=tmp_path))
+    good(deploy("supernode", "ward", "--cold", "--node-config=other.toml", "--fast-poll", cwd=tmp_path))
+    (warm, command), (cold, other) = seen
+    assert warm.path == tmp_path / "ward" / "warm"
+    own = ["--auth-supernode-private-key", "ward/key", "--node-config", "ward/client.toml"]
+    assert command == ["flower-supernode", "--superlink", "host:1", "--insecure", *own]
+    assert cold is None
+    assert other[-4:] == ["equipoise.flower.warm.fast_poll", "--node-config=other.toml", *own[:2]]
+
+
 def test_client_refuses_what_cannot_work(tmp_path: Path) -> None:
     for name in ("", "x" * 257, "a\nb", "\x1b[2J", "\udc80"):
         refused("client", "ward", "--name", name, cwd=tmp_path, words=("--name must have 1 to 256 characters",))
@@ -538,6 +563,6 @@ def test_the_sentence_comes_from_a_real_process_too(own: Path, tmp_path: Path) -
 
 def test_help_tells_of_every_command(tmp_path: Path) -> None:
     shown = good(deploy("--help", cwd=tmp_path))
-    for word in ("init", "local", "certificates", "client", "check"):
+    for word in ("init", "local", "certificates", "client", "supernode", "check"):
         assert re.search(rf"^  {word} ", shown, re.MULTILINE)
         assert "Usage: equipoise deploy" in good(deploy(word, "--help", cwd=tmp_path))
