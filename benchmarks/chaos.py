@@ -34,7 +34,17 @@ LIMIT = 600.0  # seconds after which an attempt counts as hanging
 GRACE = 20.0  # seconds in which everything must be gone after an attempt
 MARK = "EQUIPOISE_CHAOS"
 CLOCKS = {"seconds", "samples_per_second", "peak_memory_mb", "step_memory_mb", "mode"}
-REPEATED = {"bytes_up", "bytes_down", "bytes_a_round", "gradient_samples", "refused", "parameters_sent", "left_out"}
+REPEATED = {
+    "message_bytes_up",
+    "message_bytes_down",
+    "bytes_up",
+    "bytes_down",
+    "bytes_a_round",
+    "gradient_samples",
+    "refused",
+    "parameters_sent",
+    "left_out",
+}
 # Of a deployment, whose exchanges may have been repeated.
 DIGITS = {"name": "digits-by-writer", "clients": 6}
 LINEAR = {"name": "softmax"}

@@ -140,6 +140,8 @@ class Fuzzing:
         self.next = dict.fromkeys(self.targets, 0)
         self.failures: list[dict[str, object]] = []
         self.slowest: dict[str, float] = dict.fromkeys(self.targets, 0.0)
+        self.start = 0.0
+        "seconds until the last process was ready"
         self.patience = float(START)
         "seconds to wait for the next line of a process"
         self.began = time.monotonic()
@@ -154,9 +156,11 @@ class Fuzzing:
         print(f"seed {self.options.seed}, {len(self.targets)} targets, {self.options.minutes:g} minutes")
         try:
             while self.seconds < total:
-                for target in self.targets:
+                for k, target in enumerate(self.targets):
                     if (left := total - self.seconds) > 0:
-                        self.turn(target, min(self.options.turn, left))
+                        # All get a turn, however little time there is.
+                        share = left / (len(self.targets) - k) - self.start
+                        self.turn(target, min(self.options.turn, max(1, share)))
         except KeyboardInterrupt:
             print()
         self.report()
@@ -188,7 +192,9 @@ class Fuzzing:
         self.patience, last = float(START), time.monotonic()
         for line in lines(process, lambda: self.patience):
             number, word, *text = f"{line} ".split(" ", 2) if line != READY else ("", READY)
-            if word != READY:
+            if word == READY:
+                self.start = time.monotonic() - last
+            else:
                 self.slowest[target] = max(self.slowest[target], time.monotonic() - last)
                 self.next[target] = int(number) + 1
                 self.counts[target][word] += 1

@@ -11,6 +11,7 @@ from equipoise.config.experiment import Experiment, override
 from equipoise.engine.assembly import experiment_module
 from equipoise.errors import EquipoiseError, first_line, sentence_of
 from equipoise.models.transformers import Transformer
+from equipoise.runs.sweep import expand_sweep
 from equipoise.storage.run_folder import read_toml
 from tests.support.commands import equipoise_command, one_sentence, small
 
@@ -142,3 +143,19 @@ def test_the_program_says_it_in_one_line(tmp_path: Path) -> None:
     one_sentence(equipoise_command("run", "deep.toml", cwd=tmp_path), 2, "nested too deeply")
     (tmp_path / "wide.toml").write_text(tomli_w.dumps(small(model={"name": "mlp", "hidden": [10**9] * 2})))
     one_sentence(equipoise_command("run", "wide.toml", "--quiet", cwd=tmp_path), 2, "make [model] smaller")
+
+
+def test_an_error_is_one_line_of_bounded_length() -> None:
+    assert str(EquipoiseError("one\n  two")) == "one two"
+    long = str(EquipoiseError("begin " + "x" * 10_000 + " end"))
+    assert len(long) < 1600
+    assert long.startswith("begin xxx")
+    assert long.endswith("xxx end")
+    assert EquipoiseError().args == ()
+
+
+def test_a_sweep_of_too_many_runs_is_refused_before_they_are_listed() -> None:
+    values = list(range(1, 10_001))
+    tables = small(rounds=values, algorithm={"name": "fedavg", "batch": values})
+    with pytest.raises(EquipoiseError, match=r"the file describes 1e\+08 runs; it must be at most 100,000"):
+        expand_sweep(tables)

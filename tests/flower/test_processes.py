@@ -29,11 +29,11 @@ STUBBORN = ["sh", "-c", "trap '' TERM; sleep 1000 & one=$!; setsid sleep 1000 & 
 
 
 @pytest.fixture
-def found() -> Iterator[list[int]]:
+def found(tmp_path: Path) -> Iterator[list[int]]:
     """Processes that a test has seen; those that it should have ended and did not are ended here."""
     seen: list[int] = []
     yield seen
-    for pid in seen:
+    for pid in [*seen, *marked(str(tmp_path))]:
         if lives(pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -189,7 +189,7 @@ def stubborn():
     sleep()
 
 def restless():
-    end = time.monotonic() + 1000
+    end = time.monotonic() + 100
     while time.monotonic() < end:
         if os.fork() == 0:
             time.sleep(0.05)
