@@ -47,21 +47,19 @@ def test_the_rounds_go_on_without_a_child_and_without_the_resident_process(tmp_p
         until(lambda: rounds() >= 1, running)
         pid = resident(out)
         assert not (out / "deployment" / "warm" / "cold").exists()  # all messages so far were warm
-        new: set[int] = set()
+        struck = -1
 
-        def kill() -> bool:
-            """Kill a child that has just begun its work: Flower has started threads in it."""
+        def refused() -> bool:
+            """Kill a child early in its work; another one if that was too late and the round has ended all the same."""
+            nonlocal struck
             for child, threads in threads_of_children(pid).items():
-                if threads == 1:
-                    new.add(child)
-                elif child in new:
+                if struck != rounds() and 1 < threads <= 3:  # Flower's own threads, and none for computations yet
+                    struck = rounds()
                     os.kill(child, signal.SIGKILL)
-                    return True
-            return False
+            return "refused (error)" in events.read_text()
 
-        until(kill, running)
         # After a minute, Flower's limit, the SuperNode sends an error in place of the answer.
-        until(lambda: "refused (error)" in events.read_text(), running)
+        until(refused, running)
         before = rounds()
         until(lambda: rounds() > before, running)
         os.kill(pid, signal.SIGKILL)
