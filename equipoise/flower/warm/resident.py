@@ -75,14 +75,15 @@ def listen(folder: Path) -> socket.socket:
     number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     before = os.umask(0o177)
     try:
-        (folder / "socket").unlink(missing_ok=True)
-        bound.bind(f"/proc/self/fd/{number}/socket")  # because the path of a socket may have 107 bytes only
+        (folder / "socket.part").unlink(missing_ok=True)
+        bound.bind(f"/proc/self/fd/{number}/socket.part")  # because the path of a socket may have 107 bytes only
+        bound.listen(128)
+        (folder / "socket.part").replace(folder / "socket")  # whoever sees it can connect
     except OSError as error:
         raise EquipoiseError(f"cannot open a socket in {folder}: {error.strerror or error}") from None
     finally:
         os.umask(before)
         os.close(number)
-    bound.listen(128)
     return bound
 
 
