@@ -9,128 +9,37 @@ dropped, so that the run ends with the models that were scored.
 """
 
 import time
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
-from flwr.serverapp import Grid
-
-from equipoise.algorithms.capabilities import HasConsensusModel, exchanges_of
-from equipoise.algorithms.local_data import Start
-from equipoise.callbacks.callback_list import CallbackList
+from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.shards import ClientShards
-from equipoise.engine.best_models import BestModels
-from equipoise.engine.checkpoint import Checkpoint
-from equipoise.engine.client_store import ClientStore
-from equipoise.engine.model_files import write_model
-from equipoise.engine.run import Run
 from equipoise.engine.run_context import EngineContext
-from equipoise.engine.shared_buffers import initial_server
-from equipoise.engine.summary import summarize_run
 from equipoise.equilibrium import Solves
-from equipoise.errors import EquipoiseError, RunFailed
-from equipoise.executors.base import SENT, ClientModel
-from equipoise.flower.attendance import Attendance, TooFewClients
+from equipoise.errors import RunFailed
+from equipoise.executors.base import SENT
+from equipoise.flower.attendance import TooFewClients
 from equipoise.flower.codec import RejectedMessage, group
-from equipoise.flower.deployment_plan import DeploymentPlan
-from equipoise.flower.enrolment import Enrolment
 from equipoise.flower.exchange import Exchange
 from equipoise.flower.orders import Assignment, OrderContext, build_order
-from equipoise.flower.protocol import answer_shapes, reported_solves
-from equipoise.flower.reported_scores import ReportedScores
-from equipoise.flower.roster import Member, Roster
+from equipoise.flower.protocol import reported_solves
+from equipoise.flower.roster import Member
 from equipoise.flower.round_progress import RoundProgress
-from equipoise.flower.transport import Reply, Transport
-from equipoise.flower.upload_checks import Received, UploadChecks
-from equipoise.privacy.accounting import ReleaseCount
-from equipoise.privacy.mechanisms import Noise, secure_noise
+from equipoise.flower.server_state import DeploymentState
+from equipoise.flower.transport import Reply
+from equipoise.flower.upload_checks import Received
 from equipoise.state import RoundUploads, State, Upload
-from equipoise.storage import atomic_files
-from equipoise.storage.model_kinds import COLUMNS, SCORED
-from equipoise.storage.run_folder import RunFolder
-from equipoise.training.buffers import BUFFERS, broadcast
+from equipoise.training.buffers import broadcast
 
 _RESUME = "See the clients' logs, then resume with resume=true"
 _WAIT_LONGER = "See the SuperNodes' logs, or wait longer"
 Accepted = tuple[Member, Upload]
 
 
-class Deployment(Run):
-    """The server's side of a run with real clients."""
-
-    def __init__(self, plan: DeploymentPlan, grid: Grid, folder: RunFolder, callbacks: CallbackList | None = None):
-        self.plan, self.settings = plan, plan.experiment.deploy
-        task, experiment = plan.task(), plan.experiment
-        start = task.start(self.settings.clients, seed=experiment.schedule.seed)
-        settings = experiment.algorithm, experiment.schedule
-        super().__init__(task, *settings, start, folder, callbacks, experiment.uploads, experiment.devices)
-        self.buffers = task.buffers
-        # Clients keep their states themselves; the server may have to keep their last uploads.
-        initial = State() if self.pipeline.last is None else self.pipeline.last.initial
-        self.store = ClientStore(0, initial, folder.checkpoint, experiment.engine.memory_mb << 20)
-        self.best = BestModels(task, 0, folder.checkpoint, experiment.engine.memory_mb << 20)
-        kinds = [kind for kind in SCORED if kind != "consensus" or isinstance(self.algorithm, HasConsensusModel)]
-        self.transport = Transport(grid, answer_shapes(self.schema, task.metrics, kinds), self.report)
-        self.roster = Roster(self.settings.names)
-        needs_size = self.algorithm.requires.total_samples or self.schema.weighs_samples
-        largest = self.settings.largest_weight
-        self.enrolment = Enrolment(
-            self.transport, self.roster, self.fingerprint, self.report, largest, bool(needs_size)
-        )
-        self.checks = UploadChecks(self.schema, self.settings, experiment.privacy)
-        self.attendance = Attendance(self.transport, self.enrolment, self.settings, self.schedule, self.report)
-        self.id = self.attendance.run = uuid.uuid4().hex
-        labels = task.sample[1][0].numel()
-        self.scores = ReportedScores(task.metrics, experiment.schedule.select, labels, task.loss.least, largest)
-        self.progress = RoundProgress()
-        self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
-        "the lines of a round whose models are still to be scored"
-        self.round_ended = False
-        "whether callbacks were already told that this round ended, before they get its scores"
-        self.concluded = False
-        "whether all clients were asked for the scores of the last round"
-        self.starts, self.orders = 0, 0
-        "number of starts of the server in this run, and of exchanges since then: together they number an order"
-        self.warn_about_traps()
-        scores = ["scores", *(["confusion matrices"] if task.metrics.arrays else [])] if self.settings.evaluate else []
-        not_covered = [*scores, "numbers of samples", "failures to train"]
-        self.plan_privacy(ReleaseCount(self.schedule.rounds, exchanges_of(self.algorithm)), not_covered)
-
-    @property
-    def mode(self) -> str:
-        return "flower"
-
-    @cached_property
-    def fingerprint(self) -> str:
-        return self.task.space.fingerprint()
-
-    def draw_noise(self, number: int, purpose: str) -> Noise:
-        """Return noise that nobody can predict: it must not depend on the run's seed, which everybody knows."""
-        return secure_noise()
-
-    def releases(self) -> ReleaseCount:
-        """Count every order to train, whether or not its reply was used; participation is not secret here."""
-        privacy, ledger = self.pipeline.settings.privacy, self.pipeline.ledger
-        assert privacy is not None
-        most = ledger.sums if privacy.central else max(ledger.released.values(), default=0)
-        exchanges = exchanges_of(self.algorithm)
-        return ReleaseCount(-(-most // exchanges), exchanges)
-
-    def report(self, event: str, text: str) -> None:
-        """Show a message to the operator, and keep it in events.jsonl."""
-        self.callbacks.on_message(text)
-        self.note(event, text=text)
-
-    def warn(self, text: str) -> None:
-        self.report("warning", text)
-
-    def note(self, event: str, **facts: Any) -> None:
-        """Append a line to events.jsonl."""
-        assert self.folder is not None
-        self.folder.append(self.folder.events, {"round": self.done, "event": event, **facts})
+class Deployment(DeploymentState):
+    """The rounds of a run with real clients."""
 
     def run(self) -> None:
         """Wait for clients, do the remaining rounds, and write the results."""
@@ -188,19 +97,6 @@ class Deployment(Run):
             if len(training) > 2 and self.schema.weighs_samples and member.samples > samples / 2:
                 share = f"{member.samples} of all {samples} samples"
                 self.warn(f"{member.name} announces {share}, so its weight is larger than that of all others together")
-
-    def _set_malicious(self, names: frozenset[str]) -> None:
-        self.pipeline.malicious = self.scores.malicious = names
-
-    def _begin(self, start: Start) -> None:
-        """Set what all clients begin with, and how many there are."""
-        self.start = start
-        if not self.done and not self.step:
-            self.server = initial_server(self.task, self.algorithm, start, self.private)
-        shared = initial_server(self.task, self.algorithm, start, self.private).get(BUFFERS)
-        self.pipeline.begin(start, shared)
-        if self.pipeline.last is not None:
-            self.store.initial = self.pipeline.last.initial
 
     def _refresh(self) -> None:
         try:
@@ -397,108 +293,3 @@ class Deployment(Run):
             if not self.round_ended:
                 self.callbacks.on_round_end(whole, affects_results=True)
             self.log(whole, timing)
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "starts": self.starts,
-            "roster": self.roster.facts(),
-            "refused": dict(self.transport.refused),
-            "bytes": [self.transport.bytes_sent, self.transport.bytes_received],
-            "clients": self.start.clients,
-            "samples": self.start.samples,
-            "malicious": sorted(self.pipeline.malicious),
-            "budgets": self.budgets,
-            "unlogged": self.unlogged,
-            "round_ended": self.round_ended,
-            "concluded": self.concluded,
-            **self.progress.facts(self.client_seconds),
-            **self.checks.facts(),
-            "tally": self.scores.facts(),
-        }
-
-    def restored(self, saved: Checkpoint) -> None:
-        facts = saved.facts
-        every = [facts, *(other for other in saved.all_facts if other.get("id") == facts["id"])]
-        self.id, self.starts = facts["id"], self._most_starts(every)
-        for other in every:  # what was released stays released when the server goes back
-            self.pipeline.ledger.keep_releases(other.get("privacy", {}))
-        self.attendance.run = self.id
-        self.scores.restore(facts["tally"], saved.kept)
-        self.roster.restore(facts["roster"])
-        self.transport.refused.update(facts["refused"])
-        self.transport.bytes_sent, self.transport.bytes_received = facts["bytes"]
-        self.unlogged = tuple(facts["unlogged"]) if facts["unlogged"] else None
-        self.round_ended, self.concluded = facts.get("round_ended", False), facts.get("concluded", False)
-        self.budgets = facts.get("budgets", {})
-        self.client_seconds.update(self.progress.restore(facts, saved.kept))
-        self._set_malicious(frozenset(facts["malicious"]))
-        self.checks.restore(facts)
-        self._begin(replace(self.start, w0=saved.kept["w0"], clients=facts["clients"], samples=facts["samples"]))
-        self.buffers = saved.kept["buffers"]
-
-    def _most_starts(self, every: Sequence[dict[str, Any]]) -> int:
-        """Return how often the server has started at most, because numbers of orders must not be used again."""
-        assert self.folder is not None
-        events = self.folder.events
-        begun = events.read_bytes().count(b'"event": "begin"') if events.exists() else 0
-        return max([begun, *(int(facts["starts"]) for facts in every)])
-
-    def resume_option(self, back: int) -> str:
-        given = f"resume=true back={back}" if back else "resume=true"
-        return f'{super().resume_option(back)} (or --run-config "{given}")'
-
-    def training_clients(self) -> list[str]:
-        return sorted(name for name, member in self.roster.members.items() if not member.unseen)
-
-    def no_validation(self) -> str:
-        return "" if self.settings.evaluate else "clients do not report any, as deploy.evaluate = false"
-
-    def validation_scores(self, kind: str) -> dict[str, float]:
-        board, names = self.scores.board(), self.scores.names(unseen=False)
-        column = board.tables()[kind][:, COLUMNS.index("validation_metric")]
-        return {name: float(score) for name, score, has in zip(names, column, board.validates, strict=True) if has}
-
-    def no_personal_models(self) -> str:
-        return "in a deployment, personal models stay with their clients"
-
-    def personal_models(self, clients: Sequence[str]) -> Iterator[ClientModel]:
-        raise EquipoiseError(self.no_personal_models())
-
-    def save_checkpoint(self) -> None:
-        """Write a checkpoint after every exchange: clients learn only then which updates were accepted."""
-        start = {"w0": self.start.w0, "buffers": self.buffers}
-        self.save(start | self.progress.tensors(begun=self.step > 0) | self.scores.tensors())
-
-    def summary(self) -> dict[str, Any]:
-        """Return what summary.json contains."""
-        training = [name for name, member in self.roster.members.items() if not member.unseen]
-        return {
-            **summarize_run(self, self.plan.title, len(training), self.scores.summary(), self.scores.samples()),
-            **({"counts_missing": uncounted} if (uncounted := self._uncounted()) else {}),
-            "refused": dict(sorted(self.transport.refused.items())),
-            "message_bytes_down": self.transport.bytes_sent,
-            "message_bytes_up": self.transport.bytes_received,
-        }
-
-    def _uncounted(self) -> list[str]:
-        """Return the clients whose samples are missing in the sums, because they do not report them."""
-        return sorted(member.name for member in self.roster.members.values() if not member.counts)
-
-    def _finish(self) -> None:
-        assert self.folder is not None
-        if self.scores.rows:
-            self.folder.write_clients(*self.scores.tables())
-        self.best.write(self.folder.path, {})
-        vector = self.algorithm.global_model(self.server)
-        if vector is not None and (BUFFERS in self.server or not self.task.buffer_names):
-            module = self.task.to_module(vector, self.global_buffers())
-            write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global")
-        summary = self.summary()
-        atomic_files.write_json(self.folder.summary, summary)
-        self.report_end(summary)
-        self.note("finished")
-
-    def report_stop(self, text: str) -> None:
-        super().report_stop(text)
-        self.note("stopped", text=text)
