@@ -37,7 +37,7 @@ def resident(folder: Path) -> int:
 def test_the_rounds_go_on_without_a_child_and_without_the_resident_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (tmp_path / "digits.toml").write_text(EXPERIMENT.format(rounds=FOREVER))
-    metrics, events = out / "metrics.jsonl", out / "events.jsonl"
+    metrics = out / "metrics.jsonl"
 
     def rounds() -> int:
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
