@@ -65,7 +65,7 @@ import flwr.supernode.runtime.run_clientapp
 flower = time.perf_counter()
 import torch
 torch = time.perf_counter()
-import equipoise.flower
+import equipoise.flower.apps
 print(json.dumps([flower - began, torch - flower, time.perf_counter() - torch]))
 """
 

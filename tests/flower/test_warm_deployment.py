@@ -37,7 +37,7 @@ def resident(folder: Path) -> int:
 def test_the_rounds_go_on_without_a_child_and_without_the_resident_process(tmp_path: Path) -> None:
     out = tmp_path / "out"
     (tmp_path / "digits.toml").write_text(EXPERIMENT.format(rounds=FOREVER))
-    metrics, events = out / "metrics.jsonl", out / "events.jsonl"
+    metrics = out / "metrics.jsonl"
 
     def rounds() -> int:
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
@@ -47,21 +47,20 @@ def test_the_rounds_go_on_without_a_child_and_without_the_resident_process(tmp_p
         until(lambda: rounds() >= 1, running)
         pid = resident(out)
         assert not (out / "deployment" / "warm" / "cold").exists()  # all messages so far were warm
-        struck = -1
 
-        def refused() -> bool:
-            """Kill a child early in its work; another one if that was too late and the round has ended all the same."""
-            nonlocal struck
+        def kill() -> bool:
+            """Kill a child that is at work: Flower has started threads in it."""
             for child, threads in threads_of_children(pid).items():
-                if struck != rounds() and 1 < threads <= 3:  # Flower's own threads, and none for computations yet
-                    struck = rounds()
+                if threads > 1:
                     os.kill(child, signal.SIGKILL)
-            return "refused (error)" in events.read_text()
+                    return True
+            return False
 
-        # After a minute, Flower's limit, the SuperNode sends an error in place of the answer.
-        until(refused, running)
+        until(kill, running)
         before = rounds()
-        until(lambda: rounds() > before, running)
+        until(
+            lambda: rounds() > before + 1, running
+        )  # Flower repeats the message after 30 s, or sends an error after 60
         os.kill(pid, signal.SIGKILL)
         until((out / "deployment" / "warm" / "cold").exists, running)
         before = rounds()
@@ -74,4 +73,4 @@ def test_the_rounds_go_on_without_a_child_and_without_the_resident_process(tmp_p
     assert "warm-clients ended" in said
     assert said.count("ran cold, which is slower and gives the same results") == 1
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
-    assert [line["left_out"] for line in lines].count(0) >= len(lines) - 1
+    assert [line["left_out"] for line in lines].count(0) >= len(lines) - 2

@@ -14,7 +14,7 @@ import sys
 PROTOCOL = b"equipoise-warm-1"
 FOLDER = ""  # both are filled in when the file is copied
 COMMAND = ""
-PATIENCE = 60.0  # seconds to wait for a resident process that is still importing
+PATIENCE = 10.0  # seconds to wait for a resident process that is still importing; a token of Flower lives for 30
 NOTES = "cold"
 """Name of the file in which reasons for a cold start are collected for the operator."""
 UNKNOWN = 70  # exit code if the child and the resident process both disappeared
