@@ -16,6 +16,7 @@ from equipoise.runs.launch import run
 from equipoise.storage.run_folder import RunFolder
 from tests.support.commands import small
 from tests.support.marks import slow_except
+from tests.support.waiting import until
 
 Curves = dict[str, dict[int, float]]
 
@@ -79,13 +80,16 @@ def wandb_records(out: Path) -> list[Any]:
 
 
 def wandb(out: Path) -> Curves:
+    def ended() -> bool:
+        return any(record.HasField("exit") and not record.exit.exit_code for record in wandb_records(out))
+
+    until(ended)  # a process of its own writes the file
     records = wandb_records(out)
     runs = [record.run for record in records if record.HasField("run")]
     assert {run.run_id for run in runs} == {json.loads((out / "wandb.json").read_text())["run"]}
     assert {run.project for run in runs} == {"equipoise"}
     settings = {item.key: item.value_json for item in runs[0].config.update}
     assert settings["algorithm.name"] == '"ditto"'
-    assert any(record.HasField("exit") and not record.exit.exit_code for record in records)
     curves: Curves = {}
     for record in records:
         if record.HasField("history"):

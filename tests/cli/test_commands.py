@@ -135,7 +135,7 @@ def test_bad_input_gets_one_sentence(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_that_diverges_stops_with_a_sentence_and_its_checkpoint(file: Path, tmp_path: Path) -> None:
-    arguments = ("--set", "algorithm.lr=1e38", "--set", "model.name=mlp", "--set", "algorithm.epochs=5", "--out", "bad")
+    arguments = ("--set", "algorithm.lr=1e30", "--set", "model.name=mlp", "--set", "algorithm.epochs=5", "--out", "bad")
     done = equipoise_command("run", file, *arguments, "--quiet", cwd=tmp_path)
     one_sentence(done, 1, "every client's update has NaN or infinite numbers", "algorithm.lr")
     assert (tmp_path / "bad" / "checkpoint").is_dir()

@@ -116,7 +116,7 @@ def test_init_writes_an_app(tmp_path: Path) -> None:
     assert project["project"]["dependencies"] == ["equipoise[flower]"]
     app = project["tool"]["flwr"]["app"]
     assert app["components"] == {"serverapp": "app:server", "clientapp": "app:client"}
-    assert app["config"] == {"out": str(tmp_path / "app-run"), "resume": False}
+    assert app["config"] == {"out": str(tmp_path / "app-run"), "resume": False, "back": 0}
 
 
 def test_init_takes_an_experiment_and_settings(own: Path, digits: Path, tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_local_refuses_a_folder_that_is_taken(own: Path, digits: Path, tmp_path:
 def test_local_has_as_many_clients_as_was_said(
     said: str, more: tuple[object, ...], clients: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(deployment: LocalDeployment, resume: bool) -> None:
+    def run(deployment: LocalDeployment, resume: bool, back: int) -> None:
         assert len(deployment.local_app.names) == clients
         raise EquipoiseError("it would start now")
 
