@@ -129,8 +129,9 @@ class Trial:
 
     def write(self, path):
         """Write the experiment, and return its number of rounds."""
-        rounds = 4 if self.deployed else 30
+        rounds = 4 if self.deployed else 200  # enough that a signal comes in the middle
         tables = {"rounds": rounds, "participation": 1.0 if self.deployed else 3, "checkpoint_every": self.every}
+        tables["evaluate_every"] = 1 if self.deployed else 5
         tables |= {"data": {**DIGITS, "clients": 2 if self.deployed else 6}, "model": LINEAR}
         tables |= (DEPLOYMENTS if self.deployed else SIMULATIONS)[self.name]
         tables["engine"] = {**tables.get("engine", {}), "workers": 1}
@@ -207,7 +208,7 @@ class Trial:
     def disturb(self, process, rounds):
         """Wait for a random moment and do something to a random process; return what was done."""
         wanted = self.rng.randint(0, rounds)
-        pause = self.rng.uniform(0.0, 4.0 if self.deployed else 0.4)
+        pause = self.rng.uniform(0.0, 4.0 if self.deployed else 0.1)
         blind = self.rng.random() < 0.2
         action = self.rng.choice(["kill", "kill", "terminate", "interrupt", "stop"])
         target = self.rng.choice(["itself", "itself", "serverapp", "supernode", "clientapp", "superlink"])
