@@ -184,7 +184,8 @@ class _ParameterNames:
         if isinstance(selector, type):
             parts = name.split(".")
             return any(issubclass(self.layers[".".join(parts[:depth])], selector) for depth in range(len(parts)))
-        if selector in self.layers or selector in self.names:  # a name that exists is itself, whatever is in it
+        # A name that exists is itself, whatever is in it.
+        if selector in self.layers or selector in self.names or selector in self.frozen:
             return name == selector or name.startswith(selector + ".")
         return fnmatchcase(name, selector) or fnmatchcase(name, selector + ".*")
 

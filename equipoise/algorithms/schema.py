@@ -1,8 +1,8 @@
 """The shapes of all states and messages of an algorithm, found before the run by calling its hooks once."""
 
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ class MessageSchema:
     parameters_personal: int
     weighs_samples: bool = False
     "whether the weight that a client sends is its number of training samples"
+    references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    "fields of the broadcast that a field of the upload is a change of, where the upload declares a reference"
 
 
 def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> MessageSchema:
@@ -64,7 +66,20 @@ def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> M
         upload.message.numel,
         client.numel,
         weighs_samples=weighted and upload.weight is probe.size,
+        references=_references(upload, down),
     )
+
+
+def _references(upload: Upload, down: State) -> dict[str, tuple[str, ...]]:
+    """Return which fields of the broadcast are the references of an upload's fields; a reference of zeros is none."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name in upload.message:
+        before = None if upload.reference is None else upload.reference.get(name)
+        if before is None or not bool(before.any()):
+            continue
+        same = tuple(k for k, t in down.items() if t is before)
+        found[name] = same or tuple(k for k, t in down.items() if t.shape == before.shape and torch.equal(t, before))
+    return {name: fields for name, fields in found.items() if fields}
 
 
 def _tried(algorithm: Algorithm, hook: str, *given: Any) -> Any:

@@ -310,7 +310,13 @@ class ClientStore:
         """Tell whether a segment can be read and has so many rows."""
         try:
             with safe_open(self._path(number), framework="pt") as file:
-                return all(file.get_slice(name).get_shape()[:1] == [rows] for name in file.keys())  # noqa: SIM118
+                columns = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+            for name, column in columns.items():
+                dtype, shape = tensor_files.DTYPES.get(column.get_dtype()), column.get_shape()
+                like = self.initial.get(name)
+                if shape[:1] != [rows] or (like is not None and (like.dtype, [*like.shape]) != (dtype, shape[1:])):
+                    return False
+            return self.initial.keys() <= columns.keys()
         except (SafetensorError, OSError):
             return False
 

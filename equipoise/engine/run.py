@@ -310,6 +310,9 @@ class Run(ABC):
                 "the saved run kept BatchNorm statistics with the clients, as version 0.1 always did; resume it with "
                 "algorithm.buffers = 'local'"
             )
+        formats = {name: dtype for name, (_, dtype) in self.schema.server.items()}
+        if {name: t.dtype for name, t in saved.server.items()} != formats:
+            raise ValueError("the server's state has other fields, or numbers of another format")
         self.done, self.step, self.server = saved.round, saved.step, saved.server.to(self.task.device)
         self.stopped, self.callbacks.saved = saved.facts.get("stopped"), saved.facts.get("callbacks", {})
         self.pipeline.restore_ledger(saved.facts, saved.kept, self.schedule.rounds)

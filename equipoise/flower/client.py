@@ -1,5 +1,6 @@
 """A client of a deployment: it receives an order and returns an answer; its data and its state stay on its machine."""
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -52,6 +53,7 @@ from equipoise.flower.protocol import (
 )
 from equipoise.flower.release_ledger import ReleaseLedger, check_without_privacy
 from equipoise.flower.release_plan import Budget, ReleasePlan
+from equipoise.flower.release_records import as_digest, message_digest
 from equipoise.privacy.mechanisms import public_reference
 from equipoise.settings import MOST, Count, Positive, Settings, read
 from equipoise.state import State, Upload
@@ -288,7 +290,10 @@ class Client:
                 facts |= score_facts
                 sent |= scores
             if order.train:
-                train_facts, upload, new_state = self._train(order, executor, job, state_file)
+                question = self._question(order, tensors, job.client)
+                if self.ledger is not None:
+                    self.ledger.open(order.run, question)
+                train_facts, upload, new_state = self._train(order, question, executor, job, state_file)
                 facts |= train_facts
                 sent |= upload
                 # The state is written before the update is sent: an update that the server accepts is never lost here.
@@ -299,15 +304,25 @@ class Client:
         finally:
             executor.close()
 
+    def _question(self, order: Order, tensors: State, state: State) -> str:
+        """Return a digest of all that an update depends on besides the client's data.
+
+        A client's state follows from the run and from the order whose update was accepted last.
+        """
+        facts: list[int | str] = [order.train, order.clients, order.samples, order.malicious, order.iterations]
+        facts += [order.run, order.accepted, order.within] if state else []
+        given = State({k: tensors[k] for k in sorted(tensors) if k != "global"})  # which is only scored
+        return as_digest(json.dumps(facts).encode() + bytes.fromhex(message_digest(given)))
+
     def _train(
-        self, order: Order, executor: ThreadedExecutor, job: ClientJob, state_file: ClientStateFile
+        self, order: Order, question: str, executor: ThreadedExecutor, job: ClientJob, state_file: ClientStateFile
     ) -> tuple[dict[str, Any], dict[str, Tensor], State]:
         """Train for a round; return facts and tensors for the answer, and the client's new state."""
         result = next(iter(executor.train(order.train, [job], lambda: False)))
         solves, complaint = self.task.judge([result.solves])
         if complaint:
             log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
-        if not result.finite:
+        if not result.finite and self.ledger is None:
             raise RejectedMessage("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
         facts: dict[str, Any] = {"trained": order.train}
         if self.settings.counts:
@@ -315,11 +330,11 @@ class Client:
             facts |= solver_facts(solves) if self.plan.experiment.privacy is None else {}
         else:
             facts["counts"] = False
-        upload, new_state = self._released(order, result, job, state_file)
+        upload, new_state = self._released(order, question, result, job, state_file)
         return facts, named(upload.wire, "up"), new_state
 
     def _released(
-        self, order: Order, result: ClientResult, job: ClientJob, state_file: ClientStateFile
+        self, order: Order, question: str, result: ClientResult, job: ClientJob, state_file: ClientStateFile
     ) -> tuple[Upload, State]:
         """Return the upload with privacy's noise, and the new state, with the released message where that is needed."""
         privacy, plan, ledger = self.plan.experiment.privacy, self.release_plan, self.ledger
@@ -327,11 +342,17 @@ class Client:
             return result.upload, result.client
         last_release = State({k.removeprefix(RELEASED): t for k, t in job.client.items() if k.startswith(RELEASED)})
         reference = last_release or public_reference(result.upload, job.down)
-        noise, state_file.evidence = ledger.noise(order.run, privacy.clipped(result.upload.message, reference))
-        upload = privacy.release(result.upload, reference, plan.sigma, noise)
+        made, new_state = result.upload, result.client
+        if not result.finite:
+            # Whether training diverges depends on the data, so that the server must not be told.
+            log.warning("%s: round %d: NaN in the update; noise alone is sent", self.settings.name, order.train)
+            unchanged = {k: reference.get(k, torch.zeros_like(t)) for k, t in made.message.items()}
+            made, new_state = Upload(State(unchanged)), job.client
+        noise, state_file.evidence = ledger.noise(order.run, question, privacy.clipped(made.message, reference))
+        upload = privacy.release(made, reference, plan.sigma, noise)
         if not last_release:
-            return upload, result.client
-        return upload, State(result.client, **{RELEASED + k: t for k, t in upload.message.items()})
+            return upload, new_state
+        return upload, State(new_state, **{RELEASED + k: t for k, t in upload.message.items()})
 
     def _score(
         self, order: Order, tensors: State, executor: ThreadedExecutor, job: ClientJob, state_file: ClientStateFile

@@ -36,6 +36,8 @@ class Enrolment:
         """
         self.transport, self.roster, self.layout, self._report = transport, roster, layout, report
         self.largest_size, self.needs_size = largest_size, needs_size
+        self.heavy: set[str] = set()
+        "clients that were reported because they outweigh all others"
 
     def present(self, unseen: bool = False) -> list[Member]:
         """Return the clients that are here, in the order of their names: those that train, or the `unseen` ones."""
@@ -70,11 +72,25 @@ class Enrolment:
             known = answer.client in self.roster.members
             registered = {identity: info.name for identity, info in online.items()}
             member = self.roster.enrol(answer.client, node, answer.unseen, registered)
-            member.samples = answer.size
+            # A client that comes back with more samples weighs as much as before: nobody has seen the new ones.
+            member.samples = min(answer.size, member.samples) if known and member.samples else answer.size
             self._report("back" if known else "joined", f"{member.name} {'is back' if known else 'joined'}")
+            self._report_heavy(member, answer.size)
         except RejectedMessage as error:
             self.transport.turned_away[node] = time.monotonic()
             self.transport.refuse(error.reason, f"node {node}", str(error))
+
+    def _report_heavy(self, member: Member, announced: int) -> None:
+        """Report a client that outweighs all others together, and one that announces more than it did before."""
+        if announced > member.samples:
+            self._report("weight", f"{member.name} now announces {announced} samples; {member.samples} still count")
+        training = [each for each in self.roster.members.values() if not each.unseen]
+        total = sum(each.samples for each in training)
+        for each in training if self.needs_size and len(training) > 2 else []:
+            if each.samples > total / 2 and each.name not in self.heavy:
+                self.heavy.add(each.name)
+                share = f"{each.samples} of all {total} samples"
+                self._report("weight", f"{each.name} announces {share}, more than all others together")
 
     def _check_size(self, answer: Answer) -> None:
         """Raise RejectedMessage if a client announces no samples where it must, or more than it may."""

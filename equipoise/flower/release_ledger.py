@@ -8,6 +8,7 @@ or replaced by an older one is noticed.
 import fcntl
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -18,6 +19,7 @@ from equipoise.flower.codec import RejectedMessage
 from equipoise.flower.release_plan import Budget, ReleasePlan
 from equipoise.flower.release_records import (
     ReleaseRecords,
+    as_digest,
     count_of_earlier_version,
     message_digest,
     recorded_evidence,
@@ -28,14 +30,18 @@ from equipoise.storage import atomic_files
 
 LEDGER = "releases.json"
 """Name of the ledger in a client's state folder; version 0.1 had one of this name in the folder of every run."""
+_RUN = re.compile("[0-9a-f]{32}")  # name of the folder of a run
 _NEW_FOLDER = "give the client another, empty state folder; what it released before is then not counted there"
 
 
 class ReleaseLedger:
-    """The file with the messages that a client has released, and with the secret from which their noise is drawn.
+    """The file with the questions that a client has answered, and with the secret from which its noise is drawn.
 
-    A message that is requested again, in whichever run, gets the same noise, which reveals nothing new and does not
-    count again. With fresh noise for every request, a server could average the noise away.
+    A question that is asked again, in whichever run, gets the same answer, which reveals nothing new and does not count
+    again. With fresh noise for every request, a server could average the noise away. Every other question counts, also
+    if its answer without noise is one that was given before: otherwise a server would learn, for nothing and without
+    noise, which questions have the same answer. It counts before the client looks at its data, so that a client whose
+    budget is used up answers alike whatever its data are.
     """
 
     def __init__(self, folder: Path, plan: ReleasePlan, budget: Budget):
@@ -80,37 +86,63 @@ class ReleaseLedger:
         self._check(records, run)
         return records.evidence()
 
-    def noise(self, run: str, message: State) -> tuple[Noise, str]:
-        """Record a message as released, or refuse it if the budget is used up.
+    def open(self, run: str, question: str) -> None:
+        """Count a question, before it is answered; refuse it if the budget is used up.
 
-        The noise belongs to the difference that is released, and to nothing else: if one noise were added to two
-        different ones, their difference would be free of noise.
+        Args:
+            run: the run that it is asked in.
+            question: digest of all that the answer depends on besides the client's data.
+        """
+        with self._locked():
+            records = self._current(run)
+            self._count(records, run, question)
+
+    def noise(self, run: str, question: str, message: State) -> tuple[Noise, str]:
+        """Return the noise of the answer to a question that was opened.
+
+        The noise belongs to the question and to the difference that is released: if one noise were added to two
+        different ones, their difference would be free of noise. If the client's data have changed since the question
+        was answered, its answer counts again.
 
         Args:
             run: the run that the message is sent in.
+            question: the question.
             message: what will be released, clipped, without noise.
 
         Returns:
             Its noise, and what state files record of the ledger.
         """
-        plan = self.plan
         with self._locked():
-            if not self.path.exists():
-                raise EquipoiseError(f"{self.path} has disappeared, so nothing is released")
-            records = self._parsed()
-            self._check(records, run)
-            digest = message_digest(message)
-            number = list(records.experiments).index(plan.digest) if plan.digest in records.experiments else None
-            if number is None or (number, digest) not in records.sent:
-                self._check_left(records)
-                if number is None:
-                    number = len(records.experiments)
-                    records.experiments[plan.digest] = {"planned": plan.planned, "z": plan.z, "delta": plan.delta}
-                records.sent.append((number, digest))
-                records.runs += [run] if run not in records.runs else []
-                self._write(records)
-        key = bytes.fromhex(records.secret + plan.digest + digest)
+            records = self._current(run)
+            answer = as_digest(bytes.fromhex(question + message_digest(message)))
+            known = records.answers.setdefault(as_digest(bytes.fromhex(self.plan.digest + question)), answer)
+            if known != answer:
+                self._count(records, run, answer)
+            self._write(records)
+        key = bytes.fromhex(records.secret + self.plan.digest + answer)
         return secure_noise(key), records.evidence()
+
+    def _current(self, run: str) -> ReleaseRecords:
+        """Return the records as they are on disk, for a run that may go on."""
+        if not self.path.exists():
+            raise EquipoiseError(f"{self.path} has disappeared, so nothing is released")
+        records = self._parsed()
+        self._check(records, run)
+        return records
+
+    def _count(self, records: ReleaseRecords, run: str, digest: str) -> None:
+        """Record a release unless it is there already; refuse it if the budget is used up."""
+        plan = self.plan
+        number = list(records.experiments).index(plan.digest) if plan.digest in records.experiments else None
+        if number is not None and (number, digest) in records.sent:
+            return
+        self._check_left(records)
+        if number is None:
+            number = len(records.experiments)
+            records.experiments[plan.digest] = {"planned": plan.planned, "z": plan.z, "delta": plan.delta}
+        records.sent.append((number, digest))
+        records.runs += [run] if run not in records.runs else []
+        self._write(records)
 
     def _most(self, records: ReleaseRecords) -> int | None:
         """Return the largest number of messages; None if only epsilon is limited."""
@@ -198,7 +230,7 @@ class ReleaseLedger:
 
     def _used_folder(self) -> Path | None:
         """Return the folder of a run that left files, but no list of releases as version 0.1 wrote them."""
-        for folder in sorted(path for path in self.folder.iterdir() if path.is_dir()):
+        for folder in sorted(path for path in self.folder.iterdir() if path.is_dir() and _RUN.fullmatch(path.name)):
             names = {path.name for path in folder.iterdir()} - {"lock"}
             if names and LEDGER not in names:
                 return folder
@@ -254,7 +286,7 @@ def check_without_privacy(folder: Path, budget: Budget) -> None:
         raise _refused(
             "max_releases or max_epsilon is set in the client's settings, but the experiment has no section [privacy]"
         )
-    if (folder / LEDGER).exists():
+    if (folder / LEDGER).exists() or any(folder.glob(f"*/{LEDGER}")):
         raise _refused(
             f"messages were released under privacy from {folder}, and this experiment has no section [privacy]; "
             f"{_NEW_FOLDER}"

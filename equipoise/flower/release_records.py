@@ -28,7 +28,9 @@ class ReleaseRecords:
     experiments: dict[str, dict[str, float]] = field(default_factory=dict)
     "planned number of messages, noise multiplier and delta of each experiment; the first one began the folder"
     sent: list[tuple[int, str]] = field(default_factory=list)
-    "experiment's number and digest of the message, for every message that was released, in order"
+    "experiment's number and digest of the question, for every question that was answered, in order"
+    answers: dict[str, str] = field(default_factory=dict)
+    "digest of the answer to each question, by the digest of experiment and question"
     runs: list[str] = field(default_factory=list)
     "runs that messages were released in"
     earlier: dict[str, int] = field(default_factory=dict)
@@ -79,6 +81,8 @@ class ReleaseRecords:
             if type(number) is not int or not 0 <= number < len(experiments):
                 raise ValueError("a message belongs to no experiment")
             content.sent.append((number, _hex(digest, "digest")))
+        for question, answer in _typed(facts.get("answers"), dict, "answers").items():
+            content.answers[_hex(question, "digest")] = _hex(answer, "digest")
         content.runs = [_typed(run, str, "runs") for run in _typed(facts.get("runs"), list, "runs")]
         for run, count in _typed(facts.get("earlier"), dict, "earlier").items():
             if type(count) is not int or count < 0:
@@ -93,6 +97,7 @@ class ReleaseRecords:
             "secret": self.secret,
             "experiments": self.experiments,
             "sent": self.sent,
+            "answers": self.answers,
             "runs": self.runs,
             "earlier": self.earlier,
         }

@@ -34,6 +34,10 @@ from equipoise.state import RoundUploads, State, Upload
 from equipoise.training.buffers import broadcast
 
 _RESUME = "See the clients' logs, then resume with resume=true"
+_NO_BUDGET = (
+    "Clients have no privacy budget left; their owners can allow more with max_releases or max_epsilon in client.toml, "
+    "then resume with resume=true"
+)
 _WAIT_LONGER = "See the SuperNodes' logs, or wait longer"
 Accepted = tuple[Member, Upload]
 
@@ -82,7 +86,6 @@ class Deployment(DeploymentState):
         """Fix, before the first round, what depends on who is here."""
         training = [member for member in self.roster.members.values() if not member.unseen]
         samples = sum(member.samples for member in training)
-        self._report_heavy(training, samples)
         self._begin(replace(self.start, clients=len(training), samples=samples))
         unseen = {member.name for member in self.roster.members.values() if member.unseen}
         names = ({member.name for member in training} | set(self.settings.names)) - unseen
@@ -90,13 +93,6 @@ class Deployment(DeploymentState):
         if (attack := self.pipeline.settings.attack) is not None:
             names |= set(attack.clients) - unseen
             self._set_malicious(attack.malicious(sorted(names), self.schedule.seed))
-
-    def _report_heavy(self, training: list[Member], samples: int) -> None:
-        """Report a client that announces more than half of all samples, because it then outweighs all others."""
-        for member in training:
-            if len(training) > 2 and self.schema.weighs_samples and member.samples > samples / 2:
-                share = f"{member.samples} of all {samples} samples"
-                self.warn(f"{member.name} announces {share}, so its weight is larger than that of all others together")
 
     def _refresh(self) -> None:
         try:
@@ -108,6 +104,7 @@ class Deployment(DeploymentState):
         """Do one exchange of a round, and with the first one score the round before."""
         round = self.done + 1
         self.scores.clear()
+        used_up = self.transport.refused["no-budget"]
         for attempt in range(self.settings.attempts):
             began = time.perf_counter()
             self._refresh()
@@ -135,6 +132,8 @@ class Deployment(DeploymentState):
             self._restart_round(round)
             return
         advice = f"{_RESUME}{self.way_back()}"
+        if self.transport.refused["no-budget"] > used_up:  # going back would cost them even more
+            advice = _NO_BUDGET
         raise RunFailed(self.failure(round, f"too few updates, {self.settings.attempts} times", advice))
 
     def _restart_round(self, round: int) -> None:
@@ -207,7 +206,14 @@ class Deployment(DeploymentState):
         if not self.step:
             self.progress.solves = Solves()
         received = [
-            Received(member, replies[member.name], self._known(member)) for member in cohort if member.name in replies
+            Received(
+                member,
+                replies[member.name],
+                broadcast(self.algorithm, self.server, member.index),
+                self._last_upload(member),
+            )
+            for member in cohort
+            if member.name in replies
         ]
         usable, rejected = self.checks.check(received, round, self.step, self.pipeline.ledger.sigma)
         for each in received:
@@ -223,12 +229,12 @@ class Deployment(DeploymentState):
             self.progress.solves.add(reported_solves(reply.answer))
         return accepted
 
-    def _known(self, member: Member) -> list[State]:
-        """Return the messages that the server and a client both have before the client's upload."""
-        down = broadcast(self.algorithm, self.server, member.index)
+    def _last_upload(self, member: Member) -> State:
+        """Return a client's last upload as the server has it; empty where the algorithm does not use last uploads."""
         if self.pipeline.last is None:
-            return [down]
-        return [down, State({k: t for k, t in self.store.get(member.index).items() if k.startswith(SENT)})]
+            return State()
+        kept = self.store.get(member.index)
+        return State({name.removeprefix(SENT): t for name, t in kept.items() if name.startswith(SENT)})
 
     def _aggregate(
         self, round: int, cohort: list[Member], accepted: list[Accepted], number: int, seconds: float

@@ -76,7 +76,7 @@ class DeploymentState(Run):
         "number of starts of the server in this run, and of exchanges since then: together they number an order"
         self.warn_about_traps()
         scores = ["scores", *(["confusion matrices"] if task.metrics.arrays else [])] if self.settings.evaluate else []
-        not_covered = [*scores, "numbers of samples", "failures to train"]
+        not_covered = [*scores, "numbers of samples"]
         self.plan_privacy(ReleaseCount(self.schedule.rounds, exchanges_of(self.algorithm)), not_covered)
 
     @property

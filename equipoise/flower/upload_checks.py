@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise.algorithms.schema import MessageSchema
 from equipoise.config.deployment import Deploy
 from equipoise.flower.codec import RejectedMessage, group
+from equipoise.flower.protocol import reported_solves
 from equipoise.flower.roster import Member
 from equipoise.flower.transport import Reply
 from equipoise.flower.upload_norms import UploadNorms, difference_norm
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.state import State, Upload
+from equipoise.training.buffers import BUFFERS
 
 _ROUNDING = 1e-6  # relative: a whole number in float32 may be rounded up
 _CLIP_ROUNDING = 1e-3  # relative: noise and the reference are added in the message's number format
@@ -27,12 +30,14 @@ _TAIL = 12.0  # noise of d numbers is longer than sigma (sqrt(d) + t) with a pro
 
 @dataclass(frozen=True)
 class Received:
-    """A client's reply to an order to train, and what the server knew of its message beforehand."""
+    """A client's reply to an order to train, and what the server knew beforehand."""
 
     member: Member
     reply: Reply
-    known: Sequence[State]
-    "messages that both sides have: the broadcast and, where the server uses last uploads, the client's last one"
+    down: State
+    "the broadcast to it"
+    last: State
+    "its last upload, where the server uses the last uploads of all clients; otherwise empty"
 
 
 class UploadChecks:
@@ -68,9 +73,10 @@ class UploadChecks:
             name = each.member.name
             try:
                 upload = self._checked(each, round)
-                scale = max([scale, *(difference_norm(known) for known in each.known)])
-                norms[name] = difference_norm(upload.message, each.known)
-                self._check_clip(upload.message, norms[name], each.known, round, sigma)
+                scale = max(scale, difference_norm(each.down), difference_norm(each.last))
+                references = self._references(upload.message, each)
+                norms[name] = difference_norm(upload.message, references)
+                self._check_clip(upload.message, norms[name], references, round, sigma)
                 usable[name] = upload
             except RejectedMessage as error:
                 rejected[name] = error
@@ -87,6 +93,9 @@ class UploadChecks:
             raise RejectedMessage("shape", f"round {round}: the update is incomplete")
         if not tensors.finite():
             raise RejectedMessage("not-finite", f"round {round}: the update has NaN or infinite numbers")
+        counted = reported_solves(received.reply.answer)
+        if any(stats.unconverged > stats.solves for stats in (counted.forward, counted.backward)):
+            raise RejectedMessage("counts", f"round {round}: more solves failed than there were")
         weight = tensors.get("weight")
         if weight is not None:
             self._check_weight(float(weight.min()), float(weight.max()), received.member, round)
@@ -105,13 +114,29 @@ class UploadChecks:
                 "weight", f"round {round}: the weight {high:g} is above the {member.samples} samples that it announced"
             )
 
-    def _check_clip(self, message: State, norm: float, known: Sequence[State], round: int, sigma: float) -> None:
+    def _references(self, message: State, received: Received) -> dict[str, list[Tensor]]:
+        """Return what each field of a message is a change of, as the algorithm declares it.
+
+        The last upload comes first, as for privacy's clip. BatchNorm statistics are a change of those that were sent.
+        """
+        if received.last:
+            return {name: [received.last[name]] for name in message if name in received.last}
+        declared = {BUFFERS: (BUFFERS,), **self.schema.references}
+        return {
+            name: [received.down[field] for field in declared[name] if field in received.down]
+            for name in message
+            if name in declared
+        }
+
+    def _check_clip(
+        self, message: State, norm: float, references: Mapping[str, Sequence[Tensor]], round: int, sigma: float
+    ) -> None:
         """Raise RejectedMessage if a message is longer than privacy's clip and noise can make it."""
         if self.privacy is None:
             return
         noise = 0.0 if self.privacy.central else sigma * (math.sqrt(message.numel) + _TAIL)
         precision = max((torch.finfo(t.dtype).eps for t in message.values() if t.is_floating_point()), default=0.0)
-        rounding = 8 * precision * max((difference_norm(each) for each in known), default=0.0)
+        rounding = 8 * precision * difference_norm(State({k: each[0] for k, each in references.items() if each}))
         if norm > (self.privacy.clip + noise) * (1 + _CLIP_ROUNDING) + rounding:
             most = f"privacy.clip = {self.privacy.clip:g}" + (f" and noise of sigma = {sigma:g}" if noise else "")
             raise RejectedMessage("clip", f"round {round}: the update's norm {norm:.3g} is above {most}")

@@ -1,38 +1,34 @@
 """The lengths of clients' updates, by which an update far beyond all others is found."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from equipoise.state import State
 
-_ENOUGH = 3  # lengths that a median needs to mean something
-_SMALLEST = 1e-6  # of the broadcast's length: updates of other clients below it do not make a bound
+_ORDINARY = 10.0  # of the broadcast's length: no update up to it is refused, however short the others are
 
 
-def difference_norm(message: State, known: Sequence[State] = ()) -> float:
+def difference_norm(message: State, references: Mapping[str, Sequence[Tensor]] | None = None) -> float:
     """Return the Euclidean norm of what is new in a message.
-
-    Each field is compared with what both sides already have of its shape, and with zero, and the nearest counts. An
-    algorithm does not announce what a field is a change of, and no honest update becomes longer by this.
 
     Args:
         message: the message.
-        known: messages that both sides have.
+        references: what a field is a change of, by the name of the field; of several tensors the nearest counts, and
+            without any the field itself is what is new.
     """
     total = 0.0
-    for t in message.values():
-        lengths = [_norm(t), *(_norm(t, other) for each in known for other in each.values() if other.shape == t.shape)]
-        total = math.hypot(total, min(lengths))
+    for name, t in message.items():
+        known = (references or {}).get(name, ())
+        total = math.hypot(total, min((_norm(t.double() - other.to(t).double()) for other in known), default=_norm(t)))
     return total
 
 
-def _norm(t: torch.Tensor, other: torch.Tensor | None = None) -> float:
-    t = t.double()
-    if other is not None:
-        t = t - other.to(t)
-    return float(torch.linalg.vector_norm(t))
+def _norm(t: Tensor) -> float:
+    return float(torch.linalg.vector_norm(t.double()))
 
 
 class UploadNorms:
@@ -42,7 +38,7 @@ class UploadNorms:
         """Create empty tables.
 
         Args:
-            factor: how many times longer than the median an update may be; 0: as long as it likes.
+            factor: how many times longer than the median of the others an update may be; 0: as long as it likes.
         """
         self.factor = factor
         self.last: dict[int, dict[str, float]] = {}
@@ -50,28 +46,29 @@ class UploadNorms:
     def outliers(self, step: int, norms: Mapping[str, float], scale: float) -> dict[str, str]:
         """Return the clients whose update is far too long, with the reason.
 
-        The bound is a multiple of the median over all clients, each with its update of now or its last one. Of two
-        medians the larger counts, so that half of the clients cannot have the others refused by sending nothing. With
-        fewer than three clients there is no median to speak of; what remains is a bound by the broadcast's own length.
+        An update is compared with the median over all other clients, each with its update of now or its last one. An
+        update that is not much longer than the model itself is never refused, however little the others have left to
+        change: a client that joins late, or comes back, has more. A client without others is compared with the model.
 
         Args:
             step: number of the exchange within the round, as its messages may be of another kind.
             norms: norms of the updates by client.
             scale: norm of the longest message that the server had sent, and at least one.
         """
-        if not self.factor or not norms:
+        if not self.factor:
             return {}
-        everyone = sorted({**self.last.get(step, {}), **norms}.values())
-        median = everyone[len(everyone) // 2]
-        bound, why = self.factor**2 * scale, f"{self.factor**2:g} times the norm {scale:.3g} of what was sent to it"
-        if len(everyone) >= _ENOUGH:
-            typical = max(median, _SMALLEST * scale)
-            if self.factor * typical < bound:
-                bound = self.factor * typical
-                why = f"deploy.largest_norm = {self.factor:g} times the median {typical:.3g} of all clients"
-        return {
-            name: f"the update's norm {norm:.3g} is above {why}" for name, norm in norms.items() if not norm <= bound
-        }
+        everyone = {**self.last.get(step, {}), **norms}
+        ordered = sorted(everyone.values())
+        found = {}
+        for name, norm in norms.items():
+            bound, why = self.factor * scale, f"{self.factor:g} times the norm {scale:.3g} of what was sent to it"
+            if len(ordered) > 1:
+                median = _median_without(ordered, norm)
+                bound = max(self.factor * median, _ORDINARY * scale)
+                why = f"deploy.largest_norm = {self.factor:g} times the median {median:.3g} of the other clients"
+            if not norm <= bound:
+                found[name] = f"the update's norm {norm:.3g} is above {why}"
+        return found
 
     def keep(self, step: int, norms: Mapping[str, float]) -> None:
         """Remember the norms of accepted updates."""
@@ -84,3 +81,9 @@ class UploadNorms:
     def restore(self, facts: Mapping[str, Mapping[str, float]]) -> None:
         """Take back what was saved."""
         self.last = {int(step): dict(norms) for step, norms in facts.items()}
+
+
+def _median_without(ordered: Sequence[float], own: float) -> float:
+    """Return the median of sorted numbers without one of them; the lower one of two."""
+    middle = (len(ordered) - 2) // 2
+    return ordered[middle + (bisect_left(ordered, own) <= middle)]

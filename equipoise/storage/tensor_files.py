@@ -107,10 +107,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     with atomic_write(path) as temporary:
         try:
             save_file({k: t.cpu().contiguous() for k, t in tensors.items()}, temporary, dict(metadata or {}))
+            if metadata and len(metadata) > 1:
+                _order_metadata(temporary, metadata)
         except OSError:
             raise
         except Exception as error:  # safetensors wraps errors of the disk in its own
             raise OSError(str(error)) from error
+
+
+def _order_metadata(path: Path, metadata: Mapping[str, str]) -> None:
+    """Put the metadata of a file into the given order, because safetensors' differs from process to process."""
+    with path.open("rb+") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        ordered = json.dumps({**header, _METADATA: dict(metadata)}, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(ordered) <= length:  # it is, unless a text is escaped in another way
+            file.seek(8)
+            file.write(ordered.ljust(length))
 
 
 def write_rows(

@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -396,7 +397,7 @@ def test_a_file_that_may_not_be_read_brings_a_sentence(
     def denied(*_: Any, **__: Any) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(np, "load", denied)
+    monkeypatch.setattr(zipfile, "is_zipfile", denied)
     path = save(tmp_path / "data.npz", {"x": X, "y": Y})
     said(plan, path, str(path), "cannot be read as arrays", "Permission denied")
 

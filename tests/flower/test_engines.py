@@ -77,7 +77,7 @@ def test_engines_agree_on_what_is_clipped(name: str, where: str, tmp_path: Path)
     found = over_flower.summary()["privacy"]
     assert found["epsilon_run"] is None  # no noise
     assert found["releases"] == 3
-    assert found["not_covered"] == ["scores", "numbers of samples", "failures to train"]
+    assert found["not_covered"] == ["scores", "numbers of samples"]
 
 
 def test_the_noise_of_a_deployment_cannot_be_computed_from_its_seed(tmp_path: Path) -> None:

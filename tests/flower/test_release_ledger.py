@@ -23,6 +23,7 @@ from tests.support.hostile import FEDAVG, FLAME, PRIVACY, ask, private_client, r
 from tests.support.problems import classification
 
 RUN = run_id(1)
+QUESTION = "cd" * 32
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +152,8 @@ def test_one_message_of_two_experiments_has_two_noises(tmp_path: Path) -> None:
     for one in (plan, other, plan):
         found = ReleaseLedger(state, one, Budget(9))
         found.admit(RUN)
-        draws.append(found.noise(RUN, message)[0]((4,)))
+        found.open(RUN, QUESTION)
+        draws.append(found.noise(RUN, QUESTION, message)[0]((4,)))
     assert torch.equal(draws[0], draws[2])
     assert not torch.equal(draws[0], draws[1])
 
@@ -193,8 +195,8 @@ SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "no secret": (edited(lambda found: found.pop("secret")), "its secret is not 64 hexadecimal digits"),
     "a short secret": (edited(lambda found: found.update(secret="ab")), "its secret is not 64 hexadecimal digits"),
     "another secret": (edited(lambda found: found.update(secret="ab" * 32)), "was shortened, or is older or another"),
-    "shortened by one": (edited(lambda found: found["sent"].pop()), "1 messages here, 2 then"),
-    "nothing sent": (edited(lambda found: found.update(sent=[])), "0 messages here, 2 then"),
+    "shortened by one": (edited(lambda found: found["sent"].pop()), "{} messages here, {} then"),
+    "nothing sent": (edited(lambda found: found.update(sent=[])), "0 messages here, {1} then"),
     "another order": (edited(lambda found: found["sent"].reverse()), "was shortened, or is older or another"),
     "no experiment": (edited(lambda found: found.update(experiments={})), "a message belongs to no experiment"),
     "a negative plan": (
@@ -214,7 +216,10 @@ def test_a_spoilt_ledger_beside_state_is_refused(
     assert all(train(client, run)[0].status == "done" for run in (1, 2))
     train(client, 1, number=2, seed=1)
     spoil, words = SPOILT[how]
+    count = len(content(ledger)["sent"])
+    assert count == (2 if algorithm is FEDAVG else 3)  # with a state, the same question in another run is another one
     spoil(ledger)
+    words = words.format(count - 1, count)
     refused(client, caplog, words, "failed")
     refused(client, caplog, words, "failed", run=3)
 
@@ -266,5 +271,6 @@ def test_noise_belongs_to_what_is_released_not_to_what_was_trained(tmp_path: Pat
     ledger = ReleaseLedger(tmp_path / "state", plan, Budget(9))
     ledger.admit(RUN)
     ends = [privacy.clipped(message, State(w=torch.full((18,), at).double())) for at in (0.0, 5.0)]
-    draws = [ledger.noise(RUN, end)[0]((18,)) for end in ends]
+    ledger.open(RUN, QUESTION)
+    draws = [ledger.noise(RUN, QUESTION, end)[0]((18,)) for end in ends]
     assert not torch.equal(*draws)

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.schema import infer_schema
-from equipoise.flower.protocol import Answer, answer_shapes, content, open_message
+from equipoise.flower.protocol import Answer, Order, answer_shapes, content, open_message
+from equipoise.flower.transport import PendingOrder, Reply
 from equipoise.flower.upload_norms import UploadNorms, difference_norm
 from equipoise.privacy.mechanisms import secure_noise
 from equipoise.state import State
-from tests.support.flower_memory import run
+from tests.support.flower_memory import SUPERLINK, run, speaking_as
 from tests.support.messages import examples
 from tests.support.problems import registered
 from tests.support.tampering import ORDERS, SHAPES, announced, changed, problem
@@ -165,39 +166,80 @@ lengths = st.floats(1e-3, 1e6)
 
 
 @examples
-@given(st.lists(lengths, min_size=1, max_size=9), st.floats(1, 1e3))
+@given(st.lists(lengths, min_size=2, max_size=9), st.floats(1, 1e3))
 def test_updates_of_similar_length_are_never_refused(norms: list[float], factor: float) -> None:
     low = max(norms) / factor  # no two differ by more than the factor
     given = {str(k): max(norm, low) for k, norm in enumerate(norms)}
-    assert UploadNorms(factor * (1 + 1e-9)).outliers(0, given, scale=math.inf) == {}
+    assert UploadNorms(factor * (1 + 1e-9)).outliers(0, given, scale=0.0) == {}
 
 
 @examples
-@given(st.lists(lengths, min_size=2, max_size=9), st.floats(2, 1e3))
+@given(st.lists(lengths, min_size=1, max_size=9), st.floats(2, 1e3))
 def test_one_update_far_beyond_all_others_is_refused(norms: list[float], factor: float) -> None:
-    given = {str(k): norm for k, norm in enumerate(norms)} | {"far": 2 * factor * max(norms)}
+    far = 2 * max(factor * max(norms), 10.0)
+    given = {str(k): norm for k, norm in enumerate(norms)} | {"far": far}
     assert "far" in UploadNorms(factor).outliers(0, given, scale=1.0)
 
 
 @examples
-@given(st.lists(lengths, min_size=1, max_size=6))
-def test_half_of_the_clients_cannot_have_the_others_refused_by_sending_nothing(norms: list[float]) -> None:
-    similar = [min(norm, 10 * min(norms)) for norm in norms]
-    honest = {f"honest {k}": norm for k, norm in enumerate(similar)}
-    idle = {f"idle {k}": 0.0 for k in range(len(similar))}
-    assert UploadNorms(1000.0).outliers(0, honest | idle, scale=1.0) == {}
+@given(st.lists(st.floats(0.0, 10.0), min_size=1, max_size=6), st.integers(0, 9), st.floats(1.0, 1e3))
+def test_no_update_of_ordinary_length_is_refused_however_short_the_others_are(
+    norms: list[float], idle: int, scale: float
+) -> None:
+    """Others that have converged, or that send nothing, do not shut out a client that joins late or comes back."""
+    norms_of_ordinary = {f"honest {k}": norm * scale for k, norm in enumerate(norms)}
+    others = {f"idle {k}": 1e-9 for k in range(idle)}
+    assert UploadNorms(1000.0).outliers(0, norms_of_ordinary | others, scale) == {}
+
+
+def test_a_client_alone_is_compared_with_the_model() -> None:
+    assert UploadNorms(1000.0).outliers(0, {"a": 1900.0}, scale=2.0) == {}
+    assert UploadNorms(1000.0).outliers(0, {"a": 2100.0}, scale=2.0).keys() == {"a"}
 
 
 @examples
-@given(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4), st.integers(0, 3))
-def test_what_is_new_in_a_message_is_at_most_its_distance_from_anything_known(values: list[float], which: int) -> None:
-    message = State(w=torch.tensor(values[:2]), h=torch.tensor(values[2:]))
-    known = [State(w=torch.tensor([float(k), 1.0]), v=torch.tensor([0.5, -float(k)])) for k in range(4)]
-    distance = math.sqrt(
-        float((message.w.double() - known[which].w).square().sum() + message.h.double().square().sum())
+@given(st.lists(st.floats(-1e3, 1e3), min_size=4, max_size=4))
+def test_what_is_new_in_a_message_is_its_distance_from_what_it_is_a_change_of(values: list[float]) -> None:
+    message = State(w=torch.tensor(values[:2]).double(), h=torch.tensor(values[2:]).double())
+    known = torch.tensor([3.0, 1.0]).double()
+    whole = math.sqrt(float((message.w - known).square().sum() + message.h.square().sum()))
+    assert difference_norm(message, {"w": [known]}) == pytest.approx(whole)
+    assert difference_norm(State(w=known), {"w": [known + 1, known]}) == 0
+
+
+def test_under_privacy_zeros_are_not_an_update(tmp_path: Path) -> None:
+    """The difference from the broadcast counts: a model of zeros is as far from it as the broadcast is long."""
+    app, grid = problem(tmp_path / "app", algorithm=FEDAVG, privacy={"clip": 0.1, "sigma": 1e-6})
+    lying(app, grid, filled(0.0), private=True)
+    assert run(app, grid, tmp_path / "out").transport.refused == {"clip": 1}
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_references_are_fields_of_the_broadcast(name: str, tmp_path: Path) -> None:
+    app, _ = problem(tmp_path / "app")
+    schema = infer_schema(registered(name), app.plan.task().start(4))
+    for field, references in schema.references.items():
+        assert {schema.down[k] for k in references} == {schema.up[field]}
+
+
+def test_a_client_that_comes_back_with_more_samples_does_not_weigh_more(tmp_path: Path) -> None:
+    app, grid = problem(tmp_path / "app", algorithm=FEDAVG)
+    lying(app, grid, weight(10**6))
+    deployment = run(app, grid, tmp_path / "out")
+    member = deployment.roster.members["c2"]
+    enrol = deployment.enrolment
+    reply = Reply(
+        PendingOrder(member.node, "c2", Order(run=deployment.id, hello=True), 0.0),
+        Answer(run=deployment.id, number=0, client="c2", status="hello", layout=enrol.layout, size=10**6),
+        State(),
+        0.0,
     )
-    assert difference_norm(message, known) <= distance * (1 + 1e-12)
-    assert difference_norm(known[which], known) == 0
+    before = member.samples
+    with speaking_as(SUPERLINK):
+        enrol.enrol(reply)
+    assert member.samples == before
+    assert "c2 now announces 1000000 samples" in (tmp_path / "out" / "events.jsonl").read_text()
+    assert deployment.transport.refused == {"weight": 1}
 
 
 def test_noise_is_hardly_ever_longer_than_the_bound_allows() -> None:
