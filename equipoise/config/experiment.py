@@ -191,7 +191,10 @@ def recorded_folders(tables: Mapping[str, Any], folders: Sequence[Path] = ()) ->
     written = tables.get(WRITTEN)
     named = written.get(FOLDERS) if isinstance(written, Mapping) else None
     recorded = [Path(text) for text in named if isinstance(text, str)] if isinstance(named, list) else []
-    return tuple(dict.fromkeys(folder.resolve() for folder in (*recorded, *folders)))
+    try:
+        return tuple(dict.fromkeys(folder.resolve() for folder in (*recorded, *folders)))
+    except ValueError as error:  # a null byte in a name
+        raise EquipoiseError(f"{WRITTEN}.{FOLDERS} cannot be the names of folders: {error}") from None
 
 
 def read_callbacks(tables: Any) -> list[tuple[str, Callback]]:

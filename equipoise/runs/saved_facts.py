@@ -38,8 +38,8 @@ class ModelFacts(Settings):
     targets: Samples
     outputs: Annotated[int, Field(ge=1, le=MOST)]
     dtype: Literal["float32", "float64"]
-    loss: str | None = None
-    metrics: tuple[str, ...] | None = None
+    loss: str | None
+    metrics: tuple[str, ...] | None
     training_clients: Annotated[int, Field(ge=0)]
     training_samples: Annotated[int, Field(ge=0)] | None = None
     origin: dict[str, Any]
