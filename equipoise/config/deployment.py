@@ -27,7 +27,7 @@ class Deploy(Settings):
     largest_weight: Positive = 1e6
     "largest weight of an update, and largest number of samples that a client may announce"
     largest_norm: NonNegative = 1000.0
-    "how many times longer than the median of all clients' updates an update may be; 0: as long as it likes"
+    "how many times longer than the median of the other clients' updates an update may be; 0: as long as it likes"
     names: tuple[str, ...] = ()
     "names of the clients that may take part; empty: all that the SuperLink admits"
     threads: Threads = 0
