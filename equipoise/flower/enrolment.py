@@ -23,6 +23,7 @@ class Enrolment:
         report: Callable[[str, str], None],
         largest_size: float,
         needs_size: bool,
+        expected: int,
     ):
         """Prepare the enrolment of a run.
 
@@ -33,9 +34,10 @@ class Enrolment:
             report: gets the name of an event and its text.
             largest_size: the largest number of samples that a client may announce.
             needs_size: whether clients that train must announce their number of samples.
+            expected: number of clients that the first round waits for.
         """
         self.transport, self.roster, self.layout, self._report = transport, roster, layout, report
-        self.largest_size, self.needs_size = largest_size, needs_size
+        self.largest_size, self.needs_size, self.expected = largest_size, needs_size, expected
         self.heavy: set[str] = set()
         "clients that were reported because they outweigh all others"
 
@@ -86,7 +88,7 @@ class Enrolment:
             self._report("weight", f"{member.name} now announces {announced} samples; {member.samples} still count")
         training = [each for each in self.roster.members.values() if not each.unseen]
         total = sum(each.samples for each in training)
-        for each in training if self.needs_size and len(training) > 2 else []:
+        for each in training if self.needs_size and len(training) >= max(3, self.expected) else []:
             if each.samples > total / 2 and each.name not in self.heavy:
                 self.heavy.add(each.name)
                 share = f"{each.samples} of all {total} samples"

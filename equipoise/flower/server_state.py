@@ -58,7 +58,7 @@ class DeploymentState(Run):
         needs_size = self.algorithm.requires.total_samples or self.schema.weighs_samples
         largest = self.settings.largest_weight
         self.enrolment = Enrolment(
-            self.transport, self.roster, self.fingerprint, self.report, largest, bool(needs_size)
+            self.transport, self.roster, self.fingerprint, self.report, largest, bool(needs_size), self.settings.clients
         )
         self.checks = UploadChecks(self.schema, self.settings, experiment.privacy)
         self.attendance = Attendance(self.transport, self.enrolment, self.settings, self.schedule, self.report)
