@@ -1,7 +1,7 @@
 """Runs a program of Flower's whose ports answer only to the user who started it.
 
-    python own_user_only.py [--user UID] PROGRAM [ARGUMENT ...]
-    python own_user_only.py [--user UID] -m MODULE [ARGUMENT ...]
+    python -P own_user_only.py [--user UID] PROGRAM [ARGUMENT ...]
+    python -P own_user_only.py [--user UID] -m MODULE [ARGUMENT ...]
 
 Flower's SuperLink and SuperNodes listen on loopback without asking who calls: any user of the machine could register
 clients, start runs (that is, run code as their owner), or fetch a client's messages. Linux knows to which user the
@@ -9,7 +9,8 @@ other end of a loopback connection belongs, so every connection is looked up and
 a request of theirs is read. This holds for all that Flower serves with uvicorn; a port that it opened in any other way
 would not be protected, so the program is stopped then.
 
-It is run by its path and imports nothing of Equipoise, because importing PyTorch takes seconds.
+It is run by its path and imports nothing of Equipoise, because importing PyTorch takes seconds; with -P, so that the
+modules beside this file are not imported by their bare names.
 """
 
 import os
@@ -129,5 +130,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.pop(0)  # the folder of this file: its modules are not to be imported by their bare names
     main(sys.argv[1:])

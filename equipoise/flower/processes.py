@@ -42,7 +42,7 @@ def own_user_command(command: Sequence[str]) -> list[str]:
     if not own_user_only.supported():
         return list(command)
     given = command[2:] if command[:3] == [sys.executable, "-P", "-m"] else command
-    return [sys.executable, own_user_only.__file__, *given]
+    return [sys.executable, "-P", own_user_only.__file__, *given]
 
 
 @contextmanager

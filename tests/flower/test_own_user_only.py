@@ -122,6 +122,18 @@ def test_a_port_that_could_not_be_guarded_is_not_opened(tmp_path: Path) -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("safe", [{}, {"PYTHONSAFEPATH": "1"}], ids=["", "PYTHONSAFEPATH"])
+def test_the_programs_own_modules_are_found_and_those_beside_the_guard_are_not(
+    safe: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("import importlib.util\nprint(importlib.util.find_spec('own_user_only'))")
+    command = own_user_command([sys.executable, "-P", "-m", "mine"])
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(tmp_path), **safe}, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert (done.stdout, done.returncode) == ("None\n", 0), done.stderr
+
+
 @pytest.mark.slow
 def test_flowers_own_servers_answer_to_their_user_only(tmp_path: Path) -> None:
     """Those of a deployment, started for somebody else: they do not know us."""
@@ -140,10 +152,8 @@ def test_flowers_own_servers_answer_to_their_user_only(tmp_path: Path) -> None:
     supernode += ["--host", "127.0.0.1", "--port", str(node), "--auth-supernode-private-key", str(keys / "node")]
     quiet = {"FLWR_HOME": str(tmp_path / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     with Processes(tmp_path / "logs", quiet) as started:
-        [python, guard, *command] = own_user_command(superlink(link))
-        started.start("link", [python, guard, "--user", str(SOMEBODY_ELSE), *command])
-        [python, guard, *command] = own_user_command(supernode)
-        started.start("node", [python, guard, "--user", str(SOMEBODY_ELSE), *command])
+        for name, command in (("link", superlink(link)), ("node", supernode)):
+            started.start(name, [*own_user_command(["--user", str(SOMEBODY_ELSE)]), *command])
         started.start("open", superlink(open_link))
         for name, port in (("link", link), ("node", node), ("open", open_link)):
             started.await_port(name, port, seconds=LIMIT)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from equipoise.errors import EquipoiseError
 from equipoise.flower.warm import launch, shim
 from equipoise.flower.warm.launch import WarmFolder
 from tests.flower.test_processes import lives
@@ -171,12 +172,23 @@ def test_it_ends_with_the_supernode_however_that_ends(installed: Installed) -> N
         assert supernode.stdout is not None
         assert supernode.stdout.readline().startswith(f"{installed.folder.bin}{os.pathsep}")
         children = Path(f"/proc/{supernode.pid}/task/{supernode.pid}/children")
-        until(children.read_text, supernode)
-        (resident,) = map(int, children.read_text().split())
+        until(lambda: len(children.read_text().split()) == 2, supernode)
+        processes = [*map(int, children.read_text().split())]  # the resident one and the keeper
     finally:
         supernode.kill()
         supernode.communicate()
-    until(lambda: not lives(resident))
+    until(lambda: not any(map(lives, processes)))
+
+
+def test_a_folder_that_is_a_link_or_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    (tmp_path / "warm").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EquipoiseError, match="must be a folder, not a link"):
+        WarmFolder(tmp_path / "warm").prepare()
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
+    (tmp_path / "file").touch()
+    with pytest.raises(EquipoiseError, match=r"warm clients need to write into the folder .*file/warm: Not a dir"):
+        WarmFolder(tmp_path / "file" / "warm").prepare()
 
 
 def test_replaced_packages_are_noticed_and_imported_again(installed: Installed) -> None:
