@@ -161,6 +161,7 @@ def own(command: list[str]) -> NoReturn:
         command: the program and its arguments.
     """
     passed = _passed()
+    _prctl(_CHILD_SUBREAPER, 1)  # should the keeper itself be killed
     signal.pthread_sigmask(signal.SIG_BLOCK, passed)
     reading, writing = os.pipe()
     keeper = os.fork()
@@ -174,6 +175,8 @@ def own(command: list[str]) -> NoReturn:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
     _, status = os.waitpid(keeper, 0)
     code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        _kill_all()
     os._exit(code if code >= 0 else 128 - code)
 
 

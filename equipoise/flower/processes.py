@@ -19,6 +19,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower import keeper, own_user_only
 
 _PATIENCE = 5.0  # seconds that a process has to end after SIGTERM
+_LONGEST_CALL = 300.0  # seconds that a program has which is run to its end; those of Flower take a few
 _KILLED = 30.0  # seconds after which everything that was killed is certainly gone
 
 
@@ -127,7 +128,9 @@ class Processes:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         called = _KeptProcess(command, self.environment, cwd=cwd, **pipes)
         try:
-            output, errors = called.communicate()
+            output, errors = called.communicate(timeout=_LONGEST_CALL)
+        except subprocess.TimeoutExpired:
+            raise EquipoiseError(f"{title} did not end within {_LONGEST_CALL:g} seconds") from None
         finally:
             called.release()
         if called.returncode:

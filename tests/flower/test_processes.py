@@ -277,6 +277,11 @@ def test_what_a_service_has_started_ends_with_it(found: list[int]) -> None:
         os.kill(found[0], signal.SIGKILL)
         assert process.wait(LIMIT) == 128 + signal.SIGKILL
         assert not any(map(lives, found)), "once it counts as ended"
+    with owned(found, *ASKED) as process:
+        [middle] = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        os.kill(middle, signal.SIGKILL)
+        assert process.wait(LIMIT) == 128 + signal.SIGKILL
+        assert not any(map(lives, found)), "also if the keeper itself is killed"
     assert subprocess.run([*OWNED, "sh", "-c", "exit 7"]).returncode == 7
     assert subprocess.run([*OWNED, "/no/program"], capture_output=True).returncode == 127
 
@@ -423,6 +428,15 @@ def test_a_program_that_never_listens_is_not_awaited_for_ever(tmp_path: Path) ->
 
 
 # Programs that are run to their end
+
+
+def test_a_program_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_CALL", 0.2)
+    with (
+        Processes(tmp_path, {}) as started,
+        pytest.raises(EquipoiseError, match=r"^sleep 1000 did not end within 0\.2 seconds$"),
+    ):
+        started.call(["sleep", "1000"])
 
 
 def test_what_a_program_prints_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
