@@ -4,9 +4,9 @@
 
 Ditto trains an mlp of about 100,000 parameters in float32 on the digits that come with the package, once simulated and
 deployed as by `equipoise deploy local`: with cold clients (a new process for every message), with warm ones (a resident
-process, the default), and with warm ones that look for messages more often (`--fast-poll`). These ways take turns, two
-each, so that a load that changes falls on all of them; the load average before each turn is printed. Each time there
-are a SuperLink and one SuperNode per client on this machine, with TLS and node authentication. A proxy between each
+process, the default), and with warm ones that look for messages more often (`--fast-poll`). Cold and
+warm ones take turns, two each, so that a load that changes falls on both; the load average before each turn is printed.
+Each time there are a SuperLink and one SuperNode per client on this machine, with TLS and node authentication. A proxy between each
 SuperNode and the SuperLink counts bytes; the times at which models pass show how long a client worked on an order, and
 how long it waited for the next. The memory is that of the processes that run clients' messages, the resident one
 included. All clients share the cores of this machine, so their processes start more slowly than each would alone. Then
@@ -43,7 +43,7 @@ from equipoise.storage.run_folder import RunFolder
 
 CLOSE = 1e-4
 TURNS = 3  # of the imports
-WAY_TURNS = 2  # of the deployments
+ORDER = ("cold", "warm", "cold", "warm", "fast_poll")  # of the deployments
 MOST_TIME = 0.45  # of a cold round, for a warm one
 WAYS = {"cold": {"warm": False}, "warm": {}, "fast_poll": {"fast_poll": True}}
 SETTINGS = {
@@ -212,14 +212,13 @@ def measure(rounds, clients, folder):
     experiment = Experiment.parse(tables)
     simulated = launch.run(experiment, folder / "simulated", data)
     turns, wrong = {name: [] for name in WAYS}, []
-    for turn in range(WAY_TURNS):
-        for name, how in WAYS.items():
-            out = folder / f"{name}-{turn}"
-            figures, found, bad = measure_way(simulated, experiment, out, data, **how)
-            turns[name].append(figures)
-            wrong += bad
-            if name == "warm":
-                proxy, summary = found, RunFolder(out).read_summary()
+    for turn, name in enumerate(ORDER):
+        out = folder / f"{turn}-{name}"
+        figures, found, bad = measure_way(simulated, experiment, out, data, **WAYS[name])
+        turns[name].append(figures)
+        wrong += bad
+        if name == "warm":
+            proxy, summary = found, RunFolder(out).read_summary()
     ways = {name: together(found) for name, found in turns.items()}
     ratio = ways["warm"]["round"] / ways["cold"]["round"]
     if not ratio <= MOST_TIME:
