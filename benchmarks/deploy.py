@@ -4,11 +4,11 @@
 
 Ditto trains an mlp of about 100,000 parameters in float32 on the digits that come with the package, once simulated and
 deployed as by `equipoise deploy local`: with cold clients (a new process for every message), with warm ones (a resident
-process, the default), and with warm ones that look for messages more often (`--fast-poll`). Cold and
-warm ones take turns, two each, so that a load that changes falls on both; the load average before each turn is printed.
-Each time there are a SuperLink and one SuperNode per client on this machine, with TLS and node authentication. A proxy between each
-SuperNode and the SuperLink counts bytes; the times at which models pass show how long a client worked on an order, and
-how long it waited for the next. The memory is that of the processes that run clients' messages, the resident one
+process, the default), and with warm ones that look for messages more often (`--fast-poll`). Cold and warm ones take
+turns, two each, so that a load that changes falls on both; the load average before each turn is printed. Each time
+there are a SuperLink and one SuperNode per client on this machine, with TLS and node authentication. A proxy between
+each SuperNode and the SuperLink counts bytes; the times at which models pass show how long a client worked on an order,
+and how long it waited for the next. The memory is that of the processes that run clients' messages, the resident one
 included. All clients share the cores of this machine, so their processes start more slowly than each would alone. Then
 Learn2pFed, whose rounds have many exchanges, runs over warm clients.
 
