@@ -32,7 +32,10 @@ from safetensors.torch import load_file
 
 LIMIT = 600.0  # seconds after which an attempt counts as hanging
 GRACE = 20.0  # seconds in which everything must be gone after an attempt
+PATIENCE = 10.0  # seconds to wait for a process that is only there at times
 MARK = "EQUIPOISE_CHAOS"
+RESIDENT = "equipoise.flower.warm.resident"
+PARTS = ("serverapp", "supernode", "clientapp", "superlink", "resident", "warm child")
 CLOCKS = {"seconds", "samples_per_second", "peak_memory_mb", "step_memory_mb", "mode"}
 REPEATED = {
     "message_bytes_up",
@@ -99,6 +102,27 @@ def marked(mark):
         except OSError:
             continue
     return found
+
+
+def chosen(target, found):
+    """Return the processes of a deployment at which a disturbance is aimed.
+
+    Args:
+        target: a part of a command; or "resident", the process that runs warm clients; or "warm child", one at work.
+        found: numbers and commands of all processes.
+    """
+    if target not in ("resident", "warm child"):
+        return [pid for pid, command in found.items() if target in command.split(" --")[0]]
+    warm = {pid for pid, command in found.items() if RESIDENT in command and "keeper.py" not in command}
+    below = [pid for pid in warm if parent(pid) in warm]
+    return below if target == "warm child" else [pid for pid in warm if pid not in below]
+
+
+def parent(pid):
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def send(pid, number):
@@ -211,7 +235,7 @@ class Trial:
         pause = self.rng.uniform(0.0, 4.0 if self.deployed else 0.1)
         blind = self.rng.random() < 0.2
         action = self.rng.choice(["kill", "kill", "terminate", "interrupt", "stop"])
-        target = self.rng.choice(["itself", "itself", "serverapp", "supernode", "clientapp", "superlink"])
+        target = self.rng.choice(["itself", "itself", *PARTS])
         until = time.monotonic() + (self.rng.uniform(0.0, 60.0 if self.deployed else 6.0) if blind else LIMIT)
         while process.poll() is None and time.monotonic() < until and self.rounds() < wanted:
             time.sleep(0.02)
@@ -220,10 +244,12 @@ class Trial:
             return None
         victim = process.pid
         if self.deployed and target != "itself":
-            found = [pid for pid, command in marked(self.mark).items() if target in command.split(" --")[0]]
-            if not found:
-                return None
-            victim = self.rng.choice(found)
+            until = time.monotonic() + PATIENCE
+            while not (found := chosen(target, marked(self.mark))):
+                if process.poll() is not None or time.monotonic() > until:
+                    return None
+                time.sleep(0.01)
+            victim = self.rng.choice(sorted(found))
         elif self.processes > 1 and self.rng.random() < 0.3:
             victim, target = self.rng.choice(list(marked(self.mark)) or [victim]), "one of them"
         else:

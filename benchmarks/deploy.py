@@ -1,13 +1,14 @@
 """Measure the seconds and bytes of a round over Flower, against the same round in the simulator.
 
-    python benchmarks/deploy.py [--rounds 5] [--clients 4] [--out FILE.json]
+    python benchmarks/deploy.py [--rounds 3] [--clients 4] [--out FILE.json]
 
 Ditto trains an mlp of about 100,000 parameters in float32 on the digits that come with the package, once simulated and
-three times deployed as by `equipoise deploy local`: with cold clients (a new process for every message), with warm ones
-(a resident process, the default), and with warm ones that look for messages more often (`--fast-poll`). Each time there
-are a SuperLink and one SuperNode per client on this machine, with TLS and node authentication. A proxy between each
-SuperNode and the SuperLink counts bytes; the times at which models pass show how long a client worked on an order, and
-how long it waited for the next. The memory is that of the processes that run clients' messages, the resident one
+deployed as by `equipoise deploy local`: with cold clients (a new process for every message), with warm ones (a resident
+process, the default), and with warm ones that look for messages more often (`--fast-poll`). Cold and warm ones take
+turns, two each, so that a load that changes falls on both; the load average before each turn is printed. Each time
+there are a SuperLink and one SuperNode per client on this machine, with TLS and node authentication. A proxy between
+each SuperNode and the SuperLink counts bytes; the times at which models pass show how long a client worked on an order,
+and how long it waited for the next. The memory is that of the processes that run clients' messages, the resident one
 included. All clients share the cores of this machine, so their processes start more slowly than each would alone. Then
 Learn2pFed, whose rounds have many exchanges, runs over warm clients.
 
@@ -41,7 +42,8 @@ from equipoise.runs import launch
 from equipoise.storage.run_folder import RunFolder
 
 CLOSE = 1e-4
-TURNS = 3
+TURNS = 3  # of the imports
+ORDER = ("cold", "warm", "cold", "warm", "fast_poll")  # of the deployments
 MOST_TIME = 0.45  # of a cold round, for a warm one
 WAYS = {"cold": {"warm": False}, "warm": {}, "fast_poll": {"fast_poll": True}}
 SETTINGS = {
@@ -51,7 +53,7 @@ SETTINGS = {
     "engine": {"mode": "threads", "precision": "float32"},
 }
 EXCHANGES = {
-    "rounds": 5,
+    "rounds": 1,  # of 20 exchanges
     "data": {"name": "polynomial", "setting": 1},
     "model": {"name": "linear"},
     "algorithm": {"name": "learn2pfed", "cells": 10},
@@ -177,6 +179,7 @@ def disagreement(simulated, folder):
 
 def measure_way(simulated, experiment, folder, data, **how):
     """Return the figures of one way to deploy, its proxy, and what is wrong."""
+    load = os.getloadavg()[0]
     local, proxy, memory = deployed(experiment, folder, data, **how)
     apart, wrong = disagreement(simulated, folder)
     seconds, schedule = round_seconds(folder), experiment.schedule
@@ -189,8 +192,18 @@ def measure_way(simulated, experiment, folder, data, **how):
         "client_app_an_order": local.app_seconds / (len(local.local_app.names) * (schedule.rounds + 2)),
         "peak_mb": memory.peak,
         "global_models_apart": apart,
+        "load_before": load,
     }
     return figures, proxy, wrong
+
+
+def together(turns):
+    """Return the figures of all turns of one way: medians, but the largest memory and difference."""
+    seconds = [x for turn in turns for x in turn["rounds"]]
+    figures = {name: statistics.median(turn[name] for turn in turns) for name in turns[0] if name != "rounds"}
+    figures |= {name: max(turn[name] for turn in turns) for name in ("peak_mb", "global_models_apart")}
+    figures |= {"round": statistics.median(seconds), "rounds": seconds}
+    return figures | {"load_before": [turn["load_before"] for turn in turns]}
 
 
 def measure(rounds, clients, folder):
@@ -198,12 +211,15 @@ def measure(rounds, clients, folder):
     tables = SETTINGS | {"rounds": rounds, "data": SETTINGS["data"] | {"clients": clients}}
     experiment = Experiment.parse(tables)
     simulated = launch.run(experiment, folder / "simulated", data)
-    ways, wrong = {}, []
-    for name, how in WAYS.items():
-        ways[name], found, bad = measure_way(simulated, experiment, folder / name, data, **how)
+    turns, wrong = {name: [] for name in WAYS}, []
+    for turn, name in enumerate(ORDER):
+        out = folder / f"{turn}-{name}"
+        figures, found, bad = measure_way(simulated, experiment, out, data, **WAYS[name])
+        turns[name].append(figures)
         wrong += bad
         if name == "warm":
-            proxy, summary = found, RunFolder(folder / name).read_summary()
+            proxy, summary = found, RunFolder(out).read_summary()
+    ways = {name: together(found) for name, found in turns.items()}
     ratio = ways["warm"]["round"] / ways["cold"]["round"]
     if not ratio <= MOST_TIME:
         wrong.append(f"a warm round takes {ratio:.3f} of a cold one, more than {MOST_TIME}")
@@ -255,6 +271,10 @@ def measure_exchanges(clients, folder):
     return result, wrong
 
 
+def loads(way):
+    return " ".join(f"{load:.1f}" for load in way["load_before"])
+
+
 def show(result):
     seconds, size, ways = result["seconds"], result["bytes"], result["ways"]
     print(f"{result['parameters']:,} parameters, {result['clients']} clients, {result['cores']} cores")
@@ -271,6 +291,7 @@ def show(result):
     }
     for title, name in rows.items():
         print(f"{title:<45}" + "".join(f"{way[name]:>12.3f}" for way in ways.values()))
+    print(f"{'load average before each turn':<45}" + "".join(f"{loads(way):>12}" for way in ways.values()))
     print(f"{'round to cold round':<45}{1.0:>12.3f}" + "".join(f"{x:>12.3f}" for x in result["to_cold"].values()))
     if "learn2pfed" in result:
         print("\n" + json.dumps(result["learn2pfed"]))
@@ -288,7 +309,7 @@ def write(result, out):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="number of rounds")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds")
     parser.add_argument("--clients", type=int, default=4, help="number of clients")
     parser.add_argument("--out", help="also write the figures to this JSON file")
     options = parser.parse_args()

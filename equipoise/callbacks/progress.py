@@ -81,7 +81,7 @@ class BarCallback(Callback):
 
     def on_message(self, text: str) -> None:
         if self.console is not None:
-            self.console.print(f"equipoise: {escape(text)}", highlight=False)
+            self.console.print(f"equipoise: {escape(text)}", highlight=False, soft_wrap=True)  # paths stay whole
 
 
 class Progress(Callback):

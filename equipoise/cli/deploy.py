@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from equipoise.cli.command_group import CommandGroup, SettingsCommand
-from equipoise.cli.console import Back, Data, Out, Sets, interrupted, out_console, progress_bar, show_run
+from equipoise.cli.console import Back, Data, Out, Sets, err_console, interrupted, out_console, progress_bar, show_run
 from equipoise.errors import EquipoiseError
 
 if TYPE_CHECKING:
@@ -53,6 +53,10 @@ def _need_flower() -> None:
 
 def _print(text: str) -> None:
     out_console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+def _note(text: str) -> None:
+    err_console.print(f"equipoise: {escape(text)}", highlight=False, soft_wrap=True)
 
 
 @deploy_app.command("init", cls=SettingsCommand)
@@ -339,11 +343,13 @@ def supernode(
     \b
         equipoise deploy supernode clients/ward-3 --superlink HOST:PORT --root-certificates ca.crt
 
-    All other options are those of flower-supernode; its key and its settings are taken from DIR. This process becomes
-    the SuperNode, so a service manager sees it as usual, and the resident process ends with it.
+    All other options are those of flower-supernode; its key and its settings are taken from DIR. Signals and the exit
+    code are passed on, and everything that the SuperNode has started ends with it. Its port answers to you only.
     """
     _need_flower()
-    from equipoise.flower.warm.launch import WarmFolder, become_supernode, supernode_command
+    from equipoise.flower import own_user_only
+    from equipoise.flower.processes import own_user_command
+    from equipoise.flower.warm.launch import NO_WARM, WarmFolder, available, become_supernode, supernode_command
 
     for file in ("key", "client.toml"):
         if not (folder / file).exists():
@@ -352,7 +358,12 @@ def supernode(
     for option, file in (("--auth-supernode-private-key", "key"), ("--node-config", "client.toml")):
         if not any(argument.partition("=")[0] == option for argument in context.args):
             command += [option, str(folder / file)]
-    become_supernode(None if cold else WarmFolder(folder / "warm"), command)
+    if not own_user_only.supported():
+        _note("this machine cannot tell whose connections they are, so every user of it can reach the SuperNode's port")
+    if not cold and not available():
+        cold = True
+        _note(f"{NO_WARM}, so the client runs cold, slower but with the same results")
+    become_supernode(None if cold else WarmFolder(folder / "warm"), own_user_command(command))
 
 
 @deploy_app.command("check")

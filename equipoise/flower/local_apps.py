@@ -114,6 +114,8 @@ class OwnApp(LocalApp):
         elif files:
             found, where = [read_toml(file) for file in files], str(self.folder / "clients")
         elif self.app.data is not None:
+            if names and clients is not None and clients > len(names):
+                raise EquipoiseError(f"--clients {clients} does not agree with the {len(names)} names in deploy.names")
             return [{"name": name} for name in (names[:clients] or numbered(clients or wanted))]
         else:
             raise EquipoiseError(

@@ -19,6 +19,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower import keeper, own_user_only
 
 _PATIENCE = 5.0  # seconds that a process has to end after SIGTERM
+_LONGEST_CALL = 300.0  # seconds that a program has which is run to its end; those of Flower take a few
 _KILLED = 30.0  # seconds after which everything that was killed is certainly gone
 
 
@@ -42,7 +43,7 @@ def own_user_command(command: Sequence[str]) -> list[str]:
     if not own_user_only.supported():
         return list(command)
     given = command[2:] if command[:3] == [sys.executable, "-P", "-m"] else command
-    return [sys.executable, own_user_only.__file__, *given]
+    return [sys.executable, "-P", own_user_only.__file__, *given]
 
 
 @contextmanager
@@ -127,7 +128,9 @@ class Processes:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         called = _KeptProcess(command, self.environment, cwd=cwd, **pipes)
         try:
-            output, errors = called.communicate()
+            output, errors = called.communicate(timeout=_LONGEST_CALL)
+        except subprocess.TimeoutExpired:
+            raise EquipoiseError(f"{title} did not end within {_LONGEST_CALL:g} seconds") from None
         finally:
             called.release()
         if called.returncode:

@@ -1,5 +1,6 @@
 """Runs that are started from Python talk: progress where somebody looks, and every message."""
 
+import io
 import os
 import pty
 import re
@@ -13,10 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import equipoise as eq
-from equipoise.callbacks.progress import in_notebook, progress_from_python
+from equipoise.callbacks.progress import BarCallback, in_notebook, progress_from_python
 from tests.support.callbacks import StopAt, train
 from tests.support.commands import ROOT
 from tests.support.problems import classification
@@ -154,3 +156,10 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "ditto" in text
     assert "3/6 rounds" in text
     assert "equipoise: the run stopped after round 3: round 3 was enough" in text
+
+
+def test_a_long_message_is_one_line() -> None:
+    """So that a path in it can be copied."""
+    console = Console(file=io.StringIO(), width=40)
+    BarCallback(None, "run", console).on_message(f"ended. Its log: /{'folder/' * 20}one.log")
+    assert console.file.getvalue() == f"equipoise: ended. Its log: /{'folder/' * 20}one.log\n"  # type: ignore[attr-defined]

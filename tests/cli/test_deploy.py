@@ -20,7 +20,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from equipoise.cli import deploy as deploy_commands
 from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
+from equipoise.flower import own_user_only
 from equipoise.flower.local_deployment import LocalDeployment
+from equipoise.flower.processes import own_user_command
 from equipoise.flower.warm import launch
 from tests.support.commands import equipoise_command
 from tests.support.waiting import LIMIT
@@ -391,9 +393,27 @@ def test_a_supernode_gets_the_clients_key_and_settings(tmp_path: Path, monkeypat
     (warm, command), (cold, other) = seen
     assert warm.path == tmp_path / "ward" / "warm"
     own = ["--auth-supernode-private-key", "ward/key", "--node-config", "ward/client.toml"]
-    assert command == ["flower-supernode", "--superlink", "host:1", "--insecure", *own]
+    assert command == own_user_command(["flower-supernode", "--superlink", "host:1", "--insecure", *own])
+    assert other[: len(own_user_command([]))] == own_user_command([])
     assert cold is None
-    assert other[-4:] == ["equipoise.flower.warm.fast_poll", "--node-config=other.toml", *own[:2]]
+    assert other[-5:] == ["-m", "equipoise.flower.warm.fast_poll", "--node-config=other.toml", *own[:2]]
+
+
+def test_a_supernode_runs_cold_where_warm_clients_are_impossible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(launch, "become_supernode", lambda *given: seen.append(given))
+    monkeypatch.setattr(launch, "available", lambda: False)
+    monkeypatch.setattr(own_user_only, "supported", lambda: False)
+    good(deploy("client", "ward", "--name", "a", cwd=tmp_path))
+    done = deploy("supernode", "ward", "--insecure", cwd=tmp_path)
+    good(done)
+    [(folder, command)] = seen
+    assert folder is None
+    assert command[:2] == ["flower-supernode", "--insecure"]
+    assert "warm clients need Linux 5.3 or later, so the client runs cold" in done.stderr
+    assert "every user of it can reach the SuperNode's port" in done.stderr
 
 
 def test_client_refuses_what_cannot_work(tmp_path: Path) -> None:

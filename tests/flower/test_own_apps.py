@@ -311,7 +311,11 @@ def test_the_clients_of_an_app_are_those_of_data_else_its_own_else_made(app: Pat
     assert made.names == ("client-0", "client-1", "client-2")
     assert made.experiment.algorithm.table()["extra"] == 2.0
     assert OwnApp(app, clients=2).names == ("client-0", "client-1")
-    assert OwnApp(app, sets=["deploy.names=['x', 'y', 'z']"]).names == ("x", "y", "z")
+    names = ["deploy.names=['x', 'y', 'z']"]
+    assert OwnApp(app, sets=names).names == ("x", "y", "z")
+    assert OwnApp(app, sets=names, clients=2).names == ("x", "y")
+    with pytest.raises(EquipoiseError, match=r"--clients 5 does not agree with the 3 names in deploy\.names"):
+        OwnApp(app, sets=names, clients=5)
     for name in ("ward 1", "ward 2"):
         done = equipoise_command("deploy", "client", f"app/clients/{name}", "--name", name, cwd=tmp_path)
         assert done.returncode == 0, done.stderr

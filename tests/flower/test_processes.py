@@ -15,9 +15,10 @@ import pytest
 
 import equipoise
 from equipoise.errors import EquipoiseError
+from equipoise.flower import keeper
 from equipoise.flower import processes as module
 from equipoise.flower.processes import Processes, free_ports
-from tests.support.waiting import LIMIT, until
+from tests.support.waiting import LIMIT, start, until
 
 pytestmark = pytest.mark.deployment
 
@@ -257,6 +258,55 @@ def test_fugitives_are_ended_with_the_block(tmp_path: Path, found: list[int], mo
     assert marked(str(tmp_path)) == []
 
 
+OWNED = [sys.executable, "-IS", keeper.__file__, "-"]
+# A program that has started another in a session of its own, and ends with 5 when it is asked to.
+ASKED = ["sh", "-c", "trap 'exit 5' TERM INT; setsid sleep 1000 & echo $$ $!; while :; do sleep 0.05; done"]
+
+
+def owned(found: list[int], *command: str) -> "subprocess.Popen[str]":
+    """Start a program below a keeper that is its own owner."""
+    process = start([*OWNED, *command], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    found += map(int, process.stdout.readline().split())
+    return process
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a process of our choice")
+def test_what_a_service_has_started_ends_with_it(found: list[int]) -> None:
+    with owned(found, *ASKED) as process:
+        os.kill(found[0], signal.SIGKILL)
+        assert process.wait(LIMIT) == 128 + signal.SIGKILL
+        assert not any(map(lives, found)), "once it counts as ended"
+    with owned(found, *ASKED) as process:
+        [middle] = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        os.kill(middle, signal.SIGKILL)
+        assert process.wait(LIMIT) == 128 + signal.SIGKILL
+        assert not any(map(lives, found)), "also if the keeper itself is killed"
+    assert subprocess.run([*OWNED, "sh", "-c", "exit 7"]).returncode == 7
+    assert subprocess.run([*OWNED, "/no/program"], capture_output=True).returncode == 127
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a process of our choice")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_service_gets_the_signals_and_its_exit_code_is_passed_on(number: int, found: list[int]) -> None:
+    with owned(found, *ASKED) as process:
+        process.send_signal(number)
+        assert process.wait(LIMIT) == (-number if number == signal.SIGKILL else 5)
+    gone(found)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to a process of our choice")
+def test_a_service_ignores_what_it_was_told_to_ignore(found: list[int]) -> None:
+    """As nohup does."""
+    command = ["sh", "-c", 'trap "" HUP; exec "$@"', "sh", *OWNED, "sh", "-c", "echo $$; read line; exit 6"]
+    with start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        found.append(int(process.stdout.readline()))
+        process.send_signal(signal.SIGHUP)
+        process.communicate("go on\n", timeout=LIMIT)
+    assert process.returncode == 6
+
+
 def test_a_program_is_found_among_those_that_another_started(tmp_path: Path) -> None:
     (tmp_path / "flwr-something").write_text("#!/bin/sh\nexec 2>/dev/null\nread line < wait\n")
     (tmp_path / "flwr-something").chmod(0o755)
@@ -378,6 +428,15 @@ def test_a_program_that_never_listens_is_not_awaited_for_ever(tmp_path: Path) ->
 
 
 # Programs that are run to their end
+
+
+def test_a_program_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LONGEST_CALL", 0.2)
+    with (
+        Processes(tmp_path, {}) as started,
+        pytest.raises(EquipoiseError, match=r"^sleep 1000 did not end within 0\.2 seconds$"),
+    ):
+        started.call(["sleep", "1000"])
 
 
 def test_what_a_program_prints_is_returned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.flower.warm import launch, shim
+from equipoise.errors import EquipoiseError
+from equipoise.flower.warm import launch, own_socket, shim
 from equipoise.flower.warm.launch import WarmFolder
+from equipoise.flower.warm.own_socket import OwnSocket
 from tests.flower.test_processes import lives
 from tests.support.waiting import start, until
 from tests.support.warm import NAME, Installed
@@ -59,6 +61,7 @@ def test_the_child_is_what_the_real_program_would_be(shared: Installed) -> None:
     try:
         done = shared.call("facts", "a b", "", "--x=ä", send="some input", env=environment)
         real = shared.call("facts", "a b", "", "--x=ä", send="some input", env={**environment, "LANG": "other"})
+        zone = shared.call("exit", 0, env={**environment, "TZ": "Asia/Tokyo"})
     finally:
         os.umask(mask)
     warm, cold = json.loads(done.stdout), json.loads(real.stdout)
@@ -70,6 +73,7 @@ def test_the_child_is_what_the_real_program_would_be(shared: Installed) -> None:
     assert warm["stdin"] == "some input"
     assert (done.returncode, done.stderr) == (0, "to stderr\n")
     assert "another value of LANG" in real.stderr
+    assert "another value of TZ" in zone.stderr
 
 
 def test_it_ends_as_the_child_ends(shared: Installed) -> None:
@@ -162,6 +166,110 @@ def test_its_end_is_the_end_of_its_children(
     assert not (installed.folder.path / "socket").exists()
 
 
+def test_a_second_signal_does_not_break_off_the_end(installed: Installed, resident: "subprocess.Popen[str]") -> None:
+    process = installed.start("stubborn")
+    pid = pid_of(process)
+    resident.send_signal(signal.SIGTERM)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asked\n"
+    for number in (signal.SIGTERM, signal.SIGINT):
+        resident.send_signal(number)
+    assert resident.wait() == 128 + signal.SIGTERM
+    assert not lives(pid)
+    process.communicate()
+
+
+# Modules that are imported into the resident process. It forks once after the imports, and then for every message.
+BREAKING = {
+    "fork": """
+import os
+real, calls = os.fork, []
+
+def fork():
+    calls.append(None)
+    if len(calls) == 2:
+        raise BlockingIOError(11, "too many processes")
+    return real()
+
+os.fork = fork
+""",
+    "register": """
+import os, time
+real, own, calls = os.pidfd_open, os.getpid(), []
+
+def pidfd_open(pid):
+    if os.getpid() != own and not calls:
+        time.sleep(1000)  # the child has not begun when this process gives it up
+    calls.append(None)
+    if os.getpid() == own and len(calls) == 1:
+        raise OSError(24, "too many open files")
+    return real(pid)
+
+os.pidfd_open = pidfd_open
+""",
+}
+
+
+@pytest.mark.parametrize("what", BREAKING)
+def test_a_child_that_cannot_be_started_costs_nothing(what: str, installed: Installed) -> None:
+    (installed.root / "site" / "breaking.py").write_text(BREAKING[what])
+    resident = installed.resident("breaking")
+    try:
+        until(lambda: "ready" in installed.log(), resident)
+        files = len(os.listdir(f"/proc/{resident.pid}/fd"))
+        done = installed.call("exit", 3)
+        assert done.returncode == 3
+        assert "too many" in done.stderr
+        assert json.loads(installed.call("facts").stdout)["warm"] is True
+        until(lambda: len(os.listdir(f"/proc/{resident.pid}/fd")) == files)
+        assert Path(f"/proc/{resident.pid}/task/{resident.pid}/children").read_text() == ""
+        resident.terminate()
+        assert resident.wait() == 128 + signal.SIGTERM
+    finally:
+        resident.kill()
+        resident.wait()
+
+
+def test_a_signal_right_after_the_fork_leaves_no_child_behind(installed: Installed) -> None:
+    (installed.root / "site" / "signalling.py").write_text(
+        "import os, signal\nreal, calls = os.fork, []\n"
+        "def fork():\n"
+        "    pid = real()\n"
+        "    calls.append(pid)\n"
+        "    if pid and len(calls) == 2:\n"
+        "        open('pid', 'w').write(str(pid))\n"
+        "        os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return pid\n"
+        "os.fork = fork\n"
+    )
+    resident = installed.resident("signalling", cwd=installed.root)
+    process = installed.start("stubborn")
+    resident.wait()
+    assert not lives(int((installed.root / "pid").read_text()))
+    process.kill()
+    process.communicate()
+
+
+def test_a_folder_has_one_resident_process(
+    installed: Installed, resident: "subprocess.Popen[str]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_socket, "_PATIENCE", 0.1)
+    with pytest.raises(EquipoiseError, match=f"another resident process serves {installed.folder.path}; end it first"):
+        OwnSocket(installed.folder.path)
+    process = installed.start("work", "done")
+    assert pid_of(process)
+    resident.kill()
+    resident.wait()
+    second = OwnSocket(installed.folder.path)  # a child that is still at work does not hold the folder
+    (installed.folder.path / "socket").rename(installed.folder.path / "moved")
+    (installed.folder.path / "socket").touch()
+    second.remove()
+    assert (installed.folder.path / "socket").exists(), "it removes its own socket only"
+    second.close_in_child()
+    (installed.root / "cwd" / "done").touch()
+    process.communicate()
+
+
 def test_it_ends_with_the_supernode_however_that_ends(installed: Installed) -> None:
     code = "import sys; from pathlib import Path; from equipoise.flower.warm.launch import *; "
     code += f"folder = WarmFolder(Path({str(installed.folder.path)!r})); "
@@ -171,12 +279,23 @@ def test_it_ends_with_the_supernode_however_that_ends(installed: Installed) -> N
         assert supernode.stdout is not None
         assert supernode.stdout.readline().startswith(f"{installed.folder.bin}{os.pathsep}")
         children = Path(f"/proc/{supernode.pid}/task/{supernode.pid}/children")
-        until(children.read_text, supernode)
-        (resident,) = map(int, children.read_text().split())
+        until(lambda: len(children.read_text().split()) == 2, supernode)
+        processes = [*map(int, children.read_text().split())]  # the resident one and the keeper
     finally:
         supernode.kill()
         supernode.communicate()
-    until(lambda: not lives(resident))
+    until(lambda: not any(map(lives, processes)))
+
+
+def test_a_folder_that_is_a_link_or_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir(mode=0o755)
+    (tmp_path / "warm").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(EquipoiseError, match="must be a folder, not a link"):
+        WarmFolder(tmp_path / "warm").prepare()
+    assert (tmp_path / "elsewhere").stat().st_mode & 0o777 == 0o755
+    (tmp_path / "file").touch()
+    with pytest.raises(EquipoiseError, match=r"warm clients need to write into the folder .*file/warm: Not a dir"):
+        WarmFolder(tmp_path / "file" / "warm").prepare()
 
 
 def test_replaced_packages_are_noticed_and_imported_again(installed: Installed) -> None:
@@ -194,6 +313,39 @@ def test_replaced_packages_are_noticed_and_imported_again(installed: Installed) 
     finally:
         resident.kill()
         resident.wait()
+
+
+def test_a_message_in_the_middle_of_an_installation_does_not_end_it(installed: Installed) -> None:
+    library = installed.root / "site" / "fake_library.py"
+    library.write_text("VALUE = 1")
+    resident = installed.resident("fake_library")
+    try:
+        assert installed.call("library").stdout == "1 True\n"
+        library.write_text("VALUE = ")
+        assert installed.call("exit", 3).returncode == 3
+        until(lambda: "the replaced packages cannot be imported" in installed.log(), resident)
+        library.write_text("VALUE = 22")
+        assert installed.call("library").stdout == "22 False\n"
+        until(lambda: installed.call("library").stdout == "22 True\n", resident)
+    finally:
+        resident.kill()
+        resident.wait()
+
+
+def test_closed_standard_files_stay_out_of_the_way(shared: Installed) -> None:
+    """Otherwise the connection to the resident process would take their place."""
+    for environment, warm in ((shared.environment, True), ({**shared.environment, "LANG": "other"}, False)):
+        command = f"exec '{shared.folder.bin / NAME}' write file <&- >&- 2>&-"
+        done = subprocess.run(["sh", "-c", command], env=environment, cwd=shared.root / "cwd")
+        assert done.returncode == 0
+        assert (shared.root / "cwd" / "file").read_text() == str(warm)
+
+
+def test_notes_on_cold_clients_do_not_grow_for_ever(installed: Installed) -> None:
+    notes = installed.folder.path / shim.NOTES
+    notes.write_bytes(b"x" * shim.MOST_NOTES)
+    installed.call("exit", 0)
+    assert notes.stat().st_size == shim.MOST_NOTES
 
 
 def test_it_does_not_serve_if_an_import_starts_a_thread(installed: Installed) -> None:

@@ -49,6 +49,14 @@ def main():
         while not os.path.exists(more[0]):
             time.sleep(0.01)
         sys.exit(5)
+    elif what == "stubborn":
+        signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+        print(os.getpid(), flush=True)
+        while True:
+            time.sleep(1)
+    elif what == "write":
+        with open(more[0], "w") as file:
+            file.write(str(warm))
     elif what == "late":
         atexit.register(print, "at exit")
         threading.Thread(target=lambda: (time.sleep(0.1), print("in a thread"))).start()
@@ -85,12 +93,12 @@ class Installed:
         }
         self.folder.put_on_path(self.environment)
 
-    def resident(self, *preloaded: str) -> "subprocess.Popen[str]":
+    def resident(self, *preloaded: str, **options: Any) -> "subprocess.Popen[str]":
         """Start the resident process; it accepts requests when this returns."""
         arguments = [x for name in preloaded or ("json",) for x in ("--preload", name)]
         command = self.folder.resident("--command", NAME, *arguments)
         with (self.root / "log").open("a") as log:
-            process = start(command, env=self.environment, stderr=log)
+            process = start(command, env=self.environment, stderr=log, **options)
         until((self.folder.path / "socket").exists, process)
         return process
 

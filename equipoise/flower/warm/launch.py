@@ -1,16 +1,19 @@
 """Sets warm clients up: the folder with the shim, the resident process, and the environment of the SuperNodes."""
 
 import os
+import stat
 import subprocess
 import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
 from equipoise.errors import EquipoiseError
+from equipoise.flower import keeper
 from equipoise.flower.processes import Processes
 from equipoise.flower.warm import shim
 from equipoise.storage import atomic_files
 
+NO_WARM = "warm clients need Linux 5.3 or later"
 NAME = "warm-clients"
 """Name of the resident process, as messages and logs call it."""
 _LONGEST_FIRST_LINE = 120  # older kernels cut the line that names the interpreter
@@ -50,13 +53,21 @@ class WarmFolder:
     def prepare(self) -> None:
         """Write the shim into a folder that only this user may enter; notes of an earlier start are removed."""
         if not available():
-            raise EquipoiseError("warm clients need Linux 5.3 or later; leave --warm out")
-        for folder in (self.path, self.bin):
-            atomic_files.make_folder(folder)
-            if folder.stat().st_uid != os.getuid():
-                raise EquipoiseError(f"{folder} belongs to another user; choose a folder of your own")
-            folder.chmod(0o700)
-        (self.path / shim.NOTES).unlink(missing_ok=True)
+            raise EquipoiseError(f"{NO_WARM}; leave --warm out")
+        try:
+            for folder in (self.path, self.bin):
+                folder.mkdir(parents=True, exist_ok=True)
+                found = folder.lstat()
+                if not stat.S_ISDIR(found.st_mode):
+                    raise EquipoiseError(f"{folder} must be a folder, not a link to one; remove the link")
+                if found.st_uid != os.getuid():
+                    raise EquipoiseError(f"{folder} belongs to another user; choose a folder of your own")
+                folder.chmod(0o700)
+            (self.path / shim.NOTES).unlink(missing_ok=True)
+        except OSError as error:
+            raise EquipoiseError(
+                f"warm clients need to write into the folder {self.path}: {error.strerror}; clients run cold without"
+            ) from None
         with atomic_files.atomic_write(self.bin / self.command) as temporary:
             temporary.touch(mode=0o700)
             temporary.chmod(0o700)
@@ -98,7 +109,10 @@ class WarmFolder:
 
 
 def become_supernode(folder: WarmFolder | None, command: list[str]) -> None:
-    """Start the resident process, and let this process become the SuperNode, with which the resident one ends.
+    """Start the resident process, and let this process become the owner of the SuperNode, with which all of it ends.
+
+    When a SuperNode dies, the program that it has started to ask for messages would go on asking, and obey whoever
+    opens its port next; so the SuperNode runs below a keeper.
 
     Args:
         folder: the folder of the warm clients; None: without a resident process.
@@ -119,6 +133,6 @@ def become_supernode(folder: WarmFolder | None, command: list[str]) -> None:
         )
     sys.stdout.flush()
     try:
-        os.execvpe(command[0], command, environment)
+        os.execve(sys.executable, [sys.executable, "-IS", keeper.__file__, "-", *command], environment)
     except OSError as error:
-        raise EquipoiseError(f"cannot start {command[0]}: {error.strerror}") from None
+        raise EquipoiseError(f"cannot start {sys.executable}: {error.strerror}") from None

@@ -30,6 +30,10 @@ class LoadedFiles:
         paths = {path for path in files if isinstance(path, str)} | {str(p) for p in map(_metadata, packages) if p}
         self.facts = {path: facts_of(path) for path in paths}
 
+    def now(self) -> dict[str, Facts | None]:
+        """Return the same files as they are now."""
+        return {path: facts_of(path) for path in self.facts}
+
     def changed(self) -> str | None:
         """Return a file that is not as it was when it was imported."""
         return next((path for path, facts in self.facts.items() if facts_of(path) != facts), None)

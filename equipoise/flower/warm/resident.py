@@ -17,6 +17,7 @@ import socket
 import sys
 import sysconfig
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib.metadata import EntryPoint, entry_points
@@ -27,9 +28,12 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower.warm import child
 from equipoise.flower.warm.child import Request, send
 from equipoise.flower.warm.loaded_files import LoadedFiles, facts_of
+from equipoise.flower.warm.own_socket import OwnSocket
+from equipoise.flower.warm.renewal import TICK, Renewal
 from equipoise.flower.warm.shim import PROTOCOL
 
 COMMAND = "flwr-clientapp"
+TRIAL = "--trial"
 PRELOADED = ("torch", "equipoise.flower.apps")
 _DIES_WITH_PARENT = 1  # Linux's PR_SET_PDEATHSIG
 _PATIENCE = 5.0  # seconds that a shim has to send its request
@@ -38,7 +42,7 @@ _HANDLED = (signal.SIGTERM, signal.SIGINT)
 _LARGEST = 8 << 20  # bytes of a request; Linux allows arguments and environment of 6 MB
 # Variables that libraries read when they are loaded: the child cannot change them any more.
 _READ_ONCE = (
-    *("PYTHON", "LD_", "LANG", "LC_", "MALLOC_", "GLIBC_", "FLWR_", "GRPC_", "EQUIPOISE_"),
+    *("PYTHON", "LD_", "LANG", "LC_", "TZ", "MALLOC_", "GLIBC_", "FLWR_", "GRPC_", "EQUIPOISE_"),
     *(
         "OMP_",
         "GOMP_",
@@ -64,27 +68,6 @@ def log(text: str) -> None:
 def threads() -> int:
     """Return the number of threads of this process."""
     return len(os.listdir("/proc/self/task"))
-
-
-def listen(folder: Path) -> socket.socket:
-    """Open the socket in a folder that only this user may enter."""
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise EquipoiseError(f"{folder} must belong to this user, with permissions 700")
-    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    before = os.umask(0o177)
-    try:
-        (folder / "socket.part").unlink(missing_ok=True)
-        bound.bind(f"/proc/self/fd/{number}/socket.part")  # because the path of a socket may have 107 bytes only
-        bound.listen(128)
-        (folder / "socket.part").replace(folder / "socket")  # whoever sees it can connect
-    except OSError as error:
-        raise EquipoiseError(f"cannot open a socket in {folder}: {error.strerror or error}") from None
-    finally:
-        os.umask(before)
-        os.close(number)
-    return bound
 
 
 def load(command: str, preloaded: Sequence[str]) -> Callable[[], Any]:
@@ -126,7 +109,14 @@ def _installed(program: str) -> set[str]:
 class Resident:
     """Accepts requests of shims and forks a child for each."""
 
-    def __init__(self, listening: socket.socket, main: Callable[[], Any], loaded: LoadedFiles, started: dict[str, str]):
+    def __init__(
+        self,
+        listening: socket.socket,
+        main: Callable[[], Any],
+        loaded: LoadedFiles,
+        started: dict[str, str],
+        close_in_child: Callable[[], None] = lambda: None,
+    ):
         """Create the server.
 
         Args:
@@ -134,23 +124,32 @@ class Resident:
             main: the entry point of the program.
             loaded: the files of everything that is imported.
             started: the environment with which this process was started.
+            close_in_child: closes what children must not hold.
         """
         self.listening, self.main, self.loaded, self.started = listening, main, loaded, started
         self.children: dict[int, tuple[int, socket.socket]] = {}
         "by the descriptor that tells of its end: process number, and connection to its shim"
+        self.close_in_child = close_in_child
         self.stale = ""
+        self.renewal: Renewal | None = None
         self.selector = selectors.DefaultSelector()
         self.selector.register(listening, selectors.EVENT_READ, self.accept)
 
     def serve(self) -> None:
-        """Serve until a package is replaced and no child is at work any more."""
-        while not (self.stale and not self.children):
-            key, _ = self.selector.select()[0]  # one at a time, because it may end another that is ready
-            key.data()
+        """Serve until a package was replaced, no child is at work any more, and everything can be imported again."""
+        while not (self.renewal and not self.children and self.renewal.ready()):
+            ready = self.selector.select(TICK if self.renewal else None)
+            for key, _ in ready[:1]:  # one at a time, because it may end another that is ready
+                key.data()
 
     def accept(self) -> None:
         """Answer one shim."""
-        connection, _ = self.listening.accept()
+        try:
+            connection, _ = self.listening.accept()
+        except OSError as error:  # such as too many open files; children that end close theirs
+            log(f"a shim could not be answered: {error}")
+            time.sleep(0.1)
+            return
         connection.settimeout(_PATIENCE)
         try:
             credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
@@ -171,7 +170,8 @@ class Resident:
     def _stale(self) -> str:
         if not self.stale and (path := self.loaded.changed()):
             self.stale = f"{path} has changed since the resident process started"
-            log(f"{self.stale}; it starts again")
+            self.renewal = Renewal(self.loaded, [*sys.orig_argv, TRIAL], log)
+            log(f"{self.stale}; it starts again when everything can be imported")
         return self.stale
 
     def _request(self, connection: socket.socket) -> Request | None:
@@ -221,22 +221,44 @@ class Resident:
     def _start(self, connection: socket.socket, request: Request) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
-        # A signal between the fork and the child's own handlers would be handled in the child as if it were this one.
+        # Signals wait: one before the child's own handlers would be handled in the child as if it were this process;
+        # one before the child is registered would leave it behind.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
-        pid = os.fork()
-        if not pid:
+        try:
+            pid = os.fork()
+            if not pid:
+                self._become_child(connection, request)
+            self._register(pid, connection)
+        finally:
+            self._close(request.files)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+
+    def _become_child(self, connection: socket.socket, request: Request) -> NoReturn:
+        try:
             self.selector.close()
-            self.listening.close()
+            self.close_in_child()
             for number, (_, other) in self.children.items():
                 os.close(number)
                 other.close()
-            child.run(connection, request, self.main)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
-        self._close(request.files)
-        ended = os.pidfd_open(pid)
+        except BaseException:
+            os._exit(1)
+        child.run(connection, request, self.main)
+
+    def _register(self, pid: int, connection: socket.socket) -> None:
+        ended = -1
+        try:
+            ended = os.pidfd_open(pid)
+            self.selector.register(ended, selectors.EVENT_READ, lambda: self._ended(ended))
+            self.selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(ended))
+        except OSError:  # the real program runs instead, so the child must be gone before
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            if ended >= 0:
+                with suppress(KeyError):
+                    self.selector.unregister(ended)
+                os.close(ended)
+            raise
         self.children[ended] = pid, connection
-        self.selector.register(ended, selectors.EVENT_READ, lambda: self._ended(ended))
-        self.selector.register(connection, selectors.EVENT_READ, lambda: self._abandoned(ended))
 
     def _abandoned(self, ended: int) -> None:
         """End a child whose shim is gone, as killing the shim would end the program that it stands for."""
@@ -258,6 +280,8 @@ class Resident:
 
     def end(self) -> None:
         """End all children."""
+        if self.renewal:
+            self.renewal.end()
         pids = [pid for pid, _ in self.children.values()]
         until = time.monotonic() + _GRACE
         for pid in pids:
@@ -271,6 +295,8 @@ class Resident:
 
 
 def _stop(number: int, frame: object) -> NoReturn:
+    for each in _HANDLED:  # a second one must not break off the end
+        signal.signal(each, signal.SIG_IGN)
     raise SystemExit(128 + number)
 
 
@@ -281,29 +307,61 @@ def main() -> None:
     parser.add_argument("--parent", type=int, help="number of the process that started this one")
     parser.add_argument("--command", default=COMMAND)
     parser.add_argument("--preload", action="append", help="module to import before it forks")
+    parser.add_argument(TRIAL, action="store_true", help="import everything, and end")
     options = parser.parse_args()
     started = dict(os.environ)
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGTERM)
-    if options.parent is not None and os.getppid() != options.parent:  # it ended before the line above
+    if (
+        options.parent is not None and not options.trial and os.getppid() != options.parent
+    ):  # it ended before the line above
         raise SystemExit("equipoise: the process that started the resident process has ended")
+    preloaded = options.preload or PRELOADED
+    if options.trial:
+        _sentence(lambda: load(options.command, preloaded))
+        return
     for number in _HANDLED:
         signal.signal(number, _stop)
+    own = _sentence(lambda: OwnSocket(options.folder))  # before the imports, so that shims wait for them
+    resident, code = None, 0
     try:
-        listening = listen(options.folder)  # before the imports, so that shims wait for them
-        preloaded = options.preload or PRELOADED
-        entry = load(options.command, preloaded)
-    except (EquipoiseError, ImportError, OSError) as error:
-        raise SystemExit(f"equipoise: no resident process, so clients run cold: {error}") from None
-    loaded = LoadedFiles({"flwr", *(name.partition(".")[0] for name in preloaded)})
-    resident = Resident(listening, entry, loaded, started)
-    log(f"ready, {len(sys.modules)} modules are imported")
-    try:
+        entry = _sentence(lambda: load(options.command, preloaded))
+        loaded = LoadedFiles({"flwr", *(name.partition(".")[0] for name in preloaded)})
+        resident = Resident(own.socket, entry, loaded, started, own.close_in_child)
+        log(f"ready, {len(sys.modules)} modules are imported")
         resident.serve()
-    finally:
-        with suppress(OSError):
-            (options.folder / "socket").unlink()
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr, flush=True)
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    own.remove()
+    if resident is not None:
         resident.end()
-    os.execv(sys.executable, sys.orig_argv)
+    if not code:
+        _start_again()
+    os._exit(code)
+
+
+def _sentence(step: Callable[[], Any]) -> Any:
+    """Do something whose failure is told in a sentence; a package that is being replaced may raise anything."""
+    try:
+        return step()
+    except Exception as error:
+        kind = "" if isinstance(error, EquipoiseError) else f"{type(error).__name__}: "
+        raise SystemExit(f"equipoise: no resident process, so clients run cold: {kind}{error}") from None
+
+
+def _start_again() -> NoReturn:
+    for number in _HANDLED:
+        signal.signal(number, signal.SIG_DFL)
+    while True:
+        try:
+            os.execv(sys.executable, sys.orig_argv)
+        except OSError as error:
+            log(f"cannot start again: {error}")
+            time.sleep(5)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ COMMAND = ""
 PATIENCE = 10.0  # seconds to wait for a resident process that is still importing; a token of Flower lives for 30
 NOTES = "cold"
 """Name of the file in which reasons for a cold start are collected for the operator."""
+MOST_NOTES = 1 << 16  # bytes
 UNKNOWN = 70  # exit code if the child and the resident process both disappeared
 
 
@@ -94,12 +95,7 @@ def hand_over(connection: socket.socket, real: str) -> int:
     environment = [name + b"=" + value for name, value in os.environb.items()]
     fields = [b"%d" % umask, os.fsencode(real), program.encode(), b"%d" % len(arguments), *arguments, *environment]
     body = b"\0".join(fields)
-    files = []
-    for number in (0, 1, 2):
-        try:
-            files.append(os.dup(number))
-        except OSError:
-            files.append(os.open(os.devnull, os.O_RDWR))
+    files = [os.dup(number) for number in (0, 1, 2)]
     files.append(os.open(".", os.O_RDONLY | os.O_DIRECTORY))
     try:
         socket.send_fds(connection, [len(body).to_bytes(8, "big")], files)
@@ -143,22 +139,35 @@ def wait(connection: socket.socket, child: int) -> None:
 
 def report(reason: str) -> None:
     """Write why the client runs cold to the SuperNode's log, and for the operator of a local deployment."""
-    sys.stderr.write(f"equipoise: this client runs cold, slower but with the same results: {reason}\n")
-    sys.stderr.flush()
     try:
+        say(f"this client runs cold, slower but with the same results: {reason}")
         private(FOLDER, 0o700)
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
         file = os.open(os.path.join(FOLDER, NOTES), flags, 0o600)
-        os.write(file, reason.replace("\n", " ").encode() + b"\n")
+        if os.fstat(file).st_size < MOST_NOTES:
+            os.write(file, reason.replace("\n", " ").encode(errors="replace") + b"\n")
     except (OSError, Cold):
         pass
 
 
+def say(text: str) -> None:
+    """Write a line to standard error."""
+    os.write(2, f"equipoise: {text}\n".encode(errors="replace"))
+
+
+def open_standard_files() -> None:
+    """Open standard files that are closed, so that no other file takes their numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+
+
 def main() -> None:
     """Run the client in a child of the resident process, or else run the real program."""
+    open_standard_files()
     real = real_command()
     if real is None:
-        sys.stderr.write(f"equipoise: there is no program {COMMAND} on the PATH after {FOLDER}/bin\n")
+        say(f"there is no program {COMMAND} on the PATH after {FOLDER}/bin")
         sys.exit(127)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # it ends the connection, and with it a child that there is
         signal.signal(signal.SIGINT, signal.SIG_DFL)
