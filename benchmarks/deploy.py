@@ -53,7 +53,7 @@ SETTINGS = {
     "engine": {"mode": "threads", "precision": "float32"},
 }
 EXCHANGES = {
-    "rounds": 1,  # of 20 exchanges
+    "rounds": 5,  # of 20 exchanges each
     "data": {"name": "polynomial", "setting": 1},
     "model": {"name": "linear"},
     "algorithm": {"name": "learn2pfed", "cells": 10},
