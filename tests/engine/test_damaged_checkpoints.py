@@ -173,7 +173,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=12)
+@settings(max_examples=12, derandomize=True)
 @given(seed=SEEDS)
 def test_a_run_with_damaged_checkpoints_ends_as_it_should(
     seed: int, finished: Path, tmp_path_factory: pytest.TempPathFactory
@@ -184,13 +184,17 @@ def test_a_run_with_damaged_checkpoints_ends_as_it_should(
     what = mutate(rng, folder / "checkpoint", forge=False)
     run = run_in(folder)
     run.resume()
-    run.run()
+    try:
+        run.run()
+    except EquipoiseError as error:
+        assert "it is a folder, not a file" in str(error), what  # one was put in the place of a file
+        return
     for name in ("metrics.jsonl", "clients.csv"):
         assert (folder / name).read_bytes() == (finished / name).read_bytes(), what
     shutil.rmtree(folder)
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, derandomize=True)
 @given(seed=SEEDS)
 def test_a_run_with_forged_checkpoints_resumes_or_says_why_not(
     seed: int, finished: Path, tmp_path_factory: pytest.TempPathFactory
