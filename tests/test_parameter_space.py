@@ -65,6 +65,12 @@ def test_the_head_is_named_by_its_module() -> None:
         ParameterSpace(module, "fc")
 
 
+def test_the_name_of_a_frozen_parameter_is_itself_and_no_pattern() -> None:
+    module = nn.ModuleDict({"a": nn.Linear(2, 1), "[ab]": nn.Linear(2, 1).requires_grad_(False)})
+    with pytest.raises(EquipoiseError, match="only frozen parameters"):
+        ParameterSpace(module, ["[ab].weight"])
+
+
 NAMES = ["a", "b", "ab", "bn1", "lora_A", "lora_B", "[ab]"]
 LEAVES = [lambda: nn.Linear(2, 1), lambda: nn.Linear(1, 2, bias=False), lambda: nn.BatchNorm1d(2), nn.Identity]
 trees = st.recursive(

@@ -112,7 +112,7 @@ class SavedModels:
         if header.metadata.get("format") != _FORMAT:
             raise EquipoiseError(f"{path} was not written by Result.save or by train(out=...)")
         self.facts: dict[str, Any] = read_facts(path, header)
-        "what is said of the run, checked"
+        "checked facts about the run"
         try:
             with safe_open(path, framework="pt") as file:
                 names = [name for name in file.keys() if name not in (_PERSONAL, _PERSONAL_BUFFERS, _CLIENT_BUFFERS)]  # noqa: SIM118

@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from equipoise.errors import EquipoiseError
-from equipoise.storage.tensor_files import DTYPES, write_rows
+from equipoise.storage.tensor_files import DTYPES, write_rows, write_tensors
 
 
 @given(
@@ -40,3 +41,17 @@ def test_what_fails_on_the_way_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(EquipoiseError, match="no more"):
         write_rows(tmp_path / "file", {}, {"table": ((2, 2), torch.float32)}, rows())
     assert not list(tmp_path.iterdir())
+
+
+METADATA = {f"key {k}": f'välue {k} "quoted"\n' for k in (3, 1, 2, 5, 4)}
+
+
+def test_files_with_the_same_metadata_have_the_same_bytes(tmp_path: Path) -> None:
+    tensors = {"w": torch.arange(3.0), "b": torch.ones(2, 2)}
+    for k in range(8):
+        write_tensors(tmp_path / f"{k}.safetensors", tensors, METADATA)
+    assert len({(tmp_path / f"{k}.safetensors").read_bytes() for k in range(8)}) == 1
+    with safe_open(tmp_path / "0.safetensors", framework="pt") as file:
+        assert file.metadata() == METADATA
+        assert torch.equal(file.get_tensor("w"), tensors["w"])
+        assert torch.equal(file.get_tensor("b"), tensors["b"])
