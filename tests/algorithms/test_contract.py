@@ -7,7 +7,11 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,11 +20,47 @@ import torch
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.algorithms.schema import infer_schema
+from equipoise.data.federation import RaggedIndices
 from equipoise.distributed.placement import Placement
 from equipoise.engine.round_facts import RoundFacts, share_facts
+from equipoise.engine.simulation import Simulation
 from equipoise.state import State
 from tests.support.commands import ROOT
 from tests.support.problems import KINDS, classification, metrics, registered, simulation
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A finished run, with all that was sent and kept in it."""
+
+    run: Simulation
+    bytes_up: int
+    bytes_down: int
+    shapes: list[tuple[Any, ...]]
+    "those of the message down, of the upload, of the client's state and of the server's, for every client and exchange"
+    start_before: torch.Tensor
+    "a copy of the common start that was taken before the first round"
+
+
+@cache
+def observed(algorithm: Algorithm, mode: str) -> Observed:
+    """Run an algorithm once for all tests that only look at what it did."""
+    sent, shapes = {"up": 0, "down": 0}, []
+
+    def look(placement: Placement, jobs: list, results: list, interrupted: bool) -> RoundFacts:
+        for job, result in zip(jobs, results, strict=True):
+            upload = result.upload
+            sent["down"] += sum(t.numpy().nbytes for t in job.down.values())
+            sent["up"] += sum(t.contiguous().numpy().nbytes for t in upload.message.values())
+            sent["up"] += 0 if upload.weight is None else upload.weight.numpy().nbytes
+            shapes.append((job.down.shapes(), upload.wire.shapes(), result.client.shapes(), run.server.shapes()))
+        return share_facts(placement, jobs, results, interrupted)
+
+    with mock.patch("equipoise.engine.simulation.share_facts", look):
+        run = simulation(algorithm, mode=mode)
+        before = run.task.w0.clone()
+        run.run()
+    return Observed(run, sent["up"], sent["down"], shapes, before)
 
 
 def same_state(a: State, b: State) -> bool:
@@ -42,10 +82,9 @@ def test_same_seed_gives_the_same_bytes_stacked(one_of_a_kind: Algorithm, tmp_pa
 
 
 def test_another_seed_gives_something_else(algorithm: Algorithm) -> None:
-    one, two = simulation(algorithm, seed=1), simulation(algorithm, seed=2)
-    one.run()
-    two.run()
-    assert one.lines != two.lines
+    other = simulation(algorithm, seed=1)
+    other.run()
+    assert other.lines != observed(algorithm, "threads").run.lines
 
 
 def comparable(state: State) -> State:
@@ -66,9 +105,7 @@ def test_stacked_equals_threaded_by_every_rule_of_steps(one_of_a_kind: Algorithm
 
 
 def same_stacked(algorithm: Algorithm) -> None:
-    threaded, stacked = simulation(algorithm, mode="threads"), simulation(algorithm, mode="stacked")
-    threaded.run()
-    stacked.run()
+    threaded, stacked = observed(algorithm, "threads").run, observed(algorithm, "stacked").run
     assert threaded.mode == "threads"
     assert stacked.mode == "stacked"
     for name, value in threaded.server.items():
@@ -144,11 +181,7 @@ def test_the_order_of_clients_does_not_matter(in_mode: tuple[Algorithm, str]) ->
     order = [4, 0, 5, 2, 1, 3]
 
     def permuted(lists: object) -> object:
-        from equipoise.data.federation import RaggedIndices
-
         return RaggedIndices([lists[i] for i in order])  # type: ignore[index]
-
-    from dataclasses import replace
 
     mixed = replace(
         ordered,
@@ -178,63 +211,35 @@ def test_a_client_that_takes_no_part_keeps_its_state(in_mode: tuple[Algorithm, s
     run.close()
 
 
-def test_bytes_counted_are_the_sizes_of_the_messages(
-    in_mode: tuple[Algorithm, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_counted_are_the_sizes_of_the_messages(in_mode: tuple[Algorithm, str]) -> None:
     algorithm, mode = in_mode
-    sent = {"up": 0, "down": 0}
-
-    def seen(placement: Placement, jobs: list, results: list, interrupted: bool) -> RoundFacts:
-        for job in jobs:
-            sent["down"] += sum(t.numpy().nbytes for t in job.down.values())
-        for result in results:
-            upload = result.upload
-            sent["up"] += sum(t.contiguous().numpy().nbytes for t in upload.message.values())
-            sent["up"] += 0 if upload.weight is None else upload.weight.numpy().nbytes
-        return share_facts(placement, jobs, results, interrupted)
-
-    monkeypatch.setattr("equipoise.engine.simulation.share_facts", seen)
-    run = simulation(algorithm, mode=mode)
-    run.run()
-    assert (run.counters.bytes_up, run.counters.bytes_down) == (sent["up"], sent["down"])
-    announced = infer_schema(algorithm, run.start)
+    found = observed(algorithm, mode)
+    counters = found.run.counters
+    assert (counters.bytes_up, counters.bytes_down) == (found.bytes_up, found.bytes_down)
+    announced = infer_schema(algorithm, found.run.start)
     size = 8
     up = size * sum(int(np.prod(shape)) for shape, _ in announced.up.values())
-    assert run.counters.bytes_up == up * 3 * 4 * exchanges_of(algorithm)  # three of six clients in four rounds
+    assert counters.bytes_up == up * 3 * 4 * exchanges_of(algorithm)  # three of six clients in four rounds
 
 
-def test_every_message_and_state_has_the_shape_that_was_announced(
-    in_mode: tuple[Algorithm, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_message_and_state_has_the_shape_that_was_announced(in_mode: tuple[Algorithm, str]) -> None:
     algorithm, mode = in_mode
-    seen = []
-
-    def look(placement: Placement, jobs: list, results: list, interrupted: bool) -> RoundFacts:
-        for job, result in zip(jobs, results, strict=True):
-            seen.append((job.down.shapes(), result.upload.wire.shapes(), result.client.shapes(), run.server.shapes()))
-        return share_facts(placement, jobs, results, interrupted)
-
-    monkeypatch.setattr("equipoise.engine.simulation.share_facts", look)
-    run = simulation(algorithm, mode=mode)
-    run.run()
-    announced = infer_schema(algorithm, run.start)
-    assert seen == [(announced.down, announced.up, announced.client, announced.server)] * 12 * exchanges_of(algorithm)
+    found = observed(algorithm, mode)
+    announced = infer_schema(algorithm, found.run.start)
+    expected = (announced.down, announced.up, announced.client, announced.server)
+    assert found.shapes == [expected] * 12 * exchanges_of(algorithm)
 
 
 def test_the_common_start_is_left_alone(algorithm: Algorithm) -> None:
     for mode in ("threads", "stacked"):
-        run = simulation(algorithm, mode=mode)
-        before = run.task.w0.clone()
-        run.run()
-        assert torch.equal(run.task.w0, before)
+        found = observed(algorithm, mode)
+        assert torch.equal(found.run.task.w0, found.start_before)
 
 
 def test_a_bad_update_is_left_out_and_changes_nothing(algorithm: Algorithm, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = classification()
     x = federation.x.clone()
     x[federation.train[2]] = float("nan")
-    from dataclasses import replace
-
     run = simulation(algorithm, replace(federation, x=x), participation=1.0, rounds=2)
     told: list[str] = []
     monkeypatch.setattr(run.callbacks, "on_message", told.append)
