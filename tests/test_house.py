@@ -73,9 +73,3 @@ def test_the_program_and_the_package_have_one_version() -> None:
     command = [sys.executable, "-m", "equipoise", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     assert (done.returncode, done.stdout) == (0, f"equipoise {equipoise.__version__}\n")
-
-
-def test_packages_import_downwards_only() -> None:
-    program = Path(sys.executable).parent / "lint-imports"
-    done = subprocess.run([program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
-    assert done.returncode == 0, done.stdout

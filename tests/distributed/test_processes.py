@@ -1,21 +1,20 @@
 """One simulation in several processes gives the same bytes as in one."""
 
 import shutil
-import subprocess
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from equipoise.distributed.ranks import Ranks
 from equipoise.runs.local_processes import process_environment
-from tests.support.commands import ROOT
-from tests.support.process_runs import cases, run_case
+from tests.support.forked import Forked
+from tests.support.problems import KINDS
+from tests.support.process_runs import cases, run_case, run_cases
 from tests.support.run_bytes import assert_same
-from tests.support.waiting import LIMIT
 
 CASES = cases()
-EVERY_ALGORITHM = [case for case in CASES if case.endswith((" threads", " stacked"))]
+EVERY_KIND = [f"{name} {mode}" for name in KINDS for mode in ("threads", "stacked")]
 pytestmark = pytest.mark.slow
 
 
@@ -23,30 +22,33 @@ def in_processes(count: int, folder: Path, *arguments: object) -> None:
     """Run cases in as many processes."""
     meeting = folder / "meeting"
     meeting.mkdir(parents=True)
-    command = [sys.executable, "-m", "tests.support.process_runs", str(folder), *map(str, arguments)]
-    processes = [
-        subprocess.Popen(command, cwd=ROOT, env=process_environment(rank, count, meeting), stderr=subprocess.PIPE)
-        for rank in range(count)
-    ]
-    try:
+    with ExitStack() as stack:
+        processes = [
+            stack.enter_context(
+                Forked(
+                    folder / f"process-{rank}.log",
+                    run_cases,
+                    str(folder),
+                    *map(str, arguments),
+                    environment=process_environment(rank, count, meeting),
+                )
+            )
+            for rank in range(count)
+        ]
         for process in processes:
-            _, complaint = process.communicate(timeout=LIMIT)
-            assert process.returncode == 0, complaint.decode()
-    finally:
-        for process in processes:
-            process.kill()
+            assert process.wait() == 0, process.said()
     shutil.rmtree(meeting)
 
 
 def test_several_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
-    """One test, because starting processes takes long; with four, only what is the algorithms' doing."""
+    """One test, because starting processes takes long; with four, one algorithm of each kind."""
     for name, given in CASES.items():
         run_case(given, tmp_path / "1" / name, Ranks())
     in_processes(2, tmp_path / "2", "new", 0)
-    in_processes(4, tmp_path / "4", "new", 0, *EVERY_ALGORITHM)
+    in_processes(4, tmp_path / "4", "new", 0, *EVERY_KIND)
     for case in CASES:
         assert_same(tmp_path / "1" / case, tmp_path / "2" / case)
-    for case in EVERY_ALGORITHM:
+    for case in EVERY_KIND:
         assert_same(tmp_path / "1" / case, tmp_path / "4" / case)
 
 

@@ -25,10 +25,9 @@ from equipoise.runs.trained import SimulatedRun
 from equipoise.state import State
 from tests.algorithms.test_contract import comparable
 from tests.support.marks import slow_except
-from tests.support.problems import KINDS, classification, metrics, registered, simulation
+from tests.support.problems import IN_MODES, KINDS, classification, metrics, registered, simulation
 from tests.support.stand_in import load
 
-MODES = [(name, mode) for name in ALGORITHMS for mode in ("threads", "stacked")]
 QUICK = [(name, "threads") for name in KINDS]
 
 
@@ -63,7 +62,7 @@ def same_on(device: str, algorithm: Algorithm, **options: Any) -> Simulation:
     return there
 
 
-@pytest.mark.parametrize(("name", "mode"), slow_except(MODES, *QUICK, ("ditto", "stacked"), several=True))
+@pytest.mark.parametrize(("name", "mode"), slow_except(IN_MODES, *QUICK, ("ditto", "stacked"), several=True))
 def test_every_algorithm_gives_the_numbers_of_the_cpu(name: str, mode: str, stand_in: str) -> None:
     same_on(stand_in, registered(name), mode=mode)
 

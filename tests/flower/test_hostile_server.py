@@ -28,12 +28,6 @@ LIMIT = 8
 ORDERS = 1000
 
 
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power cut here: on a busy disk, thousands of flushes would take most of the time."""
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
 @dataclass
 class Watched:
     """All that left a client, beside what it would have sent without noise."""

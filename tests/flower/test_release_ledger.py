@@ -26,12 +26,6 @@ RUN = run_id(1)
 QUESTION = "cd" * 32
 
 
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power cut here: on a busy disk, thousands of flushes would take most of the time."""
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-
-
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
     return tmp_path / "state" / "releases.json"

@@ -1,6 +1,5 @@
 """Runs of many kinds, in as many processes as this is started in: `python -m tests.support.process_runs`."""
 
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,24 +84,24 @@ def run_case(
     return run
 
 
-def main() -> None:
-    """Run or resume cases.
+def run_cases(out: str, how: str, rounds: str, *names: str) -> None:
+    """Run or resume cases in this process, which is one of several.
 
-    The arguments are: a folder; "new", "resume" or "back" (by one checkpoint); the number of rounds, or 0 for that of
-    the case; and names of cases, none for all.
+    Args:
+        out: the folder of all runs.
+        how: "new", "resume" or "back" (by one checkpoint).
+        rounds: the number of rounds, or 0 for that of the case.
+        names: names of cases, none for all.
     """
     torch.set_num_threads(1)
-    out, how, rounds, *names = sys.argv[1:]
     ranks = current_ranks()
     assert ranks.size > 1
     for name, given in cases().items():
         if not names or name in names:
             more = {"rounds": int(rounds)} if int(rounds) else {}
             run_case(given, Path(out) / name, ranks, new=how == "new", back=int(how == "back"), **more)
-    if ranks.leader:
-        (Path(out) / "processes.json").write_text(json.dumps(ranks.size))
     ranks.close()
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(*sys.argv[1:])
