@@ -1,11 +1,7 @@
 """What every registered algorithm promises, whatever it does."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,8 +21,9 @@ from equipoise.distributed.placement import Placement
 from equipoise.engine.round_facts import RoundFacts, share_facts
 from equipoise.engine.simulation import Simulation
 from equipoise.state import State
-from tests.support.commands import ROOT
+from tests.support.forked import Forked
 from tests.support.problems import KINDS, classification, metrics, registered, simulation
+from tests.support.waiting import until
 
 
 @dataclass(frozen=True)
@@ -119,22 +116,21 @@ def same_stacked(algorithm: Algorithm) -> None:
 
 
 KILLS = [(name, *(("threads", 3, 0.0), ("stacked", 4, 0.012))[k % 2]) for k, name in enumerate(KINDS)]
-_KILLED = """
-    import sys
-    from pathlib import Path
-    from tests.support.problems import registered, simulation
 
-    name, folder, mode, after = sys.argv[1], Path(sys.argv[2]), sys.argv[3], int(sys.argv[4])
+
+def run_until_killed(name: str, folder: Path, mode: str, after: int) -> None:
+    """Run, and wait to be killed two rounds after the given one."""
     run = simulation(registered(name), folder=folder, mode=mode, rounds=9, checkpoint_every=2)
     log = run.log
-    def told(line, timing):
+
+    def told(line: dict[str, Any], timing: Any) -> None:
         log(line, timing)
         print(line["round"], flush=True)
         if line["round"] == after + 2:  # the blow falls here, or anywhere in the two rounds before
-            sys.stdin.read()
-    run.log = told
+            signal.pause()
+
+    run.log = told  # type: ignore[method-assign]
     run.run()
-"""
 
 
 @pytest.mark.slow
@@ -146,22 +142,12 @@ def test_killed_and_resumed_ends_with_the_same_bytes(
     algorithm = registered(name)
     whole = simulation(algorithm, folder=tmp_path / "whole", mode=mode, rounds=9, checkpoint_every=2)
     whole.run()
-    child = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(_KILLED), name, str(tmp_path / "killed"), mode, str(after)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert child.stdout is not None
-    for line in child.stdout:
-        if int(line) == after:
-            break
-    time.sleep(delay)  # not to wait for anything, but to kill at another moment
-    child.kill()
-    child.communicate()
-    assert child.returncode == -signal.SIGKILL
+    with Forked(tmp_path / "log", run_until_killed, name, tmp_path / "killed", mode, after) as child:
+        until(lambda: str(after) in child.said().splitlines() or not child.process.is_alive())
+        assert child.process.is_alive(), child.said()
+        time.sleep(delay)  # not to wait for anything, but to kill at another moment
+        child.process.kill()
+        assert child.wait() == -signal.SIGKILL
     resumed = simulation(algorithm, folder=tmp_path / "killed", mode=mode, rounds=9, checkpoint_every=2, new=False)
     resumed.resume()
     assert after - 2 <= resumed.done < after + 2

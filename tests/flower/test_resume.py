@@ -1,60 +1,61 @@
 """A server that is killed goes on from its last checkpoint, as if nothing had happened."""
 
 import json
+import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from flwr.app import Message
 from torch import nn
 
 from equipoise import load_model
 from equipoise.errors import EquipoiseError
-from tests.support.commands import ROOT
+from equipoise.flower.server import Deployment
 from tests.support.flower_memory import deployed, run
 from tests.support.flower_problem import OPTIONS, PROBLEM
+from tests.support.forked import Forked
 from tests.support.problems import classification, small_mlp
 
-SERVE = """
-import os, signal, sys
-from pathlib import Path
-from tests.support.flower_memory import deployed, run
-from tests.support.flower_problem import OPTIONS, PROBLEM
 
-folder, at = Path(sys.argv[1]), int(sys.argv[2])
-app, grid = deployed(folder / "app", *PROBLEM, **OPTIONS)
-pushes = 0
+def serve_until_killed(folder: Path, at: int) -> None:
+    """Serve, and die with the message of this number."""
+    app, grid = deployed(folder / "app", *PROBLEM, **OPTIONS)
+    pushes = 0
 
-def on_push(message):
-    global pushes
-    pushes += 1
-    if pushes == at:
-        os.kill(os.getpid(), signal.SIGKILL)
+    def on_push(message: Message) -> None:
+        nonlocal pushes
+        pushes += 1
+        if pushes == at:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-grid.on_push = on_push
-run(app, grid, folder / "out")
-"""
+    grid.on_push = on_push
+    run(app, grid, folder / "out")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Deployment, Path]:
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    app, grid = deployed(folder / "app", *PROBLEM, **OPTIONS)
+    return run(app, grid, folder / "out"), folder / "out"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [2, 11, 14, 22])
-def test_killed_and_resumed(at: int, tmp_path: Path) -> None:
+def test_killed_and_resumed(at: int, whole: tuple[Deployment, Path], tmp_path: Path) -> None:
     """4 greetings, then 4 orders an exchange: killed before, in the first, in the middle and in the last one."""
-    app, grid = deployed(tmp_path / "whole" / "app", *PROBLEM, **OPTIONS)
-    whole = run(app, grid, tmp_path / "whole" / "out")
-    killed = subprocess.run([sys.executable, "-c", SERVE, str(tmp_path), str(at)], cwd=ROOT, capture_output=True)
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    expected, there = whole
+    with Forked(tmp_path / "log", serve_until_killed, tmp_path, at) as killed:
+        assert killed.wait() == -signal.SIGKILL, killed.said()
     app, grid = deployed(tmp_path / "app", *PROBLEM, **OPTIONS)
     resumed = run(app, grid, tmp_path / "out", resume=True)
-    assert len(whole.pipeline.malicious) == 1
-    assert (tmp_path / "out" / "metrics.jsonl").read_bytes() == (
-        tmp_path / "whole" / "out" / "metrics.jsonl"
-    ).read_bytes()
-    assert (tmp_path / "out" / "clients.csv").read_bytes() == (tmp_path / "whole" / "out" / "clients.csv").read_bytes()
+    assert len(expected.pipeline.malicious) == 1
+    for name in ("metrics.jsonl", "clients.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (there / name).read_bytes()
     assert resumed.transport.refused == {}
-    assert whole.server.keys() == resumed.server.keys()
-    assert all(whole.server[k].equal(resumed.server[k]) for k in whole.server)
+    assert expected.server.keys() == resumed.server.keys()
+    assert all(expected.server[k].equal(resumed.server[k]) for k in expected.server)
 
 
 def test_a_finished_run_is_finished(tmp_path: Path) -> None:
