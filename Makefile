@@ -7,6 +7,8 @@
 # make setup       only install into .venv
 PYTHON ?= python3
 BIN := .venv/bin
+# One process more than two cores can feed: tests of deployments mostly wait. With worksteal none is idle at the end.
+PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 
 .PHONY: setup demo test test-fast lint docs format catalogue notebooks clean
 
@@ -29,10 +31,10 @@ lint: setup
 	$(BIN)/lint-imports
 
 test: lint
-	$(BIN)/pytest -n 2
+	$(PYTEST)
 
 test-fast: lint
-	$(BIN)/pytest -n 2 -m "not slow and not browser and not deployment"
+	$(PYTEST) -m "not slow and not browser and not deployment"
 
 docs: setup
 	$(BIN)/mkdocs build --strict

@@ -12,7 +12,8 @@ from typing import Any
 from tests.support.waiting import LIMIT
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.support.flower_memory", "tests.support.process_runs"])
+# What stacked runs import late comes along.
+_CONTEXT.set_forkserver_preload(["tests.support.flower_memory", "tests.support.process_runs", "torch._dynamo"])
 
 
 class Forked:

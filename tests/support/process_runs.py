@@ -1,6 +1,5 @@
-"""Runs of many kinds, in as many processes as this is started in: `python -m tests.support.process_runs`."""
+"""Runs of many kinds, in one process or in several."""
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,7 +100,3 @@ def run_cases(out: str, how: str, rounds: str, *names: str) -> None:
             more = {"rounds": int(rounds)} if int(rounds) else {}
             run_case(given, Path(out) / name, ranks, new=how == "new", back=int(how == "back"), **more)
     ranks.close()
-
-
-if __name__ == "__main__":
-    run_cases(*sys.argv[1:])
