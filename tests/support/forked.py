@@ -56,7 +56,9 @@ class Forked:
 def _run(log: Path, environment: dict[str, str], work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
     import torch
 
+    # As tests/conftest.py does: a process that is killed loses nothing that it has written.
     torch.set_num_threads(1)
+    os.fsync = lambda descriptor: None
     os.environ.clear()
     os.environ.update(environment)
     with log.open("w") as output:
