@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -69,21 +70,14 @@ def record_run(path: Path, scale: str = "", trial: bool | None = None) -> Record
     written = read_settings(folder.config)
     settings = kept_settings(written)
     versions = {name: str(written[key]) for name in _VERSIONS if (key := f"{WRITTEN}.{name}") in written}
-    described = {"digest": _digest_of(tables, path, settings), "seed": int(written.get("seed", 0))}
-    trial = path.absolute().name in rejected_runs(path.absolute().parent) if trial is None else trial
+    if trial is None:
+        trial = path.absolute().name in rejected_runs(path.absolute().parent)
+    digest, seed = _digest_of(tables, path, settings), int(written.get("seed", 0))
+    record = Record(digest, seed, settings, versions=versions, scale=scale, trial=trial)
     if not folder.summary.exists() and (path / FAILED).exists():
-        why = str(atomic_files.read_json(path / FAILED).get("why", "it failed"))
-        return Record(**described, settings=settings, versions=versions, scale=scale, trial=trial, failed=why)
+        return replace(record, failed=str(atomic_files.read_json(path / FAILED).get("why", "it failed")))
     summary = folder.read_summary()
-    return Record(
-        **described,
-        settings=settings,
-        summary=_summary(summary),
-        curves=_curves(folder, summary),
-        versions=versions,
-        scale=scale,
-        trial=trial,
-    )
+    return replace(record, summary=_summary(summary), curves=_curves(folder, summary))
 
 
 _VERSIONS = ("equipoise", "torch", "python")

@@ -98,7 +98,7 @@ def read_records(path: Path) -> list[Record]:
                 found.append(_parse(json.loads(line)))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                 raise EquipoiseError(
-                    f"line {number} of {path} is not the record of a run ({error}); remove the line, or restore the file"
+                    f"line {number} of {path} is not the record of a run ({error}); remove it, or restore the file"
                 ) from None
     return found
 
