@@ -99,7 +99,7 @@ def print_plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int,
                 "part": piece.part.name,
                 "file": piece.file,
                 "runs": len(piece.planned()),
-                "done": sum(cell.done(piece.folder) for cell in piece.planned()),
+                "done": sum(map(piece.results.done, piece.planned())),
                 "seconds_a_run": piece.seconds,
             }
             for piece in pieces
@@ -109,7 +109,7 @@ def print_plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int,
     body = []
     for piece in pieces:
         planned = piece.planned()
-        done = sum(cell.done(piece.folder) for cell in planned)
+        done = sum(map(piece.results.done, planned))
         rounds = sorted({cell.experiment.schedule.rounds for cell in planned})
         left = None if piece.seconds is None else (len(planned) - done) * piece.seconds / jobs
         shown = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"

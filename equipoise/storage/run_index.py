@@ -44,7 +44,11 @@ class SkippedRuns:
             for what, runs, advice in (
                 ("unfinished", self.unfinished, "--resume continues a run"),
                 ("failed", self.failed, f"{FAILED} in each has the reason"),
-                ("rejected", self.rejected, "the tuning of their sweep chose other values; --all shows them"),
+                (
+                    "rejected",
+                    self.rejected,
+                    "trials of a sweep, or values that it did not choose; --all shows them",
+                ),
             )
             if runs
         ]
