@@ -22,7 +22,7 @@ def _paper_runs(exhibit: Exhibit, piece: Piece) -> list[SweepRun]:
 
 
 def cut_runs(exhibit: Exhibit, pieces: Sequence[Piece]) -> set[Path]:
-    """Return the folders (or the names among records) of runs that are not among those at the scale paper, apart from the seed.
+    """Return the paths of runs that are not among those at the scale paper, apart from the seed.
 
     Fewer seeds only widen the spread, and how often models are scored changes no model; all other settings do.
     """

@@ -133,7 +133,7 @@ class SweepRun:
     "digest of all its settings except the seed"
     label: str
     varied: tuple[str, ...] = ()
-    "settings that differ between the runs of the sweep"
+    "settings that have several values in the sweep"
 
     @staticmethod
     def of(experiment: Experiment, label: str, varied: tuple[str, ...] = ()) -> "SweepRun":
@@ -260,6 +260,8 @@ def _expand(
                 Experiment.parse(each, folders=folders)
     settings = [run_settings(experiment) for experiment in experiments]
     varied = [k for k in sorted({k for s in settings for k in s}) if len({json.dumps(s.get(k)) for s in settings}) > 1]
+    # A setting that only one of the methods has, with one value, does not tell its runs apart.
+    apart = tuple(k for k in varied if len({json.dumps(s[k]) for s in settings if k in s}) > 1)
     for key in sweep.tune:
         if key not in varied:
             raise EquipoiseError(f"sweep.tune names {key}, which has only one value; give it a list of values")
@@ -271,7 +273,7 @@ def _expand(
             *(short_name(str(own[k])) for k in varied if k in own and k != "algorithm.name"),
         ]
         label = "-".join("".join(c for c in word if c.isalnum() or c in ".+") for word in words)[:60]
-        cell = SweepRun(experiment, digest_of(own), label, tuple(varied))
+        cell = SweepRun(experiment, digest_of(own), label, apart)
         found.setdefault((cell.identity, cell.seed), cell)
     return list(found.values()), sweep
 
