@@ -163,6 +163,7 @@ def draw(exhibit: Exhibit, runs: dict[str, list[FinishedRun]], scale: str, out: 
             apart.setdefault(name, []).append(run)
         for name, mine in apart.items():
             words = [exhibit.name, part, name, scale]
+            atomic_files.make_folder(out / exhibit.paper)
             path = out / exhibit.paper / ("-".join(word for word in words if word) + ".png")
             if exhibit.plot == "cka":
                 from equipoise.runs.launch import reopen
