@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import tomli_w
 
+from equipoise.errors import EquipoiseError
+from equipoise.reproduction.documents import fill
 from equipoise.reproduction.exhibits import exhibits, own
 from equipoise.reproduction.published import count_published, published_pieces, published_runs, record_files
 from equipoise.storage.result_records import read_records
@@ -137,6 +139,17 @@ def test_recorded_runs_are_not_repeated_unless_asked_for(papers: Path, tmp_path:
     assert [line for line in done.stdout.splitlines() if "±" in line] == [
         line for line in other.stdout.splitlines() if "±" in line
     ]
+
+
+def test_a_document_shows_the_recorded_exhibit(papers: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("<!-- exhibit: toy-table1 small -->\n<!-- end -->\n")
+    assert fill([page], papers) == [page]
+    values = errors(papers)["local"]
+    assert f"| local | {mean(values):.4f} ± {stdev(values):.4f} (0.5000 ± 0.0000) |" in page.read_text()
+    page.write_text("<!-- exhibit: toy-table1 paper -->\n<!-- end -->\n")
+    with pytest.raises(EquipoiseError, match="no table of toy-table1 is recorded at the scale paper"):
+        fill([page], papers)
 
 
 def test_a_run_with_another_setting_is_not_taken_from_records(papers: Path) -> None:
