@@ -103,6 +103,20 @@ def read_records(path: Path) -> list[Record]:
     return found
 
 
+def recorded_runs(path: Path, trials: bool = False) -> list[FinishedRun]:
+    """Return the finished runs in a file of records.
+
+    Args:
+        path: the file.
+        trials: whether to return runs that only served to choose values, too; they are returned if there are no others.
+    """
+    done = [record for record in read_records(path) if not record.failed]
+    wanted = [record for record in done if trials or not record.trial] or done
+    if not wanted:
+        raise EquipoiseError(f"{path} has no finished run")
+    return [record.as_run(path) for record in wanted]
+
+
 _TYPES: dict[str, type] = {
     **{"digest": str, "seed": int, "settings": dict, "summary": dict, "curves": dict, "versions": dict},
     **{"scale": str, "trial": bool, "failed": str},

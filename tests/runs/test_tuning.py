@@ -20,7 +20,7 @@ from equipoise.runs.tuning import Choice, find_choices, trial_of, trials_of, tun
 from equipoise.storage.result_records import read_records
 from equipoise.storage.run_index import search_runs
 from equipoise.storage.sweep_choices import SWEEP, record_choices, rejected_runs
-from tests.support.commands import equipoise_command, small
+from tests.support.commands import equipoise_command, one_sentence, small
 
 APART = {"tune": ["algorithm.lr"], "tune_rounds": 2, "tune_seed": 100}
 
@@ -151,6 +151,25 @@ def test_what_a_tuned_sweep_runs_prints_and_writes(place: Path) -> None:
     records = read_records(place / "whole.jsonl")
     assert sorted(record.seed for record in records if record.trial) == [100] * 5
     assert sorted(record.seed for record in records if not record.trial) == [0, 0, 1, 1]
+
+
+def test_records_are_compared_and_drawn_like_run_folders(place: Path) -> None:
+    one, other = (
+        json.loads(equipoise_command("compare", source, "--format", "json", cwd=place).stdout)
+        for source in ("whole", "whole.jsonl")
+    )
+    assert len(one) == len(other) == 2
+    for row in other:
+        [same] = [each for each in one if each["algorithm"] == row["algorithm"]]
+        assert row["personal"] == pytest.approx(same["personal"], rel=1e-5)
+        assert row["seeds"] == same["seeds"] == 2
+    every = json.loads(equipoise_command("compare", "whole.jsonl", "--all", "--format", "json", cwd=place).stdout)
+    assert sum(row["seeds"] for row in every) == 9
+    done = equipoise_command("plot", "whole.jsonl", "--out", "curves.svg", cwd=place)
+    assert done.returncode == 0, done.stderr
+    assert "ditto" in (place / "curves.svg").read_text()
+    one_sentence(equipoise_command("compare", "gone.jsonl", cwd=place), 2, "there is no file gone.jsonl")
+    one_sentence(equipoise_command("report", "whole.jsonl", cwd=place), 2, "is a file; name the folder of a run")
 
 
 @pytest.mark.parametrize("kept", [3, 9])
