@@ -70,7 +70,9 @@ def print_exhibits(place: Path, data: Path | None, as_json: bool) -> None:
             what = exhibit.title + (f" ({exhibit.differs})" if exhibit.differs else "")
             needs = [name + _DATA_NOTES.get(states[name], "") for name in exhibit.data()]
             spent = [_duration(times[exhibit.id][s]) if exhibit.parts else "" for s in ("small", "paper")]
-            kept = ", ".join(f"{scale}: {number} runs" for scale, number in published[exhibit.id].items())
+            kept = ", ".join(
+                f"{scale}: {number} run{'s' if number > 1 else ''}" for scale, number in published[exhibit.id].items()
+            )
             body.append([exhibit.id, what, here[exhibit.id], ", ".join(needs), *spent, *([kept] if recorded else [])])
         words = ["name", "what", "here", "data"]
         head = [*words, "small", "paper", *(["published"] if recorded else [])]
