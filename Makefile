@@ -1,7 +1,8 @@
 # make demo        install, and run the demonstration
 # make test        install, lint, check types and layers, and run all tests
 # make test-fast   the same without the tests that are slow, need a browser or start a deployment
-# make docs        build the documentation into site/; a warning is an error
+# make docs        build the documentation into site/; a warning, or a table that is out of date, is an error
+# make results     fill the tables and plots of the documentation from the recorded results
 # make format      format the code, and write the catalogue that `equipoise list` reads (make catalogue)
 # make notebooks   execute the notebooks in examples/ and store their outputs
 # make setup       only install into .venv
@@ -10,7 +11,7 @@ BIN := .venv/bin
 # One process more than two cores can feed: tests of deployments mostly wait. With worksteal none is idle at the end.
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
 
-.PHONY: setup demo test test-fast lint docs format catalogue notebooks clean
+.PHONY: setup demo test test-fast lint docs results format catalogue notebooks clean
 
 setup: .venv/installed
 
@@ -37,7 +38,11 @@ test-fast: lint
 	$(PYTEST) -m "not slow and not browser and not deployment"
 
 docs: setup
+	$(BIN)/python -m equipoise.reproduction.documents --check
 	$(BIN)/mkdocs build --strict
+
+results: setup
+	$(BIN)/python -m equipoise.reproduction.documents
 
 format: setup
 	$(BIN)/ruff check --fix .

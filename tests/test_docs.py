@@ -30,6 +30,7 @@ from equipoise.models import MODELS
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from equipoise.reproduction.exhibits import Exhibit, exhibits, find, own
+from equipoise.reproduction.result_views import Axis, Figure, View
 from equipoise.runs.sweep import expand_sweep
 from equipoise.settings import read
 from equipoise.storage.run_folder import read_toml
@@ -144,7 +145,11 @@ def test_the_page_on_papers_names_every_key_and_its_commands_and_its_example_run
     for command in blocks("docs/reproduce.md", "sh")[0].splitlines():
         done = equipoise_command(*shlex.split(command, comments=True)[1:], cwd=tmp_path)
         assert done.returncode == 0, (command, done.stderr)
-    written, tables = blocks("docs/reproduce.md", "toml")
+    views, written, tables = blocks("docs/reproduce.md", "toml")
+    for name, view in tomllib.loads(views).items():
+        read(View, view, name)
+    for name in (*View.model_fields, *Figure.model_fields, *Axis.model_fields):
+        assert f"`{name}`" in text or f"{name}," in text or f", {name} }}" in text, name
     (tmp_path / "papers" / "mine" / "paper").mkdir(parents=True)
     (tmp_path / "papers" / "mine" / "exhibits.toml").write_text(written)
     (tmp_path / "papers" / "mine" / "paper" / "tables.toml").write_text(tables)

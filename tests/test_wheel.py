@@ -40,6 +40,7 @@ def test_the_wheel_has_every_module_and_every_file_that_the_program_reads(tmp_pa
     read = [
         *ROOT.glob("experiments/*/*.toml"),
         *ROOT.glob("experiments/*/paper/*.toml"),
+        *ROOT.glob("experiments/*/results/*.jsonl"),
         ROOT / "experiments/times.json",
     ]
     inside |= {f"equipoise/{path.relative_to(ROOT)}" for path in read}

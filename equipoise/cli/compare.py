@@ -21,7 +21,9 @@ class Format(StrEnum):
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Run folders, folders of run folders, or records.")
+    ],
     format: Annotated[Format, typer.Option("--format", help="Output format.")] = Format.table,
     fairness: Annotated[bool, typer.Option("--fairness", help="Show how evenly scores spread over clients.")] = False,
     all_: All = False,
@@ -31,6 +33,7 @@ def compare(
     \b
         equipoise compare runs/ditto runs/fedavg
         equipoise compare runs --format csv > runs.csv
+        equipoise compare experiments/fedeq/results/body.jsonl
         equipoise compare runs --format latex > table.tex
 
     Runs that differ only in the seed are one row, with mean ± standard deviation. If runs have several metrics, a
@@ -41,7 +44,7 @@ def compare(
     """
     from equipoise.reporting import comparison, comparison_table, latex
 
-    runs = finished(folders, all_)[0]
+    runs = finished(folders, all_, records=True)[0]
     rows, others = comparison.compare(runs), comparison.other_metrics(runs)
     if format is Format.table:
         out_console.print(comparison_table.as_table(rows, fairness))

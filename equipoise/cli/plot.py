@@ -22,7 +22,9 @@ class Plot(StrEnum):
 
 
 def plot(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Run folders, or folders of run folders.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR…", help="Run folders, folders of run folders, or records.")
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Picture to write (.png, .pdf or .svg).")],
     kind: Annotated[Plot, typer.Option("--kind", help="What to draw.")] = Plot.scores,
     all_: All = False,
@@ -49,5 +51,5 @@ def plot(
     from equipoise.reporting.figure_files import check_picture
 
     check_picture(out)
-    plots.draw(kind.value, finished(folders, all_)[0], out)
+    plots.draw(kind.value, finished(folders, all_, records=True)[0], out)
     out_console.print(f"Picture: {escape(str(out))}", highlight=False)

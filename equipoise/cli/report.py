@@ -15,12 +15,24 @@ if TYPE_CHECKING:
 All = Annotated[bool, typer.Option("--all", help="Include runs that the tuning of their sweep rejected.")]
 
 
-def finished(folders: list[Path], rejected: bool = False) -> "tuple[list[FinishedRun], list[str]]":
-    """Return the runs to compare in these folders, and sentences about those that are skipped, which are printed."""
+def finished(paths: list[Path], rejected: bool = False, records: bool = False) -> "tuple[list[FinishedRun], list[str]]":
+    """Return the runs to compare, and sentences about those that are skipped, which are printed.
+
+    Args:
+        paths: folders of runs.
+        rejected: whether to include runs that the tuning of their sweep rejected.
+        records: whether files of records are allowed beside folders.
+    """
+    from equipoise.storage.result_records import SUFFIX, recorded_runs
     from equipoise.storage.run_index import search_runs
 
-    found, skipped = search_runs(folders, rejected)
-    sentences = skipped.sentences()
+    files = [path for path in paths if records and path.suffix == SUFFIX and not path.is_dir()]
+    folders = [path for path in paths if path not in files]
+    found = [run for file in files for run in recorded_runs(file, rejected)]
+    sentences = []
+    if folders:
+        more, skipped = search_runs(folders, rejected)
+        found, sentences = [*found, *more], skipped.sentences()
     for sentence in sentences:
         err_console.print(f"equipoise: {escape(sentence)}", highlight=False, soft_wrap=True)
     return found, sentences

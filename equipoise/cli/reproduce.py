@@ -1,5 +1,6 @@
 """The command `equipoise reproduce`."""
 
+import json
 import shlex
 import threading
 from enum import StrEnum
@@ -11,7 +12,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from equipoise.cli.console import Data, Sets, err_console, interrupted
-from equipoise.cli.reproduce_output import print_differences, print_exhibits, print_json, print_plan, print_tables, say
+from equipoise.cli.reproduce_output import as_plain, print_differences, print_exhibits, print_plan, print_tables, say
+from equipoise.cli.reproduce_published import show_published
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ def reproduce(
     only: Annotated[
         list[str] | None, typer.Option("--only", metavar="PART", help="Run only this part, such as fashion-mnist.")
     ] = None,
-    scale: Annotated[Scale, typer.Option("--scale", help="Size of the runs.")] = Scale.small,
+    scale: Annotated[Scale | None, typer.Option("--scale", help="Size of the runs; default: small.")] = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", min=1, max=1000, help="Number of seeds, counted from 0.")
     ] = None,
@@ -43,6 +45,10 @@ def reproduce(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of all runs.")] = Path("runs"),
     data: Data = None,
     sets: Sets = None,
+    published: Annotated[
+        bool, typer.Option("--published", help="Show the recorded results; nothing is run, and no data are needed.")
+    ] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Run everything here, also what is recorded.")] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only list the runs that would be started.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
@@ -55,6 +61,7 @@ def reproduce(
 
     \b
         equipoise reproduce                                  list what there is, what it needs, how long it takes
+        equipoise reproduce flame-table3 --published         show the recorded results, without running anything
         equipoise reproduce flame-table3 --plan              list the runs it would start
         equipoise reproduce flame-table3 --only fashion-mnist --jobs 2
         equipoise reproduce learn2pfed-table1 --scale paper --jobs 2
@@ -62,7 +69,8 @@ def reproduce(
 
     Scales: smoke shows in a minute or two that everything works; small is made for two cores and takes minutes to
     hours; paper has the paper's own rounds, clients and seeds. Finished runs are used again, whichever table needs
-    them. After an interruption the same command resumes at the last complete round.
+    them. After an interruption the same command resumes at the last complete round. Runs whose results come with the
+    package are not repeated, and the output says how many these are; --fresh runs them too.
 
     ▲ and ▼ mark where our mean is above or below the paper's figure by more than both standard deviations together.
     Figures of runs with fewer rounds, clients or samples than the paper's, or with other settings, are not marked.
@@ -70,12 +78,14 @@ def reproduce(
     from equipoise.reproduction import exhibits
     from equipoise.reproduction import runner as work
     from equipoise.reproduction.comparison import compare_with_paper
+    from equipoise.reproduction.published import can_draw, read_recorded
     from equipoise.reproduction.scale_differences import cut_runs
     from equipoise.storage.run_folder import ASIDE
 
     place = papers or exhibits.own()
     if name is None:
-        for option, given in (("--only", only), ("--seeds", seeds), ("--set", sets), ("--plan", plan)):
+        given_options = [("--only", only), ("--seeds", seeds), ("--set", sets), ("--plan", plan)]
+        for option, given in [*given_options, ("--published", published), ("--fresh", fresh)]:
             if given:
                 raise EquipoiseError(f"{option} is for one table or figure; name it, such as flame-table3")
         print_exhibits(place, data, as_json)
@@ -83,29 +93,40 @@ def reproduce(
     exhibit = exhibits.find(name, place)
     if exhibit.why:
         raise EquipoiseError(f"{name} ({exhibit.title}) cannot be run: {exhibit.why}")
-    pieces = work.pieces(exhibit, out, scale.value, only or [], seeds, sets or [])
-    if not pieces:
-        raise EquipoiseError(f"{name} has no runs at the scale {scale.value} with these settings")
-    if plan:
-        print_plan(exhibit, pieces, scale.value, jobs, as_json)
+    if published:
+        for option, given in (("--set", sets), ("--plan", plan), ("--fresh", fresh)):
+            if given:
+                raise EquipoiseError(f"{option} is about runs, but --published runs nothing; leave one of them out")
+        show_published(exhibit, scale.value if scale else None, only or [], seeds, out, as_json)
         return
-    _need(exhibit, exhibit.chosen(only or []), data)
+    size = (scale or Scale.small).value
+    records = None if fresh or not can_draw(exhibit) else read_recorded(exhibit)
+    pieces = work.pieces(exhibit, out, size, only or [], seeds, sets or [], records)
+    if not pieces:
+        raise EquipoiseError(f"{name} has no runs at the scale {size} with these settings")
+    if plan:
+        print_plan(exhibit, pieces, size, jobs, as_json)
+        return
+    _say_what_is_recorded(pieces, as_json)
+    if any(not piece.over(cell) for piece in pieces for cell in piece.planned()):
+        _need(exhibit, exhibit.chosen(only or []), data)
     try:
         _execute(exhibit, pieces, data, jobs, quiet)
     except (Interrupted, KeyboardInterrupt):
         again = ["equipoise", "reproduce", name, *(x for part in only or [] for x in ("--only", part))]
-        again += ["--scale", scale.value, *(["--seeds", str(seeds)] if seeds else []), "--jobs", str(jobs)]
+        again += ["--scale", size, *(["--seeds", str(seeds)] if seeds else []), "--jobs", str(jobs)]
         again += ["--out", str(out), *(["--data", str(data)] if data else [])]
         again += [*(["--papers", str(papers)] if papers else []), *(x for s in sets or [] for x in ("--set", s))]
+        again += ["--fresh"] if fresh else []
         interrupted("stopped; all complete rounds are saved", shlex.join(again))
     runs = work.finished(pieces)
-    tables = compare_with_paper(exhibit, runs, scale.value, cut_runs(exhibit, pieces))
-    pictures = work.draw(exhibit, runs, scale.value, out, data) if exhibit.plot else []
+    tables = compare_with_paper(exhibit, runs, size, cut_runs(exhibit, pieces))
+    pictures = work.draw(exhibit, runs, size, out, data) if exhibit.plot else []
     if as_json:
-        print_json(tables, runs, pictures)
+        print(json.dumps(as_plain(tables, runs, pictures), indent=2))
     else:
         print_tables(exhibit, tables, [run for part in runs.values() for run in part])
-        print_differences(exhibit, pieces, scale.value)
+        print_differences(exhibit, pieces, size)
     for picture in pictures:
         say(f"Picture: {picture}", as_json)
     say(
@@ -113,10 +134,23 @@ def reproduce(
         as_json,
     )
     if all(item.startswith(ASIDE) for item in sets or []):  # with other settings it is another experiment
-        work.keep(exhibit, out, scale.value, seeds)
-    failed = [c.folder(p.folder) for p in pieces for c in p.wanted() if c.failed(p.folder)]
+        work.keep(exhibit, out, size, seeds, records)
+    failed = [p.results.path(c) for p in pieces for c in p.wanted() if p.results.failed(c)]
     if failed:
         raise RunFailed(f"{len(failed)} runs failed, the first in {failed[0]}; its failed.json says why")
+
+
+def _say_what_is_recorded(pieces: "list[Piece]", as_json: bool) -> None:
+    """Say how many runs are taken from records, so that nobody takes them for runs of this machine."""
+    planned = [(piece, cell) for piece in pieces for cell in piece.planned()]
+    taken = [(piece, cell) for piece, cell in planned if piece.results.record(cell)]
+    if taken:
+        versions = sorted({version for piece, cell in taken for version in piece.results.versions([cell])})
+        say(
+            f"{len(taken)} of {len(planned)} runs are recorded (made by version {', '.join(versions)}) and are not "
+            "repeated; --fresh runs them here.",
+            as_json,
+        )
 
 
 def _need(exhibit: "Exhibit", parts: "list[ExhibitPart]", data: Path | None) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
@@ -35,6 +35,7 @@ def print_exhibits(place: Path, data: Path | None, as_json: bool) -> None:
     from equipoise.data.sources import data_folder
     from equipoise.reproduction import exhibits
     from equipoise.reproduction import runner as work
+    from equipoise.reproduction.published import count_published
 
     folder = data_folder(data)
     every = list(exhibits.exhibits(place).values())
@@ -45,6 +46,7 @@ def print_exhibits(place: Path, data: Path | None, as_json: bool) -> None:
         of = {state: [n for n in exhibit.data() if states[n] in words] for state, words in _DATA_STATES.items()}
         times[exhibit.id] = {s: work.estimate(exhibit, s) if exhibit.parts else None for s in exhibits.SCALES}
         here[exhibit.id] = work.status(exhibit, of["missing"], of["subset"], times[exhibit.id]["paper"])
+    published = {exhibit.id: count_published(exhibit) for exhibit in every}
     if as_json:
         rows = [
             {
@@ -55,25 +57,30 @@ def print_exhibits(place: Path, data: Path | None, as_json: bool) -> None:
                 "parts": [part.name for part in e.parts],
                 "data": {name: states[name] for name in e.data()},
                 "seconds": times[e.id],
+                "published": published[e.id],
             }
             for e in every
         ]
         print(json.dumps(rows, indent=2))
         return
+    recorded = any(published.values())
     for paper, about in exhibits.papers(place).items():
         body = []
         for exhibit in (e for e in every if e.paper == paper):
             what = exhibit.title + (f" ({exhibit.differs})" if exhibit.differs else "")
             needs = [name + _DATA_NOTES.get(states[name], "") for name in exhibit.data()]
             spent = [_duration(times[exhibit.id][s]) if exhibit.parts else "" for s in ("small", "paper")]
-            body.append([exhibit.id, what, here[exhibit.id], ", ".join(needs), *spent])
+            kept = ", ".join(
+                f"{scale}: {number} run{'s' if number > 1 else ''}" for scale, number in published[exhibit.id].items()
+            )
+            body.append([exhibit.id, what, here[exhibit.id], ", ".join(needs), *spent, *([kept] if recorded else [])])
         words = ["name", "what", "here", "data"]
-        out_console.print(
-            FittedTable([*words, "small", "paper"], body, words=words, secondary=["data"], title=about), "", sep=""
-        )
+        head = [*words, "small", "paper", *(["published"] if recorded else [])]
+        out_console.print(FittedTable(head, body, words=words, secondary=["data"], title=about), "", sep="")
     say(
         "small, paper: time at that scale with --jobs 2, on the two cores where experiments/times.json was measured. "
-        "Next: `equipoise reproduce NAME --plan`; `equipoise data get NAME` downloads missing data.",
+        + ("published: recorded results, which `equipoise reproduce NAME --published` shows. " if recorded else "")
+        + "Next: `equipoise reproduce NAME --plan`; `equipoise data get NAME` downloads missing data.",
         False,
     )
 
@@ -84,12 +91,14 @@ _DATA_STATES = {"missing": ("missing", "damaged"), "subset": ("subset", "bundled
 _DATA_NOTES = {"subset": " (a part)", "bundled": " (a part)", "missing": " (missing)", "damaged": " (damaged)"}
 
 
-def print_json(tables: "list[PaperComparison]", runs: "dict[str, list[FinishedRun]]", pictures: list[Path]) -> None:
+def as_plain(
+    tables: "list[PaperComparison]", runs: "dict[str, list[FinishedRun]]", pictures: list[Path]
+) -> dict[str, Any]:
+    """Return the results of an exhibit as plain data, for JSON."""
     from equipoise.reporting import comparison
 
     rows = {part: comparison.compare(some) for part, some in runs.items() if some}
-    shown = {"tables": [table.as_json() for table in tables], "runs": rows, "pictures": list(map(str, pictures))}
-    print(json.dumps(shown, indent=2))
+    return {"tables": [table.as_json() for table in tables], "runs": rows, "pictures": list(map(str, pictures))}
 
 
 def print_plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int, as_json: bool) -> None:
@@ -99,7 +108,7 @@ def print_plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int,
                 "part": piece.part.name,
                 "file": piece.file,
                 "runs": len(piece.planned()),
-                "done": sum(cell.done(piece.folder) for cell in piece.planned()),
+                "done": sum(map(piece.results.done, piece.planned())),
                 "seconds_a_run": piece.seconds,
             }
             for piece in pieces
@@ -109,7 +118,7 @@ def print_plan(exhibit: "Exhibit", pieces: "list[Piece]", scale: str, jobs: int,
     body = []
     for piece in pieces:
         planned = piece.planned()
-        done = sum(cell.done(piece.folder) for cell in planned)
+        done = sum(map(piece.results.done, planned))
         rounds = sorted({cell.experiment.schedule.rounds for cell in planned})
         left = None if piece.seconds is None else (len(planned) - done) * piece.seconds / jobs
         shown = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"

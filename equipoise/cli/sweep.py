@@ -25,6 +25,10 @@ def sweep(
         str | None,
         typer.Option("--shard", metavar="PART/PARTS", help="Run one part of the sweep, such as 2/8."),
     ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option("--record", metavar="FILE.jsonl", help="Add finished runs to this file; skip those in it."),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Hide the progress bar and the table.")] = False,
 ) -> None:
     """Run all combinations of the values that an experiment lists.
@@ -64,57 +68,83 @@ def sweep(
     that value: 14 runs in place of 30. `equipoise compare` then shows the chosen runs. The same command resumes a
     stopped sweep; finished runs are not repeated.
 
+    With `tune_rounds = 30` and `tune_seed = 100` in [sweep], trials are runs of their own, with at most 30 rounds and a
+    seed that is not reported.
+
     Machines with a common folder share a sweep with `--shard`: the first runs `--shard 1/8`, the second `--shard 2/8`.
     All candidates of one choice are in the same part.
+
+    With `--record FILE.jsonl` every finished run is added to a small file. With a copy of it the sweep continues on
+    another machine, which needs no run folders: runs in the file are not repeated, and tables include them.
     """
     from equipoise.reporting import comparison, comparison_table
     from equipoise.runs import process_pool as processes
     from equipoise.runs import sweep as sweeps
+    from equipoise.runs import tuning
+    from equipoise.runs.recorded_runs import RecordedRuns
     from equipoise.runs.sweep_parts import SweepPart
-    from equipoise.storage import run_index
+    from equipoise.runs.sweep_recorder import SweepRecorder
+    from equipoise.runs.sweep_results import SweepResults
     from equipoise.storage.run_folder import FAILED, read_toml
 
     part = SweepPart.parse(shard) if shard is not None else None
     whole, settings = sweeps.expand_sweep(read_toml(file), scale, sets or [], folders=[file.resolve().parent])
-    every, first = part.select(whole, settings.tune) if part else whole, whole[0].seed
+    every, first = part.select(whole, settings.together) if part else whole, whole[0].seed
     folder = out or Path("runs") / file.stem
+    results = SweepResults(folder, RecordedRuns.read([record] if record else []))
+    recorder = SweepRecorder(record, results, scale or sweeps.default_scale(read_toml(file))) if record else None
     progress = progress_bar("runs")
     progress.disable = quiet
 
-    def report(cell: sweeps.SweepRun, notes: list[str]) -> None:
-        progress.advance(bar)
-        for note in notes:
-            err_console.print(f"equipoise: {escape(note)}", highlight=False)
+    def execute(wanted: list[sweeps.SweepRun], trials: bool) -> None:
+        def report(cell: sweeps.SweepRun, notes: list[str]) -> None:
+            progress.advance(bar)
+            for note in notes:
+                err_console.print(f"equipoise: {escape(note)}", highlight=False)
+            if recorder is not None:
+                recorder.add([cell], trials)
 
-    def execute(wanted: list[sweeps.SweepRun], what: str = "") -> None:
-        there = sum(cell.done(folder) or cell.failed(folder) for cell in wanted)
-        progress.reset(bar, total=len(wanted), completed=there, score=what)
-        processes.execute(wanted, folder, data, jobs, report)
+        there = sum(results.done(cell) or results.failed(cell) for cell in wanted)
+        progress.reset(bar, total=len(wanted), completed=there, score="(tuning)" if trials else "")
+        left = results.to_run(wanted)
+        if taken := [cell for cell in wanted if cell not in left]:
+            what = "trials" if trials else "runs"
+            by = ", ".join(results.versions(taken))
+            text = f"{len(taken)} of {len(wanted)} {what} are in {record} (made by version {by}) and are not repeated"
+            err_console.print(f"equipoise: {escape(text)}", highlight=False, soft_wrap=True)
+        processes.execute(left, folder, data, jobs, report)
+        if recorder is not None:
+            recorder.add(wanted, trials)
 
     try:
         with progress:
             bar = progress.add_task(file.stem, total=None, score="")
-            execute(sweeps.tuned(every, settings, folder, first)[0], "(tuning)")
-            sweeps.record_tuning(every, settings, folder, first)
-            chosen = sweeps.tuned(every, settings, folder, first)[1]
-            execute(chosen)
+            execute(tuning.trials_of(every, settings, first), trials=True)
+            tuning.record_tuning(every, settings, results, first)
+            chosen = tuning.tuned(every, settings, results, first)[1]
+            execute(chosen, trials=False)
     except (Interrupted, KeyboardInterrupt):
         again = ["equipoise", "sweep", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += ["--scale", scale] if scale else []
         again += [*(["--data", str(data)] if data else []), "--jobs", str(jobs)]
-        again += ["--shard", shard] if shard else []
+        again += [*(["--shard", shard] if shard else []), *(["--record", str(record)] if record else [])]
         interrupted("stopped, all complete rounds are saved", shlex.join(again))
-    done = [cell.folder(folder) for cell in chosen if cell.done(folder)]
+    done = results.runs(chosen)
     if done and not quiet:
-        out_console.print(comparison_table.as_table(comparison.compare(run_index.find_runs(done))))
+        for choice in tuning.find_choices(every, settings, results, first):
+            out_console.print(escape(f"Tuned {choice.sentence()}"), highlight=False, soft_wrap=True)
+        out_console.print(comparison_table.as_table(comparison.compare(done)))
         out_console.print(f"Run folders: {escape(str(folder))}", highlight=False)
     if part and not quiet:
         runs = f"has ended; it has {len(every)} of all {len(whole)} combinations" if every else "has no runs"
         then = shlex.join(["equipoise", "compare", str(folder)])
         text = f"Part {part.number} of {part.of} {runs}. When the other parts have ended too, compare all with: {then}"
         out_console.print(escape(text), highlight=False, soft_wrap=True)
-    if failed := [cell.folder(folder) for cell in chosen if cell.failed(folder)]:
-        raise RunFailed(
-            f"{len(failed)} of {len(chosen)} runs failed, the first in {failed[0]}; "
-            f"its {FAILED} has the reason; delete that file to run it again"
+    if failed := [cell for cell in chosen if results.failed(cell)]:
+        where = results.path(failed[0])
+        advice = (
+            f"remove its line from {record} to run it again"
+            if results.record(failed[0])
+            else f"its {FAILED} has the reason; delete that file to run it again"
         )
+        raise RunFailed(f"{len(failed)} of {len(chosen)} runs failed, the first in {where}; {advice}")

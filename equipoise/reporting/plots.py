@@ -55,6 +55,40 @@ def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
         kinds[kind](runs, figure)
 
 
+def draw_curves(
+    curves: Sequence[tuple[str, Sequence[tuple[int, list[float]]]]],
+    path: Path,
+    *,
+    title: str = "",
+    axis: str = "score",
+    logarithmic: bool = False,
+) -> None:
+    """Draw values against rounds, as means over seeds with bands of standard deviations, and write the picture.
+
+    Args:
+        curves: names, and the values of all seeds at each round.
+        path: the file; its ending decides the format.
+        title: title of the picture.
+        axis: label of the vertical axis.
+        logarithmic: whether the vertical axis is logarithmic.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    with figure_file(path) as figure:
+        axes = figure.subplots()
+        for number, (name, values) in enumerate(curves):
+            points = [_point(at, list(found)) for at, found in values]
+            style = ("-", "--", ":", "-.")[number // 10 % 4]
+            marker = "." if len(points) == 1 else ""
+            _line(axes, points, linestyle=style, color=f"C{number % 10}", label=name, marker=marker)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel="round", ylabel=axis, title=title)
+        if logarithmic:
+            axes.set_yscale("log")
+        axes.grid(alpha=0.3)
+        axes.legend(*_legend(axes), fontsize="small")
+
+
 def draw_similarity(found: "list[Similarity]", path: Path) -> None:
     """Draw CKA against the layer, as mean, minimum and maximum over clients, and write the picture."""
     with figure_file(path) as figure:

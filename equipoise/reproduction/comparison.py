@@ -7,6 +7,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from equipoise.reproduction.exhibits import Exhibit, Figure, Line
+from equipoise.storage.result_records import TRAINING_SECONDS
 from equipoise.storage.run_folder import RunFolder
 from equipoise.storage.run_index import FinishedRun, higher_is_better
 
@@ -123,6 +124,8 @@ def seconds_to(run: FinishedRun, target: float) -> float | None:
     for line in run.metrics:
         score = line.get(kind, {}).get(run.summary["metric"])
         if score is not None and sign * score >= sign * target:
+            if TRAINING_SECONDS in line:  # a recorded run
+                return float(line[TRAINING_SECONDS])
             folder = RunFolder(run.path)
             return float(sum(t["train"] for t in folder.read(folder.timings) if t["round"] <= line["round"]))
     return None

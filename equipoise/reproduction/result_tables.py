@@ -30,5 +30,10 @@ def markdown(title: str, head: Sequence[object], body: Iterable[Sequence[object]
     rows = list(body)
     if not rows:
         return ""
-    lines = ["| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows)]
-    return "\n".join([f"\n## {title}\n", *lines])
+    return f"\n## {title}\n\n{markdown_table(head, rows)}"
+
+
+def markdown_table(head: Sequence[object], body: Iterable[Sequence[object]]) -> str:
+    """Return a table."""
+    rows = (head, ["---"] * len(head), *body)
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)

@@ -11,10 +11,13 @@ from equipoise.reproduction.exhibits import LONG, Exhibit, cost
 from equipoise.reproduction.pieces import Piece
 from equipoise.reproduction.scale_differences import cut_runs, reduced
 from equipoise.runs import process_pool
-from equipoise.runs.sweep import expand_sweep, record_tuning
+from equipoise.runs.recorded_runs import RecordedRuns
+from equipoise.runs.sweep import expand_sweep
+from equipoise.runs.sweep_results import SweepResults
+from equipoise.runs.tuning import record_tuning
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder, flatten, read_toml
-from equipoise.storage.run_index import PAPER, FinishedRun, find_runs
+from equipoise.storage.run_index import PAPER, FinishedRun
 
 _CKA_SAMPLES = 500
 
@@ -26,6 +29,7 @@ def pieces(
     only: Sequence[str] = (),
     seeds: int | None = None,
     sets: Sequence[str] = (),
+    records: RecordedRuns | None = None,
 ) -> list[Piece]:
     """Return everything that is to be run.
 
@@ -38,6 +42,7 @@ def pieces(
         only: names of the parts to run; all if empty.
         seeds: number of seeds from 0 on, in place of those of the files.
         sets: settings in the form SECTION.KEY=VALUE, which override the files.
+        records: records of earlier runs, whose results are taken.
     """
     found = []
     # If it is killed, at most one round is lost. When states are saved is not part of a run's identity.
@@ -50,9 +55,9 @@ def pieces(
             )
             chosen = tuple(c for c in every if fits(flatten(c.experiment.tables()), exhibit.where))
             known = cost(exhibit, file, part, scale)
-            place = out / exhibit.paper / file
+            results = SweepResults(out / exhibit.paper / file, records)
             if chosen:
-                found.append(Piece(part, file, chosen, sweep, place, known.seconds if known else None))
+                found.append(Piece(part, file, chosen, sweep, results, known.seconds if known else None))
     return found
 
 
@@ -105,7 +110,7 @@ class Overall:
         for piece, planned in self.plans:
             for cell in planned:
                 folder = cell.folder(piece.folder)
-                if folder not in self.over and (cell.done(piece.folder) or cell.failed(piece.folder)):
+                if folder not in self.over and piece.over(cell):
                     self.over.add(folder)
                 part = 1.0 if folder in self.over else rounds_of(folder) / cell.experiment.schedule.rounds
                 done += piece.weight(cell) * part
@@ -124,17 +129,16 @@ def execute(pieces: Sequence[Piece], data: Path | None, at_a_time: int, report: 
     """Do all runs, this many at a time, and call `report` with each that ends; trials come first."""
     for piece in pieces:
         if piece.sweep.tune:
-            process_pool.execute(piece.trials(), piece.folder, data, at_a_time, report)
-            record_tuning(piece.every, piece.sweep, piece.folder)
-        process_pool.execute(piece.wanted(), piece.folder, data, at_a_time, report)
+            process_pool.execute(piece.results.to_run(piece.trials()), piece.folder, data, at_a_time, report)
+            record_tuning(piece.every, piece.sweep, piece.results)
+        process_pool.execute(piece.results.to_run(piece.wanted()), piece.folder, data, at_a_time, report)
 
 
 def finished(pieces: Sequence[Piece]) -> dict[str, list[FinishedRun]]:
     """Return the finished runs, by the name of the part."""
     found: dict[str, list[FinishedRun]] = {}
     for piece in pieces:
-        done = [cell.folder(piece.folder) for cell in piece.wanted() if cell.done(piece.folder)]
-        found.setdefault(piece.part.name, []).extend(find_runs(done) if done else [])
+        found.setdefault(piece.part.name, []).extend(piece.results.runs(piece.wanted()))
     return found
 
 
@@ -159,6 +163,7 @@ def draw(exhibit: Exhibit, runs: dict[str, list[FinishedRun]], scale: str, out: 
             apart.setdefault(name, []).append(run)
         for name, mine in apart.items():
             words = [exhibit.name, part, name, scale]
+            atomic_files.make_folder(out / exhibit.paper)
             path = out / exhibit.paper / ("-".join(word for word in words if word) + ".png")
             if exhibit.plot == "cka":
                 from equipoise.runs.launch import reopen
@@ -174,9 +179,17 @@ def draw(exhibit: Exhibit, runs: dict[str, list[FinishedRun]], scale: str, out: 
     return found
 
 
-def keep(exhibit: Exhibit, out: Path, scale: str, seeds: int | None) -> None:
-    """Write the tables for `equipoise report`, of all parts that have finished runs."""
-    planned = pieces(exhibit, out, scale, (), seeds)
+def keep(exhibit: Exhibit, out: Path, scale: str, seeds: int | None, records: RecordedRuns | None = None) -> None:
+    """Write the tables for `equipoise report`, of all parts that have finished runs.
+
+    Args:
+        exhibit: the exhibit.
+        out: the folder of all runs.
+        scale: the scale of the runs.
+        seeds: number of seeds, in place of those of the files.
+        records: records of earlier runs, whose results are taken.
+    """
+    planned = pieces(exhibit, out, scale, (), seeds, records=records)
     runs = {part: some for part, some in finished(planned).items() if some}
     path = out / exhibit.paper / PAPER
     sizes = reduced(exhibit, [piece for piece in planned if piece.part.name in runs])

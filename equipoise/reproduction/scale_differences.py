@@ -22,14 +22,14 @@ def _paper_runs(exhibit: Exhibit, piece: Piece) -> list[SweepRun]:
 
 
 def cut_runs(exhibit: Exhibit, pieces: Sequence[Piece]) -> set[Path]:
-    """Return the folders of runs that are not among those at the scale paper, apart from the seed.
+    """Return the paths of runs that are not among those at the scale paper, apart from the seed.
 
     Fewer seeds only widen the spread, and how often models are scored changes no model; all other settings do.
     """
     found = set()
     for piece in pieces:
         theirs = {_results(cell) for cell in _paper_runs(exhibit, piece)}
-        found |= {cell.folder(piece.folder) for cell in piece.every if _results(cell) not in theirs}
+        found |= {piece.results.path(cell) for cell in piece.every if _results(cell) not in theirs}
     return found
 
 

@@ -2,7 +2,7 @@
 
 Settings that belong together (an algorithm and its model) go into a `[[variant]]`, which overrides the rest of the
 file; a section such as `[scale.small]` overrides both when that scale is chosen. The best values of the settings in
-`sweep.tune` are chosen on validation samples with the first seed, and used with the other seeds.
+`sweep.tune` are chosen on validation samples, and used with all seeds (`tuning`).
 """
 
 import copy
@@ -10,14 +10,15 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import blake2b
-from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS
@@ -32,10 +33,8 @@ from equipoise.errors import EquipoiseError
 from equipoise.models import MODELS
 from equipoise.reducers import REDUCERS
 from equipoise.registry import Registry, short_name, use_folders
-from equipoise.settings import Settings, read, shown
+from equipoise.settings import Count, Settings, read, shown
 from equipoise.storage.run_folder import ASIDE, CALLBACKS, FAILED, RunFolder, flatten
-from equipoise.storage.run_index import higher_is_better
-from equipoise.storage.sweep_choices import record_choices
 
 SECTION, VARIANT, SCALE = "sweep", "variant", "scale"
 USUAL = "small"
@@ -48,9 +47,18 @@ class Sweep(Settings):
     """How the best runs are chosen."""
 
     tune: tuple[str, ...] = ()
-    "settings whose best value is chosen on validation samples with the first seed, such as algorithm.lr"
+    "settings whose best value is chosen on validation samples, such as algorithm.lr"
     by: Literal["personal", "global", "hybrid"] = "personal"
     "kind of model whose score on validation samples decides"
+    tune_rounds: Count | None = None
+    "largest number of rounds of the trials, which are then runs of their own; left out: that of the runs"
+    tune_seed: Annotated[int, Field(ge=0)] | None = None
+    "seed of the trials, other than those of the runs; left out: the first seed of the runs"
+
+    @property
+    def together(self) -> tuple[str, ...]:
+        """Return the settings in which runs may differ whose values are chosen by the same trials."""
+        return (*self.tune, *(("rounds",) if self.tune_rounds is not None else ()))
 
 
 _REGISTRIES: dict[str, Registry[Any]] = {
@@ -124,6 +132,13 @@ class SweepRun:
     identity: str
     "digest of all its settings except the seed"
     label: str
+    varied: tuple[str, ...] = ()
+    "settings that have several values in the sweep"
+
+    @staticmethod
+    def of(experiment: Experiment, label: str, varied: tuple[str, ...] = ()) -> "SweepRun":
+        """Return the run of an experiment."""
+        return SweepRun(experiment, digest_of(run_settings(experiment)), label, varied)
 
     @property
     def seed(self) -> int:
@@ -182,6 +197,11 @@ def scales(tables: Mapping[str, Any]) -> list[str]:
     return list(found)
 
 
+def default_scale(tables: Mapping[str, Any]) -> str:
+    """Return the scale that is used if none is named; empty if the file does not have it."""
+    return USUAL if USUAL in scales(tables) else ""
+
+
 def _scaled(tables: dict[str, Any], scale: str | None) -> dict[str, Any]:
     scales = tables.pop(SCALE, {})
     if not isinstance(scales, Mapping) or not all(isinstance(over, Mapping) for over in scales.values()):
@@ -196,7 +216,8 @@ def _scaled(tables: dict[str, Any], scale: str | None) -> dict[str, Any]:
     return merge_tables(tables, scales[scale])
 
 
-def _settings(experiment: Experiment) -> dict[str, Any]:
+def run_settings(experiment: Experiment) -> dict[str, Any]:
+    """Return the flat settings that identify a run, without the seed."""
     return {k: v for k, v in flatten(experiment.tables()).items() if not k.startswith(_NOT_THE_RUN)}
 
 
@@ -237,11 +258,14 @@ def _expand(
         for variant in variants(tables, other):
             for each in grid(variant):
                 Experiment.parse(each, folders=folders)
-    settings = [_settings(experiment) for experiment in experiments]
+    settings = [run_settings(experiment) for experiment in experiments]
     varied = [k for k in sorted({k for s in settings for k in s}) if len({json.dumps(s.get(k)) for s in settings}) > 1]
+    # A setting that only one of the methods has, with one value, does not tell its runs apart.
+    apart = tuple(k for k in varied if len({json.dumps(s[k]) for s in settings if k in s}) > 1)
     for key in sweep.tune:
         if key not in varied:
             raise EquipoiseError(f"sweep.tune names {key}, which has only one value; give it a list of values")
+    _check_trials(sweep, {experiment.schedule.seed for experiment in experiments})
     found: dict[tuple[str, int], SweepRun] = {}  # a run that is listed twice is done once
     for experiment, own in zip(experiments, settings, strict=True):
         words = [
@@ -249,18 +273,26 @@ def _expand(
             *(short_name(str(own[k])) for k in varied if k in own and k != "algorithm.name"),
         ]
         label = "-".join("".join(c for c in word if c.isalnum() or c in ".+") for word in words)[:60]
-        cell = SweepRun(experiment, _digest(own), label)
+        cell = SweepRun(experiment, digest_of(own), label, apart)
         found.setdefault((cell.identity, cell.seed), cell)
     return list(found.values()), sweep
 
 
-def _digest(settings: Mapping[str, Any]) -> str:
+def _check_trials(sweep: Sweep, seeds: Collection[int]) -> None:
+    """Raise an error if the settings of trials have no use, or if trials would have a seed that is reported."""
+    for name in ("tune_rounds", "tune_seed"):
+        if getattr(sweep, name) is not None and not sweep.tune:
+            raise EquipoiseError(f"sweep.{name} needs sweep.tune, the settings that are tuned")
+    if sweep.tune_seed in seeds:
+        raise EquipoiseError(
+            f"sweep.tune_seed = {sweep.tune_seed} is one of the seeds of the runs; name another, such as "
+            f"{max(seeds) + 100}, so that the choice is independent of the scores that are reported"
+        )
+
+
+def digest_of(settings: Mapping[str, Any]) -> str:
+    """Return a digest of settings."""
     return blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
-
-
-def group(cell: SweepRun, tune: Sequence[str]) -> str:
-    """Return a digest of all settings except the seed and the tuned ones: the best run of each group is chosen."""
-    return _digest({k: v for k, v in _settings(cell.experiment).items() if k not in tune})
 
 
 def _training(cell: SweepRun) -> str:
@@ -269,7 +301,7 @@ def _training(cell: SweepRun) -> str:
         return f"{cell.identity} {cell.seed}"
     settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training_settings()}
     flat = {k: v for k, v in flatten(settings).items() if k not in ("select", "targets")}
-    return _digest({k: v for k, v in flat.items() if k == "seed" or not k.startswith(_NOT_THE_RUN)})
+    return digest_of({k: v for k, v in flat.items() if k == "seed" or not k.startswith(_NOT_THE_RUN)})
 
 
 def chains(every: Sequence[SweepRun]) -> list[list[SweepRun]]:
@@ -278,62 +310,3 @@ def chains(every: Sequence[SweepRun]) -> list[list[SweepRun]]:
     for cell in every:
         found.setdefault(_training(cell), []).append(cell)
     return list(found.values())
-
-
-def tuned(
-    every: Sequence[SweepRun], sweep: Sweep, out: Path, first: int | None = None
-) -> tuple[list[SweepRun], list[SweepRun]]:
-    """Return the trials (runs with the first seed), and the runs with the chosen values and all seeds.
-
-    The second list is empty until all trials are done.
-
-    Args:
-        every: all runs of the sweep, or of a part of it.
-        sweep: the settings that are tuned.
-        out: the folder of all run folders.
-        first: the first seed of the whole sweep; by default that of the first run.
-    """
-    if not sweep.tune or not every:
-        return [], list(every)
-    first = every[0].seed if first is None else first
-    trials = [cell for cell in every if cell.seed == first]
-    if not all(cell.done(out) or cell.failed(out) for cell in trials):
-        return trials, []
-    best: dict[str, tuple[float, str]] = {}
-    for cell in trials:
-        value, key = _worth(cell, sweep.by, out), group(cell, sweep.tune)
-        if key not in best or value > best[key][0]:
-            best[key] = value, cell.identity
-    chosen = {identity for _, identity in best.values()}
-    return trials, [cell for cell in every if cell.identity in chosen]
-
-
-def record_tuning(every: Sequence[SweepRun], sweep: Sweep, out: Path, first: int | None = None) -> None:
-    """Write which runs were chosen and which rejected into the folder of all runs, once all trials are done.
-
-    Args:
-        every: all runs of the sweep, or of a part of it.
-        sweep: the settings that are tuned.
-        out: the folder of all run folders.
-        first: the first seed of the whole sweep; by default that of the first run.
-    """
-    trials, chosen = tuned(every, sweep, out, first)
-    if every and (chosen or not trials):
-        identities = {cell.identity for cell in chosen}
-        folders = {cell.folder(out).name: cell.identity in identities for cell in every}
-        record_choices(out, sweep.tune, sweep.by, folders)
-
-
-def _worth(cell: SweepRun, by: str, out: Path) -> float:
-    """Return a score on validation samples of which higher is better; failed and diverged runs are worst."""
-    if cell.failed(out):
-        return -inf
-    summary = RunFolder(cell.folder(out)).read_summary()
-    # A method without this kind of model is judged by one that it has.
-    scores: dict[str, Any] = next((summary[kind] for kind in (by, "personal", "global") if kind in summary), {})
-    name = f"validation_{summary['metric']}"
-    if name not in scores:
-        raise EquipoiseError(f"{cell.folder(out)} has no score on validation samples to choose by; set data.split")
-    if scores[name] is None:
-        return -inf
-    return float(scores[name]) if higher_is_better(summary) else -float(scores[name])

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from equipoise.errors import EquipoiseError
-from equipoise.runs.sweep import SweepRun, chains, group
+from equipoise.runs.sweep import SweepRun, chains
+from equipoise.runs.tuning import group
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class SweepPart:
 
         Args:
             every: all runs of the sweep.
-            tune: the settings that the sweep tunes.
+            tune: the settings that the sweep tunes (`Sweep.together`).
         """
         return divide(every, tune, self.of)[self.number - 1]
 
@@ -51,7 +52,7 @@ def divide(every: Sequence[SweepRun], tune: Sequence[str], parts: int) -> list[l
 
     Args:
         every: all runs of the sweep.
-        tune: the settings that the sweep tunes.
+        tune: the settings that the sweep tunes (`Sweep.together`).
         parts: number of parts; some are empty if there are more parts than bundles.
     """
     sizes = [0] * parts

@@ -5,6 +5,7 @@ import difflib
 import fcntl
 import json
 import os
+import platform
 import re
 import shutil
 import time
@@ -99,7 +100,12 @@ def flatten(tables: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """Return the settings in a run.toml with dotted names; those that an older version named otherwise, as of today."""
-    return {_RENAMED.get(key, key): value for key, value in flatten(read_toml(path)).items()}
+    return current_names(flatten(read_toml(path)))
+
+
+def current_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with the names of today, where an older version named them otherwise."""
+    return {_RENAMED.get(key, key): value for key, value in settings.items()}
 
 
 def made_in_python(tables: Mapping[str, Any]) -> bool:
@@ -191,7 +197,8 @@ class RunFolder:
         """
         atomic_files.make_folder(path)
         folder = RunFolder(path)
-        written = {"equipoise": version("equipoise"), "torch": version("torch"), **written}
+        made_by = {"equipoise": version("equipoise"), "torch": version("torch"), "python": platform.python_version()}
+        written = {**made_by, **written}
         folder.text = tomli_w.dumps({**settings, WRITTEN: written})
         with folder.locked():
             new = folder.new = folder.admit(settings, resume)

@@ -44,7 +44,11 @@ class SkippedRuns:
             for what, runs, advice in (
                 ("unfinished", self.unfinished, "--resume continues a run"),
                 ("failed", self.failed, f"{FAILED} in each has the reason"),
-                ("rejected", self.rejected, "the tuning of their sweep chose other values; --all shows them"),
+                (
+                    "rejected",
+                    self.rejected,
+                    "trials of a sweep, or values that it did not choose; --all shows them",
+                ),
             )
             if runs
         ]
@@ -54,14 +58,11 @@ def _named(runs: tuple[Path, ...]) -> str:
     return ", ".join(run.absolute().name for run in runs[:_NAMED]) + (", …" if len(runs) > _NAMED else "")
 
 
-def search_runs(paths: list[Path], rejected: bool = False) -> tuple[list[FinishedRun], SkippedRuns]:
-    """Return the runs that can be compared in these folders and in the folders below them, and those that cannot.
-
-    Runs that the tuning of a sweep rejected are returned if there are no others.
+def search_folders(paths: list[Path]) -> tuple[list[Path], list[Path], list[Path]]:
+    """Return the run folders in these folders and below them: of finished, unfinished and failed runs.
 
     Args:
         paths: the folders.
-        rejected: whether to return rejected runs in any case.
     """
     finished: dict[Path, None] = {}
     unfinished: dict[Path, None] = {}
@@ -78,6 +79,19 @@ def search_runs(paths: list[Path], rejected: bool = False) -> tuple[list[Finishe
         for run in inside:
             kind = finished if _finished(run) else failed if (run / FAILED).exists() else unfinished
             kind[run] = None
+    return list(finished), list(unfinished), list(failed)
+
+
+def search_runs(paths: list[Path], rejected: bool = False) -> tuple[list[FinishedRun], SkippedRuns]:
+    """Return the runs that can be compared in these folders and in the folders below them, and those that cannot.
+
+    Runs that the tuning of a sweep rejected are returned if there are no others.
+
+    Args:
+        paths: the folders.
+        rejected: whether to return rejected runs in any case.
+    """
+    finished, unfinished, failed = search_folders(paths)
     if not finished:
         first, *others = [*unfinished, *failed]
         if first in failed:

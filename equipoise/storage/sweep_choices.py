@@ -12,7 +12,14 @@ SWEEP = "sweep.json"
 """File in the folder of a tuned sweep, with the runs that were chosen and those that were rejected."""
 
 
-def record_choices(folder: Path, tune: Sequence[str], by: str, chosen: Mapping[str, bool]) -> None:
+def record_choices(
+    folder: Path,
+    tune: Sequence[str],
+    by: str,
+    chosen: Mapping[str, bool],
+    trials: Sequence[str] = (),
+    choices: Mapping[str, Any] | None = None,
+) -> None:
     """Write which runs of a sweep were chosen; for runs of several sweeps in one folder, the last sweep decides.
 
     Args:
@@ -20,6 +27,8 @@ def record_choices(folder: Path, tune: Sequence[str], by: str, chosen: Mapping[s
         tune: the settings that were tuned; empty if all values are wanted.
         by: kind of model whose score decided.
         chosen: whether each run was chosen, by the name of its folder.
+        trials: names of the folders of runs that only served to choose.
+        choices: the chosen values and those that were tried, by the digest of the group of runs.
     """
     path = folder / SWEEP
     if not tune and not path.exists():
@@ -39,13 +48,20 @@ def record_choices(folder: Path, tune: Sequence[str], by: str, chosen: Mapping[s
             "chosen": sorted(name for name, good in known.items() if good),
             "rejected": sorted(name for name, good in known.items() if not good),
         }
+        if only_trials := sorted(
+            {*before.get("trials", ()), *trials} - {name for name, good in chosen.items() if good}
+        ):
+            now["trials"] = only_trials
+        if values := {**before.get("choices", {}), **(choices or {})}:
+            now["choices"] = dict(sorted(values.items()))
         if now != before:
             atomic_files.write_json(path, now)
 
 
 def rejected_runs(folder: Path) -> frozenset[str]:
-    """Return the names of the run folders in a folder that a sweep rejected."""
-    return frozenset(_read(folder / SWEEP).get("rejected", ()))
+    """Return the names of the run folders in a folder that a sweep rejected, or that only served to choose."""
+    found = _read(folder / SWEEP)
+    return frozenset((*found.get("rejected", ()), *found.get("trials", ())))
 
 
 def _read(path: Path) -> dict[str, Any]:

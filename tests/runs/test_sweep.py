@@ -16,7 +16,9 @@ from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.runs import sweep
 from equipoise.runs.process_pool import execute
-from equipoise.runs.sweep import expand_sweep, grid, tuned
+from equipoise.runs.sweep import expand_sweep, grid
+from equipoise.runs.sweep_results import SweepResults
+from equipoise.runs.tuning import tuned
 from equipoise.storage.run_folder import RunFolder, read_toml
 from tests.support.commands import ROOT, equipoise_command, small
 from tests.support.waiting import FOREVER, interrupted, start
@@ -91,11 +93,11 @@ def test_tuning_keeps_the_best_of_the_first_seed(tmp_path: Path) -> None:
         )
     )
     assert len(every) == 6
-    trials, rest = tuned(every, settings, tmp_path)
+    trials, rest = tuned(every, settings, SweepResults(tmp_path))
     assert [cell.seed for cell in trials] == [3, 3, 3]
     assert rest == []
     execute(trials, tmp_path, None, 1, lambda cell, notes: None)
-    _, rest = tuned(every, settings, tmp_path)
+    _, rest = tuned(every, settings, SweepResults(tmp_path))
     assert {(c.experiment.algorithm_name, c.experiment.algorithm.lr) for c in rest} == {
         ("ditto", 0.05),
         ("fedavg", 0.05),
@@ -136,7 +138,7 @@ def test_a_run_that_fails_is_told(tmp_path: Path) -> None:
 def test_a_candidate_that_diverges_loses(tmp_path: Path) -> None:
     every, settings = expand_sweep(small(algorithm={"lr": [1e30, 0.05, 1e-6]}, sweep={"tune": ["algorithm.lr"]}))
     execute(every, tmp_path, None, 1, lambda cell, notes: None)
-    _, chosen = tuned(every, settings, tmp_path)
+    _, chosen = tuned(every, settings, SweepResults(tmp_path))
     assert [cell.experiment.algorithm.lr for cell in chosen] == [0.05]
 
 

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from equipoise.errors import EquipoiseError
 from equipoise.runs.process_pool import execute
-from equipoise.runs.sweep import Sweep, SweepRun, chains, expand_sweep, group, record_tuning, tuned
+from equipoise.runs.sweep import Sweep, SweepRun, chains, expand_sweep
 from equipoise.runs.sweep_parts import SweepPart, divide
+from equipoise.runs.sweep_results import SweepResults
+from equipoise.runs.tuning import group, record_tuning, tuned
 from equipoise.storage.sweep_choices import SWEEP
 from tests.support.commands import is_one_sentence, small
 
@@ -77,9 +79,9 @@ def test_parts_are_read() -> None:
 
 def run_all(every: list[SweepRun], sweep: Sweep, out: Path, first: int) -> None:
     """Do what `equipoise sweep` does with these runs."""
-    execute(tuned(every, sweep, out, first)[0], out, None, 1, lambda cell, notes: None)
-    record_tuning(every, sweep, out, first)
-    execute(tuned(every, sweep, out, first)[1], out, None, 1, lambda cell, notes: None)
+    execute(tuned(every, sweep, SweepResults(out), first)[0], out, None, 1, lambda cell, notes: None)
+    record_tuning(every, sweep, SweepResults(out), first)
+    execute(tuned(every, sweep, SweepResults(out), first)[1], out, None, 1, lambda cell, notes: None)
 
 
 @pytest.mark.slow

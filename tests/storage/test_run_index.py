@@ -13,7 +13,9 @@ import equipoise as eq
 from equipoise.data.federation import from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.runs.process_pool import execute
-from equipoise.runs.sweep import expand_sweep, record_tuning, tuned
+from equipoise.runs.sweep import expand_sweep
+from equipoise.runs.sweep_results import SweepResults
+from equipoise.runs.tuning import record_tuning, tuned
 from equipoise.storage.run_folder import read_toml
 from equipoise.storage.run_index import find_runs, grouped, search_runs
 from equipoise.storage.sweep_choices import SWEEP, record_choices, rejected_runs
@@ -34,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_tuning_rejected_is_skipped_by_name_unless_all_is_asked_for(folder: Path) -> None:
     runs = folder / "runs"
     every, sweep = expand_sweep(read_toml(folder / "tuned.toml"))
-    chosen = {cell.folder(runs).name for cell in tuned(every, sweep, runs)[1]}
+    chosen = {cell.folder(runs).name for cell in tuned(every, sweep, SweepResults(runs))[1]}
     found, skipped = search_runs([runs])
     assert {run.path.name for run in found} == chosen
     assert len(found) == 2
@@ -62,21 +64,21 @@ def test_a_later_sweep_decides_again(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "runs", runs)
     assert rejected_runs(runs)
     every, sweep = expand_sweep(small(algorithm={"lam": [0.1, 1.0, 10.0]}))
-    record_tuning(every, sweep, runs)  # all values are wanted
+    record_tuning(every, sweep, SweepResults(runs))  # all values are wanted
     assert not {cell.folder(runs).name for cell in every} & rejected_runs(runs)
 
 
 def test_a_sweep_without_tuning_writes_no_choices(tmp_path: Path) -> None:
     every, sweep = expand_sweep(small(algorithm={"lam": [0.1, 1.0]}))
     execute(every, tmp_path, None, 1, lambda cell, notes: None)
-    record_tuning(every, sweep, tmp_path)
+    record_tuning(every, sweep, SweepResults(tmp_path))
     assert not (tmp_path / SWEEP).exists()
 
 
 def test_nothing_is_decided_before_all_trials_are_done(tmp_path: Path) -> None:
     every, sweep = expand_sweep(small(algorithm={"lam": [0.1, 1.0]}, sweep={"tune": ["algorithm.lam"]}))
     execute(every[:1], tmp_path, None, 1, lambda cell, notes: None)
-    record_tuning(every, sweep, tmp_path)
+    record_tuning(every, sweep, SweepResults(tmp_path))
     assert rejected_runs(tmp_path) == frozenset()
 
 

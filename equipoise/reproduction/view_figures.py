@@ -1,0 +1,206 @@
+"""Figures of recorded results: the cells of a view's table, and the curves of its plot."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from equipoise.errors import EquipoiseError
+from equipoise.reproduction.result_tables import markdown_table, spread
+from equipoise.reproduction.result_views import (
+    MISSING,
+    VIEWS,
+    Figure,
+    View,
+    check_one_run_per_seed,
+    lines_of,
+    records_of,
+    select,
+    short_setting,
+    text_of,
+)
+from equipoise.settings import read
+from equipoise.storage.model_kinds import KINDS
+from equipoise.storage.result_records import Record
+
+_SHORT = {
+    "": "{metric}",
+    "spread": "{metric}_std",
+    "pooled": "{metric}_pooled",
+    "worst": "worst_decile",
+    "best": "best_decile",
+    "validation": "validation_{metric}",
+}
+"""Short names of scores, and the figures of the summary that they stand for."""
+_OF_SCALE = frozenset(form.format(metric="accuracy") for form in _SHORT.values())
+"""Figures that are shown in % where the metric is the accuracy."""
+_MAIN = "score"
+"""The personal models' score, or that of the global model of a method that has no personal ones."""
+Curve = tuple[str, list[tuple[int, list[float]]]]
+"""A name, and the values of all seeds at each round."""
+
+
+def read_figure(written: Any, where: str) -> Figure:
+    """Return a figure; a plain name stands for the figure of that name."""
+    return Figure(figure=written) if isinstance(written, str) else read(Figure, written, where)
+
+
+def field_of(figure: str, metric: str) -> str:
+    """Return the name in summary.json of a score: `personal` and `unseen.personal.worst` are short for others."""
+    group, kind = ("unseen.", figure[7:] or "personal") if (figure + ".").startswith("unseen.") else ("", figure)
+    head, _, tail = kind.partition(".")
+    if head in (*KINDS, _MAIN) and tail in _SHORT:
+        kind = f"{head}.{_SHORT[tail].format(metric=metric)}"
+    return group + kind
+
+
+def _field_in(record: Record, figure: str) -> str:
+    """Return the name of a figure in the summary of a run, which may have no personal models."""
+    field = field_of(figure, record.summary["metric"])
+    if figure == "unseen" and "personal" not in record.summary.get("unseen", {}):
+        return field.replace("unseen.personal", "unseen.global")
+    kind = "personal" if "personal" in record.summary else "global"
+    return f"{kind}.{field.removeprefix(f'{_MAIN}.')}" if field.startswith(f"{_MAIN}.") else field
+
+
+def _look_up(table: Mapping[str, Any], field: str) -> Any:
+    """Return a value of nested tables by its dotted name; keys may have dots themselves, such as scores."""
+    if field in table:
+        return table[field]
+    heads = [key for key, value in table.items() if field.startswith(f"{key}.") and isinstance(value, Mapping)]
+    return next((found for key in heads if (found := _look_up(table[key], field[len(key) + 1 :])) is not None), None)
+
+
+def value_of(record: Record, figure: str) -> float | None:
+    """Return a figure of a run; None if it has none, failed or diverged."""
+    if record.failed:
+        return None
+    field = _field_in(record, figure)
+    at = _look_up(record.summary, field)
+    if at is None or isinstance(at, (str, list, Mapping)):
+        return None
+    percent = record.summary["metric"] == "accuracy" and field.rpartition(".")[2] in _OF_SCALE
+    return 100 * float(at) if percent else float(at)
+
+
+def _number(values: Sequence[float], figure: Figure, percent: bool, signed: bool = False) -> str:
+    values = [figure.factor * value for value in values]
+    if figure.digits is None and not percent:
+        text = f"{mean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")
+    else:
+        text = spread(values, 2 if figure.digits is None else figure.digits)
+    return f"+{text}" if signed and mean(values) > 0 else text
+
+
+def _values(records: Sequence[Record], figure: str) -> dict[int, float]:
+    """Return a figure of each run that has it, by seed."""
+    found = {record.seed: value_of(record, figure) for record in records}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record]) -> str:
+    """Return a cell as text: the mean over seeds, or over the differences from the controls with the same seeds."""
+    if not records:
+        return MISSING
+    if figure.figure == "seeds":
+        return str(len({record.seed for record in records}))
+    if any(figure.figure in record.settings for record in records):
+        return ", ".join(dict.fromkeys(text_of(record.settings.get(figure.figure)) for record in records))
+    found = _values(records, figure.figure)
+    if figure.against:
+        control = _values(controls, figure.figure)
+        found = {seed: value - control[seed] for seed, value in found.items() if seed in control}
+    values = list(found.values())
+    lost = sum(bool(record.failed) for record in records)
+    if not values:
+        return "failed" if lost else MISSING
+    return _number(values, figure, _is_percent(records, figure), bool(figure.against)) + (
+        f" ({lost} failed)" if lost else ""
+    )
+
+
+def _is_percent(records: Sequence[Record], figure: Figure) -> bool:
+    first = next((record for record in records if not record.failed), None)
+    if first is None or first.summary["metric"] != "accuracy":
+        return False
+    return field_of(figure.figure, "accuracy").rpartition(".")[2] in _OF_SCALE
+
+
+def table_of(view: View, folder: Path, name: str) -> str:
+    """Return a view as a Markdown table.
+
+    Args:
+        view: the view.
+        folder: the folder of its records.
+        name: its name, for error messages.
+    """
+    records = records_of(view, folder)
+    where = f"{folder / VIEWS}: {name}"
+    if not records:
+        raise EquipoiseError(f"{where}: no recorded run has these settings: {view.where}")
+    figures = [read_figure(each, where) for each in view.figures]
+    heads, rows = lines_of(view.rows, records, where)
+    _, columns = lines_of(view.columns, records, where) if view.columns else ([], [((), {})])
+    head = [*heads, *(_heading(column, figure, len(figures)) for column, _ in columns for figure in figures)]
+    body = []
+    for labels, row in rows:
+        cells = []
+        for _, column in columns:
+            for figure in figures:
+                mine = select(records, row, column, figure.where)
+                controls = _controls(records, {**row, **column, **figure.where}, figure.against) if mine else []
+                check_one_run_per_seed(mine, where)
+                check_one_run_per_seed(controls, where)
+                cells.append(_cell(mine, figure, controls))
+        if any(cell != MISSING for cell in cells):
+            body.append([*labels, *cells])
+    return markdown_table(head, body)
+
+
+def _controls(records: Sequence[Record], where: Mapping[str, Any], against: Mapping[str, Any]) -> list[Record]:
+    """Return the runs of a control; settings that only another method has do not count."""
+    if not against:
+        return []
+    renamed = tuple(key.removesuffix("name") for key in against if key.endswith(".name"))
+    return select(records, {k: v for k, v in where.items() if not (renamed and k.startswith(renamed))}, against)
+
+
+def _heading(column: tuple[str, ...], figure: Figure, count: int) -> str:
+    own = figure.label or short_setting(figure.figure)
+    group = " ".join(column)
+    if not group:
+        return own
+    return group if count == 1 and not figure.label else f"{group}: {own}"
+
+
+def curves_of(view: View, folder: Path, name: str) -> list[Curve]:
+    """Return the curves of a view: a name each, and the values of all seeds at every round that all have.
+
+    Args:
+        view: the view; its figures are those of curves, such as `personal` or `diagnostics.dual_norm`.
+        folder: the folder of its records.
+        name: its name, for error messages.
+    """
+    records = [record for record in records_of(view, folder) if not record.failed]
+    where = f"{folder / VIEWS}: {name}"
+    if not records:
+        raise EquipoiseError(f"{where}: no recorded run has these settings: {view.where}")
+    found = []
+    for labels, row in lines_of((*view.rows, *view.columns), records, where)[1]:
+        for figure in (read_figure(each, where) for each in view.figures):
+            some = select(records, row, figure.where)
+            check_one_run_per_seed(some, where)
+            points: dict[int, list[float]] = {}
+            for record in some:
+                field = _field_in(record, figure.figure)
+                factor = figure.factor * (100 if _is_percent([record], figure) else 1)
+                for number, value in zip(record.curves.get("round", ()), record.curves.get(field, ()), strict=False):
+                    if value is not None:
+                        points.setdefault(number, []).append(factor * value)
+            complete = [(number, values) for number, values in sorted(points.items()) if len(values) == len(some)]
+            if complete:
+                own = figure.label or (figure.figure if len(view.figures) > 1 else "")
+                found.append((" ".join(filter(None, (*labels, own))), complete))
+    if not found:
+        raise EquipoiseError(f"{where}: the recorded runs have no curves of {', '.join(map(str, view.figures))}")
+    return found

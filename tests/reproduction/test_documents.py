@@ -1,0 +1,234 @@
+"""Tables and plots of documents: made from recorded results, and never out of date."""
+
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import pytest
+import tomli_w
+from hypothesis import given
+from hypothesis import strategies as st
+
+from equipoise.errors import EquipoiseError
+from equipoise.reproduction.documents import fill, filled, main
+from equipoise.reproduction.exhibits import own
+from equipoise.reproduction.result_views import View
+from equipoise.reproduction.view_figures import curves_of, field_of, table_of
+from equipoise.storage.result_records import Record, add_records
+from tests.support.commands import ROOT, is_one_sentence
+
+
+def record(method: str, seed: int, score: float, lr: float = 0.1, **more: Any) -> Record:
+    settings = {"algorithm.name": method, "algorithm.lr": lr, "data.name": "digits", **more.pop("settings", {})}
+    personal = {"accuracy": score, "accuracy_pooled": score / 2, "worst_decile": score / 4, "validation_accuracy": 0.5}
+    summary = {"metric": "accuracy", "dataset": "digits", "personal": personal, "unconverged": score / 10}
+    summary |= {
+        "unseen": {"clients": 2, "personal": {"accuracy": score - 0.125}},
+        "rounds_to": {"personal": {"0.5": 7}},
+    }
+    curves = {"round": [1, 2], "personal.accuracy": [score / 2, score], "duals.norm": [1.0, 10.0 * score]}
+    return Record(f"{method} {lr}", seed, settings, **{"summary": summary, "curves": curves, **more})
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A paper with records of two methods and three seeds, one of them without seed 2."""
+    records = [record("fedrep", s, 0.5 + s / 8) for s in (0, 1, 2)]
+    records += [record("fedeq", s, x, 0.3, settings={"algorithm.rho": 0.01}) for s, x in ((0, 0.625), (1, 0.875))]
+    records += [record("fedeq", 0, 0.99, 0.2, settings={"algorithm.rho": 0.01}, trial=True)]
+    add_records(tmp_path / "toy" / "results" / "r.jsonl", records)
+    return tmp_path
+
+
+def table(place: Path, **view: Any) -> list[list[str]]:
+    view = {"files": ("r",), "rows": ("algorithm.name",), **view}
+    text = table_of(View(**view), place / "toy" / "results", "view")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert set(rows[1]) == {"---"}
+    return [rows[0], *rows[2:]]
+
+
+def test_a_table_has_means_and_deviations_over_seeds_and_no_trials(place: Path) -> None:
+    figures = ("personal", "personal.pooled", "personal.worst", "unseen", "algorithm.lr", "seeds")
+    heads, fedeq, fedrep = table(place, figures=figures)
+    assert heads == ["algorithm", "personal", "pooled", "worst", "unseen", "lr", "seeds"]
+    assert fedeq[:2] == ["fedeq", f"75.00 ± {stdev([62.5, 87.5]):.2f}"]
+    assert fedrep[:2] == ["fedrep", "62.50 ± 12.50"]
+    assert fedrep[2:5] == ["31.25 ± 6.25", "15.62 ± 3.12", "50.00 ± 12.50"]
+    assert (fedeq[5:], fedrep[5:]) == (["0.3", "2"], ["0.1", "3"])
+
+
+def test_figures_have_factors_and_digits_and_may_be_any_of_the_summary(place: Path) -> None:
+    figures = (
+        {"figure": "unconverged", "label": "unconverged %", "factor": 100.0, "digits": 1},
+        {"figure": "unconverged"},
+        {"figure": "rounds_to.personal.0.5", "label": "rounds"},
+        {"figure": "score", "digits": 0},
+        "global",
+    )
+    heads, _, fedrep = table(place, figures=figures)
+    assert heads[1:] == ["unconverged %", "unconverged", "rounds", "score", "global"]
+    assert fedrep[1:4] == ["6.2 ± 1.2", "0.0625 ± 0.012", "7 ± 0"]
+    assert fedrep[4:] == ["62 ± 12", "–"]
+
+
+@given(
+    st.dictionaries(st.integers(0, 5), st.floats(0, 1), min_size=1), st.dictionaries(st.integers(0, 5), st.floats(0, 1))
+)
+def test_differences_from_a_control_are_paired_over_common_seeds(
+    tmp_path_factory: pytest.TempPathFactory, ours: dict[int, float], theirs: dict[int, float]
+) -> None:
+    place = tmp_path_factory.mktemp("views")
+    records = [record("fedeq", s, x, settings={"algorithm.rho": 0.1}) for s, x in ours.items()]
+    records += [record("fedrep", s, x) for s, x in theirs.items()]
+    add_records(place / "toy" / "results" / "r.jsonl", records)
+    against = {"figure": "personal", "against": {"algorithm.name": "fedrep"}, "digits": 3}
+    rows = table(place, rows=("algorithm.name", "algorithm.rho"), figures=("personal", against))[1:]
+    apart = [100 * ours[s] - 100 * theirs[s] for s in ours if s in theirs]
+    text = "–" if not apart else f"{mean(apart):.3f}" + (f" ± {stdev(apart):.3f}" if len(apart) > 1 else "")
+    text = f"+{text}" if apart and mean(apart) > 0 else text
+    assert rows[0][:2] == ["fedeq", "0.1"]
+    assert rows[0][3].replace("-0.000", "0.000").lstrip("+") == text.replace("-0.000", "0.000").lstrip("+")
+    for row in rows[1:]:
+        assert row[3].lstrip("+-").startswith("0.000")  # the control itself
+
+
+def test_rows_and_columns_are_settings_in_an_order_or_named_lines(place: Path) -> None:
+    methods = {
+        "setting": "algorithm.name",
+        "values": ("fedrep", "fedeq"),
+        "names": {"fedeq": "FeDEQ"},
+        "label": "method",
+    }
+    heads, *rows = table(place, rows=(methods,), figures=("seeds",))
+    assert (heads, rows) == (["method", "seeds"], [["fedrep", "3"], ["FeDEQ", "2"]])
+    heads, row = table(place, rows=("data.name",), columns=(methods,), figures=("personal",))
+    assert heads == ["data", "fedrep", "FeDEQ"]
+    assert row[1] == "62.50 ± 12.50"
+    heads, _ = table(place, rows=("data.name",), columns=(methods,), figures=("personal", "seeds"))
+    assert heads == ["data", "fedrep: personal", "fedrep: seeds", "FeDEQ: personal", "FeDEQ: seeds"]
+    named = ({"label": "ours", "where": {"algorithm.rho": 0.01}}, {"label": "gone", "where": {"algorithm.rho": 9}})
+    assert table(place, rows=named, figures=("seeds",)) == [["", "seeds"], ["ours", "2"]]
+    assert table(place, where={"algorithm.lr": 0.1}, figures=("seeds",))[1:] == [["fedrep", "3"]]
+
+
+def test_failed_runs_are_counted(place: Path) -> None:
+    file = place / "toy" / "results" / "r.jsonl"
+    add_records(file, [record("fedrep", 2, 0.0, summary={}, curves={}, failed="it diverged")])
+    add_records(file, [record("local", 0, 0.0, summary={}, curves={}, failed="it diverged")])
+    _, _, fedrep, local = table(place)
+    assert fedrep[1] == "56.25 ± 8.84 (1 failed)"
+    assert local[1] == "failed"
+
+
+def test_a_mean_over_different_settings_is_refused(place: Path) -> None:
+    with pytest.raises(EquipoiseError) as caught:
+        table(place, rows=("data.name",))
+    is_one_sentence(caught.value, "runs with different algorithm.lr, algorithm.name", "rows, columns or where")
+    with pytest.raises(EquipoiseError, match="no recorded run has these settings"):
+        table(place, where={"rounds": 3})
+
+
+@pytest.mark.parametrize(
+    ("short", "field"),
+    [
+        ("personal", "personal.accuracy"),
+        ("consensus.spread", "consensus.accuracy_std"),
+        ("global.validation", "global.validation_accuracy"),
+        ("unseen", "unseen.personal.accuracy"),
+        ("unseen.global.pooled", "unseen.global.accuracy_pooled"),
+        ("unseen.clients", "unseen.clients"),
+        ("solver_iterations", "solver_iterations"),
+        ("personal.loss", "personal.loss"),
+    ],
+)
+def test_short_names_of_scores(short: str, field: str) -> None:
+    assert field_of(short, "accuracy") == field
+
+
+def test_curves_have_the_values_of_all_seeds(place: Path) -> None:
+    view = View(files=("r",), rows=("algorithm.name",), figures=("personal", "duals.norm"))
+    curves = dict(curves_of(view, place / "toy" / "results", "v"))
+    assert list(curves) == ["fedeq personal", "fedeq duals.norm", "fedrep personal", "fedrep duals.norm"]
+    assert curves["fedrep personal"] == [(1, [25.0, 31.25, 37.5]), (2, [50.0, 62.5, 75.0])]
+    assert curves["fedeq duals.norm"] == [(1, [1.0, 1.0]), (2, [6.25, 8.75])]
+
+
+PAGE = """# Results
+<!-- table: toy/methods -->
+old
+<!-- end -->
+
+Words between.
+
+<!-- plot: toy/curves -->
+<!-- end -->
+```
+<!-- table: toy/in a listing -->
+```
+"""
+
+
+@pytest.fixture
+def page(place: Path) -> Path:
+    views = {
+        "methods": {"files": ["r"], "rows": ["algorithm.name"], "figures": ["personal", "seeds"]},
+        "curves": {"files": ["r"], "rows": ["algorithm.name"], "title": "Curves", "axis": "%", "logarithmic": True},
+    }
+    (place / "toy" / "results" / "views.toml").write_text(tomli_w.dumps(views))
+    (place / "page.md").write_text(PAGE)
+    return place / "page.md"
+
+
+def test_blocks_are_filled_and_stay_until_a_record_changes(place: Path, page: Path) -> None:
+    assert fill([page], place, check=True) == [page]
+    assert page.read_text() == PAGE
+    assert not (place / "toy-curves.svg").exists()
+    assert fill([page], place) == [page]
+    text = page.read_text()
+    assert "| fedrep | 62.50 ± 12.50 | 3 |" in text
+    assert "old" not in text
+    assert "Words between.\n\n<!-- plot: toy/curves -->\n![Curves](toy-curves.svg)\n<!-- drawn from " in text
+    assert text.endswith("```\n<!-- table: toy/in a listing -->\n```\n")
+    picture = (place / "toy-curves.svg").read_text()
+    assert "fedrep" in picture
+    assert fill([page], place) == fill([page], place, check=True) == []
+    add_records(place / "toy" / "results" / "r.jsonl", [record("fedrep", 2, 1.0)])
+    assert fill([page], place, check=True) == [page]
+    fill([page], place)
+    assert page.read_text() != text
+    assert (place / "toy-curves.svg").read_text() != picture
+    (place / "toy-curves.svg").unlink()
+    assert fill([page], place, check=True) == [page]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("<!-- table: toy/method -->\n<!-- end -->\n", "line 1: .* has no view 'method'; did you mean 'methods'"),
+        ("<!-- table: toy/methods -->\n", "has no <!-- end -->"),
+        ("<!-- table: toy/methods -->\n<!-- plot: toy/curves -->\n", "line 2: the block before it has no <!-- end -->"),
+        ("<!-- table: methods -->\n<!-- end -->\n", "it must be PAPER/VIEW"),
+        ("<!-- table: none/methods -->\n<!-- end -->\n", "there is no file"),
+    ],
+)
+def test_a_wrong_block_gets_one_sentence(text: str, words: str, place: Path, page: Path) -> None:
+    page.write_text(text)
+    with pytest.raises(EquipoiseError, match=words) as caught:
+        filled(page, place)
+    is_one_sentence(caught.value, str(page))
+
+
+def test_a_wrong_view_gets_one_sentence(place: Path, page: Path) -> None:
+    (place / "toy" / "results" / "views.toml").write_text('[methods]\nfiles = ["r"]\nrows = []\nfigure = []\n')
+    with pytest.raises(EquipoiseError) as caught:
+        filled(page, place)
+    is_one_sentence(caught.value, "methods.figure", "did you mean 'figures'?")
+
+
+def test_the_documentation_is_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    """If this fails, run `make results`."""
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    assert fill(pages, own(), check=True) == []
+    assert main(["--check"]) == 0
+    assert capsys.readouterr().out == ""
