@@ -48,7 +48,9 @@ def reproduce(
     published: Annotated[
         bool, typer.Option("--published", help="Show the recorded results; nothing is run, and no data are needed.")
     ] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Run everything here, also what is recorded.")] = False,
+    continued: Annotated[
+        bool, typer.Option("--continue", help="Take the recorded runs as done, and run only the others.")
+    ] = False,
     plan: Annotated[bool, typer.Option("--plan", help="Only list the runs that would be started.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
@@ -69,8 +71,8 @@ def reproduce(
 
     Scales: smoke shows in a minute or two that everything works; small is made for two cores and takes minutes to
     hours; paper has the paper's own rounds, clients and seeds. Finished runs are used again, whichever table needs
-    them. After an interruption the same command resumes at the last complete round. Runs whose results come with the
-    package are not repeated, and the output says how many these are; --fresh runs them too.
+    them. After an interruption the same command resumes at the last complete round. Results that come with the package
+    are runs of other machines: --published shows them, and --continue runs only what they lack.
 
     ▲ and ▼ mark where our mean is above or below the paper's figure by more than both standard deviations together.
     Figures of runs with fewer rounds, clients or samples than the paper's, or with other settings, are not marked.
@@ -85,7 +87,7 @@ def reproduce(
     place = papers or exhibits.own()
     if name is None:
         given_options = [("--only", only), ("--seeds", seeds), ("--set", sets), ("--plan", plan)]
-        for option, given in [*given_options, ("--published", published), ("--fresh", fresh)]:
+        for option, given in [*given_options, ("--published", published), ("--continue", continued)]:
             if given:
                 raise EquipoiseError(f"{option} is for one table or figure; name it, such as flame-table3")
         print_exhibits(place, data, as_json)
@@ -94,13 +96,13 @@ def reproduce(
     if exhibit.why:
         raise EquipoiseError(f"{name} ({exhibit.title}) cannot be run: {exhibit.why}")
     if published:
-        for option, given in (("--set", sets), ("--plan", plan), ("--fresh", fresh)):
+        for option, given in (("--set", sets), ("--plan", plan), ("--continue", continued)):
             if given:
                 raise EquipoiseError(f"{option} is about runs, but --published runs nothing; leave one of them out")
         show_published(exhibit, scale.value if scale else None, only or [], seeds, out, as_json)
         return
     size = (scale or Scale.small).value
-    records = None if fresh or not can_draw(exhibit) else read_recorded(exhibit)
+    records = read_recorded(exhibit) if continued and can_draw(exhibit) else None
     pieces = work.pieces(exhibit, out, size, only or [], seeds, sets or [], records)
     if not pieces:
         raise EquipoiseError(f"{name} has no runs at the scale {size} with these settings")
@@ -117,7 +119,7 @@ def reproduce(
         again += ["--scale", size, *(["--seeds", str(seeds)] if seeds else []), "--jobs", str(jobs)]
         again += ["--out", str(out), *(["--data", str(data)] if data else [])]
         again += [*(["--papers", str(papers)] if papers else []), *(x for s in sets or [] for x in ("--set", s))]
-        again += ["--fresh"] if fresh else []
+        again += ["--continue"] if continued else []
         interrupted("stopped; all complete rounds are saved", shlex.join(again))
     runs = work.finished(pieces)
     tables = compare_with_paper(exhibit, runs, size, cut_runs(exhibit, pieces))
@@ -148,7 +150,7 @@ def _say_what_is_recorded(pieces: "list[Piece]", as_json: bool) -> None:
         versions = sorted({version for piece, cell in taken for version in piece.results.versions([cell])})
         say(
             f"{len(taken)} of {len(planned)} runs are recorded (made by version {', '.join(versions)}) and are not "
-            "repeated; --fresh runs them here.",
+            "repeated.",
             as_json,
         )
 

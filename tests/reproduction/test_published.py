@@ -117,23 +117,22 @@ def test_what_is_not_recorded_is_said(papers: Path) -> None:
 
 
 @pytest.mark.slow
-def test_recorded_runs_are_not_repeated_unless_asked_for(papers: Path, tmp_path: Path) -> None:
+def test_continued_reproductions_run_only_what_is_not_recorded(papers: Path, tmp_path: Path) -> None:
     file = papers / "toy" / "results" / "lines.jsonl"
-    plan = json.loads(command(papers, "toy-table1", "--plan", "--json").stdout)
+    plan = json.loads(command(papers, "toy-table1", "--continue", "--plan", "--json").stdout)
     assert [(row["runs"], row["done"]) for row in plan] == [(7, 7)]  # three trials, four runs
-    done = command(papers, "toy-table1")
+    done = command(papers, "toy-table1", "--continue")
     assert done.returncode == 0, done.stderr
     assert "7 of 7 runs are recorded (made by version" in done.stdout
-    assert "--fresh runs them here" in done.stdout
     assert list((tmp_path / "runs").glob("*/*/*/summary.json")) == []
     for values in errors(papers).values():
         assert f"{mean(values):.4f} ± {stdev(values):.4f}" in done.stdout
     lines = file.read_text().splitlines(keepends=True)
     file.write_text("".join(line for line in lines if json.loads(line)["seed"] != 1))
-    done = command(papers, "toy-table1")
+    done = command(papers, "toy-table1", "--continue")
     assert "5 of 7 runs are recorded" in done.stdout
     assert len(list((tmp_path / "runs").glob("toy/lines/*/summary.json"))) == 2
-    other = command(papers, "toy-table1", "--fresh", "--out", "fresh")
+    other = command(papers, "toy-table1", "--out", "fresh")
     assert "recorded" not in other.stdout
     assert len(list((tmp_path / "fresh").glob("toy/lines/*/summary.json"))) == 7
     assert [line for line in done.stdout.splitlines() if "±" in line] == [
@@ -153,7 +152,9 @@ def test_a_document_shows_the_recorded_exhibit(papers: Path, tmp_path: Path) -> 
 
 
 def test_a_run_with_another_setting_is_not_taken_from_records(papers: Path) -> None:
-    plan = json.loads(command(papers, "toy-table1", "--plan", "--json", "--set", "algorithm.epochs=2").stdout)
+    plan = json.loads(
+        command(papers, "toy-table1", "--continue", "--plan", "--json", "--set", "algorithm.epochs=2").stdout
+    )
     assert plan[0]["done"] == 0
 
 
