@@ -28,7 +28,7 @@ class FeDEQ(HasConsensusModel, UsesLastUploads, Algorithm):
     paper: ClassVar[str] = "FeDEQ: a shared equilibrium representation learned by ADMM consensus, Algorithm 1"
 
     rho: NonNegative = 0.01
-    "strength of the pull of the copies towards the consensus; above 0 with average = \"dual\""
+    'strength of the pull of the copies towards the consensus; above 0 with average = "dual"'
     average: Literal["plain", "dual"] = "plain"
     "plain: mean of the round's theta_i, as in the paper; dual: mean of all clients' last theta_i + lam_i / rho"
     begin: Literal["own", "consensus", "published"] = "own"

@@ -263,7 +263,7 @@ class Deployment(DeploymentState):
         self.done, self.concluded = round, False
         line: dict[str, Any] = {"round": round, "clients": progress.asked, "left_out": left_out}
         line["lr"] = self.learning_rate(round)
-        line |= self.count_solves(round, progress.solves)
+        line |= self.count_solves(round, *self.task.judge_reported(progress.solves))
         timing = self.timing(round, progress.seconds, 0.0)
         self.progress = RoundProgress()
         line |= self.counters.sums()

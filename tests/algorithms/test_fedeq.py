@@ -263,5 +263,5 @@ def test_the_published_start_is_kept_only_by_clients_of_the_round_before() -> No
 
 def test_the_dual_average_needs_rho_above_zero() -> None:
     assert FeDEQ(rho=0.0).rho == 0
-    with pytest.raises(EquipoiseError, match='rho = 0 is not allowed with algorithm.average = "dual"'):
+    with pytest.raises(EquipoiseError, match=r'rho = 0 is not allowed with algorithm\.average = "dual"'):
         FeDEQ(rho=0.0, average="dual")
