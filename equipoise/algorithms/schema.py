@@ -34,6 +34,8 @@ class MessageSchema:
     parameters_personal: int
     weighs_samples: bool = False
     "whether the weight that a client sends is its number of training samples"
+    weighs_iterations: bool = False
+    "whether the weight that a client sends is a number of iterations of equilibrium solves"
     references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     "fields of the broadcast that a field of the upload is a change of, where the upload declares a reference"
 
@@ -66,6 +68,8 @@ def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> M
         upload.message.numel,
         client.numel,
         weighs_samples=weighted and upload.weight is probe.size,
+        weighs_iterations=weighted
+        and any(upload.weight is given for given in (probe.iterations, probe.iterations_performed)),
         references=_references(upload, down),
     )
 
@@ -102,7 +106,8 @@ class ShapeProbe:
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
         self.outputs, self.start, self.round, self.lr = start.outputs, start, 1, 1.0
         self.size = start.w0.new_ones(1)
-        self.iterations = self.local_steps = start.w0.new_ones(1)
+        # One tensor each: the schema recognises what a weight is by its identity.
+        self.iterations, self.iterations_performed, self.local_steps = (start.w0.new_ones(1) for _ in range(3))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"data has no {name!r}{nearest(name, [k for k in dir(LocalData) if k[0] != '_'])}")

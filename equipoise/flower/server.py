@@ -17,7 +17,7 @@ from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.shards import ClientShards
 from equipoise.engine.run_context import EngineContext
-from equipoise.equilibrium import Solves
+from equipoise.equilibrium import Solves, layers
 from equipoise.errors import RunFailed
 from equipoise.executors.base import SENT
 from equipoise.flower.attendance import TooFewClients
@@ -211,6 +211,7 @@ class Deployment(DeploymentState):
                 replies[member.name],
                 broadcast(self.algorithm, self.server, member.index),
                 self._last_upload(member),
+                self._iterations(member),
             )
             for member in cohort
             if member.name in replies
@@ -228,6 +229,11 @@ class Deployment(DeploymentState):
             self.client_seconds[name] += reply.seconds
             self.progress.solves.add(reported_solves(reply.answer))
         return accepted
+
+    def _iterations(self, member: Member) -> int:
+        """Return the iteration limit of equilibrium solves on a client's device; 1 without equilibrium layers."""
+        own = max((layer.limit for _, layer in layers(self.task.module)), default=1)
+        return min(own, self.budgets.get(member.name, own))
 
     def _last_upload(self, member: Member) -> State:
         """Return a client's last upload as the server has it; empty where the algorithm does not use last uploads."""
