@@ -7,14 +7,14 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm, Reduce, Requirements
-from equipoise.algorithms.capabilities import HasConsensusModel, UsesLastUploads
+from equipoise.algorithms.capabilities import HasConsensusModel, ReportsDiagnostics, UsesLastUploads, agreement
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 
 
-class FeDEQ(HasConsensusModel, UsesLastUploads, Algorithm):
+class FeDEQ(HasConsensusModel, ReportsDiagnostics, UsesLastUploads, Algorithm):
     """Clients agree by ADMM on the body, with or without an equilibrium layer, and keep personal heads (FeDEQ).
 
     theta: the consensus on the body; theta_i: the client's copy of it; lam_i: the dual of theta_i = theta; w_i: the
@@ -101,6 +101,9 @@ class FeDEQ(HasConsensusModel, UsesLastUploads, Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return reduce(uploads)  # line 4
+
+    def diagnostics(self, client: State, down: State) -> State:
+        return agreement(client.theta_i, down.theta, client.lam_i)
 
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(client.theta_i, client.w_i)

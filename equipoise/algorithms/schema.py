@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.capabilities import ReportsDiagnostics
 from equipoise.algorithms.local_data import DataSplit, LocalData, Start
 from equipoise.errors import EquipoiseError
 from equipoise.parameter_space import linear_head
@@ -36,6 +37,8 @@ class MessageSchema:
     "whether the weight that a client sends is its number of training samples"
     weighs_iterations: bool = False
     "whether the weight that a client sends is a number of iterations of equilibrium solves"
+    diagnostics: tuple[str, ...] = ()
+    "numbers about its update that a client reports; none under privacy"
     references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     "fields of the broadcast that a field of the upload is a change of, where the upload declares a reference"
 
@@ -70,8 +73,19 @@ def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> M
         weighs_samples=weighted and upload.weight is probe.size,
         weighs_iterations=weighted
         and any(upload.weight is given for given in (probe.iterations, probe.iterations_performed)),
+        diagnostics=_diagnostics(algorithm, after, down) if weighted else (),
         references=_references(upload, down),
     )
+
+
+def _diagnostics(algorithm: Algorithm, client: State, down: State) -> tuple[str, ...]:
+    """Return the names of the numbers that a client reports."""
+    if not isinstance(algorithm, ReportsDiagnostics):
+        return ()
+    found = _tried(algorithm, "diagnostics", client, down)
+    if not isinstance(found, State) or any(t.shape != (1,) for t in found.values()):
+        raise EquipoiseError(f"{type(algorithm).__name__}.diagnostics must return a State of numbers of shape (1,)")
+    return tuple(found)
 
 
 def _references(upload: Upload, down: State) -> dict[str, tuple[str, ...]]:

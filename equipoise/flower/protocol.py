@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.algorithms.local_data import Start
 from equipoise.algorithms.schema import MessageSchema, Shapes
+from equipoise.engine.counters import DIAGNOSTICS
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.scoreboard import score_columns
@@ -140,7 +141,7 @@ def order_shapes(schema: MessageSchema, start: Start, buffers: int) -> Shapes:
 
 
 def answer_shapes(schema: MessageSchema, metrics: MetricCollection, kinds: Sequence[str] = SCORED) -> Shapes:
-    """Return the tensors that an answer may contain: the algorithm's upload, and scores of models.
+    """Return the tensors that an answer may contain: the algorithm's upload and diagnostics, and scores of models.
 
     Args:
         schema: the shapes of the algorithm's messages.
@@ -151,6 +152,7 @@ def answer_shapes(schema: MessageSchema, metrics: MetricCollection, kinds: Seque
     matrix = ((metrics.outputs, metrics.outputs), torch.int64)
     return {
         **named(schema.up, "up"),
+        **named(dict.fromkeys(schema.diagnostics, ((1,), torch.float64)), DIAGNOSTICS),
         **named({"sizes": ((3,), torch.int64), **scores}, "scores"),
         **named(dict.fromkeys(kinds, matrix) if metrics.arrays else {}, "confusion"),
     }

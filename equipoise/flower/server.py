@@ -16,6 +16,7 @@ from typing import Any
 from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.shards import ClientShards
+from equipoise.engine.counters import DIAGNOSTICS, diagnostic_figures
 from equipoise.engine.run_context import EngineContext
 from equipoise.equilibrium import Solves, layers
 from equipoise.errors import RunFailed
@@ -203,6 +204,7 @@ class Deployment(DeploymentState):
     def _accept(self, round: int, cohort: list[Member], replies: dict[str, Reply]) -> list[Accepted]:
         """Return the updates that can be used, in the order of the clients' names."""
         accepted = []
+        self.progress.diagnostics = []
         if not self.step:
             self.progress.solves = Solves()
         received = [
@@ -228,6 +230,8 @@ class Deployment(DeploymentState):
             each.member.counts = reply.answer.counts is not False
             self.client_seconds[name] += reply.seconds
             self.progress.solves.add(reported_solves(reply.answer))
+            reported = group(reply.tensors, DIAGNOSTICS)
+            self.progress.diagnostics.append({key: float(t) for key, t in reported.items()})
         return accepted
 
     def _iterations(self, member: Member) -> int:
@@ -270,6 +274,7 @@ class Deployment(DeploymentState):
         line: dict[str, Any] = {"round": round, "clients": progress.asked, "left_out": left_out}
         line["lr"] = self.learning_rate(round)
         line |= self.count_solves(round, *self.task.judge_reported(progress.solves))
+        line |= diagnostic_figures(progress.diagnostics)
         timing = self.timing(round, progress.seconds, 0.0)
         self.progress = RoundProgress()
         line |= self.counters.sums()
