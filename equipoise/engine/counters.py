@@ -6,9 +6,7 @@ from math import fsum
 
 from equipoise.equilibrium import Solves
 from equipoise.settings import LARGEST
-
-DIAGNOSTICS = "diagnostics"
-"""Key of clients' diagnostics in a line of metrics.jsonl, and prefix of their names in a message."""
+from equipoise.storage.diagnostics import DIAGNOSTICS
 
 
 @dataclass

@@ -21,7 +21,6 @@ from equipoise.attacks import poison_labels
 from equipoise.data.federation import Federation
 from equipoise.distributed.shards import ClientShards
 from equipoise.engine.compatibility import check_batches
-from equipoise.engine.counters import DIAGNOSTICS
 from equipoise.engine.model_files import write_model
 from equipoise.engine.shared_buffers import message_schema
 from equipoise.errors import EquipoiseError
@@ -59,6 +58,7 @@ from equipoise.privacy.mechanisms import public_reference
 from equipoise.settings import MOST, Count, Positive, Settings, read
 from equipoise.state import State, Upload
 from equipoise.storage import atomic_files
+from equipoise.storage.diagnostics import DIAGNOSTICS
 from equipoise.training.buffers import BUFFERS
 
 log = logging.getLogger("equipoise")

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from equipoise.algorithms.local_data import Start
 from equipoise.algorithms.schema import MessageSchema, Shapes
-from equipoise.engine.counters import DIAGNOSTICS
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.scoreboard import score_columns
@@ -18,6 +17,7 @@ from equipoise.flower.codec import RejectedMessage, named, pack, unpack
 from equipoise.metrics import MetricCollection
 from equipoise.settings import Settings, read
 from equipoise.state import State
+from equipoise.storage.diagnostics import DIAGNOSTICS
 from equipoise.storage.model_kinds import SCORED
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"

@@ -16,7 +16,7 @@ from typing import Any
 from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.shards import ClientShards
-from equipoise.engine.counters import DIAGNOSTICS, diagnostic_figures
+from equipoise.engine.counters import diagnostic_figures
 from equipoise.engine.run_context import EngineContext
 from equipoise.equilibrium import Solves, layers
 from equipoise.errors import RunFailed
@@ -32,6 +32,7 @@ from equipoise.flower.server_state import DeploymentState
 from equipoise.flower.transport import Reply
 from equipoise.flower.upload_checks import Received
 from equipoise.state import RoundUploads, State, Upload
+from equipoise.storage.diagnostics import DIAGNOSTICS
 from equipoise.training.buffers import broadcast
 
 _RESUME = "See the clients' logs, then resume with resume=true"

@@ -5,10 +5,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import equipoise as eq
 from equipoise.algorithms import ALGORITHMS, FeDEQ
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import ReportsDiagnostics
@@ -17,7 +19,11 @@ from equipoise.config.uploads import UploadSettings
 from equipoise.engine.counters import diagnostic_figures
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.mechanisms import Privacy
+from equipoise.reporting import plots
+from equipoise.reporting.html import drawn, scenes
+from equipoise.reporting.html.clients import Clients
 from equipoise.state import State
+from equipoise.storage.run_index import find_runs
 from tests.support.flower_memory import deployed, run, same, table
 from tests.support.problems import classification, metrics, registered, simulation, small_mlp
 
@@ -54,7 +60,7 @@ def test_without_duals_only_the_gap_is_reported() -> None:
     assert sim.lines[0]["diagnostics"].keys() == {"consensus_gap"}
 
 
-@pytest.mark.parametrize("begin", ["own", "consensus", "published"])
+@pytest.mark.parametrize("begin", ["consensus", "published"])
 def test_engines_agree_and_a_resumed_run_gives_the_same_bytes(begin: str, tmp_path: Path) -> None:
     algorithm = FeDEQ(begin=begin, rho=0.3, lr=0.05, batch=4, average="dual" if begin == "consensus" else "plain")
     kinds: dict[str, Any] = {"rounds": 5, "participation": 0.5, "checkpoint_every": 1}
@@ -127,3 +133,35 @@ def test_what_is_no_number_per_client_is_refused_before_the_run() -> None:
     with pytest.raises(EquipoiseError, match=r"Whole\.diagnostics must return a State of numbers of shape \(1,\)"):
         infer_schema(algorithm, task.start(4))
     assert infer_schema(FeDEQ(), task.start(4), weighted=False).diagnostics == ()
+
+
+def test_they_are_drawn_in_pictures_and_in_the_report(tmp_path: Path) -> None:
+    """One curve per method that has them, at every round; runs without them are left out."""
+    for seed in (0, 1):
+        train(tmp_path / f"fedeq-{seed}", FeDEQ(lr=0.1, rho=0.3), seed=seed)
+    train(tmp_path / "fedavg", ALGORITHMS["fedavg"](lr=0.1), seed=0)
+    runs = find_runs([tmp_path])
+    plots.draw("duals", runs, tmp_path / "duals.svg")
+    text = (tmp_path / "duals.svg").read_text()
+    assert "norm of the duals" in text
+    assert "distance of the copies from the consensus" in text
+    assert "fedavg" not in text.split("</metadata>")[-1]
+    with pytest.raises(EquipoiseError, match="none of these runs has duals"):
+        plots.draw("duals", find_runs([tmp_path / "fedavg"]), tmp_path / "none.svg")
+    [scene] = scenes(runs)
+    charts = {each["id"]: each for each in drawn(scene, Clients())}
+    (number,) = [m.number for m in scene.methods if m.name.startswith("fedeq")]
+    both = [run for run in runs if run.path.name.startswith("fedeq")]
+    for name in ("dual_norm", "consensus_gap"):
+        band, line = charts[f"diagnostics-{name}"]["data"]
+        assert band["hoverinfo"] == "skip"
+        assert line["meta"]["method"] == number
+        assert line["x"] == [1, 2, 3]
+        wanted = [sum(run.metrics[k]["diagnostics"][name] for run in both) / 2 for k in range(3)]
+        assert line["y"] == pytest.approx(wanted, rel=1e-12)
+
+
+def train(folder: Path, algorithm: Algorithm, seed: int) -> None:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(20, 5)).astype("float32"), rng.integers(0, 3, 20)) for _ in range(3)]
+    eq.train(small_mlp(), clients, algorithm, rounds=3, evaluate_every=3, out=folder, seed=seed)
