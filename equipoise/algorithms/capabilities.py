@@ -2,11 +2,13 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from equipoise.algorithms.local_data import ClientSamples, LocalData, Start
 from equipoise.parameter_space import ParameterSpace
 from equipoise.state import State
+from equipoise.torch_device import widened
 
 
 class UsesLastUploads(ABC):
@@ -65,6 +67,39 @@ class ShowsState(ABC):
     @abstractmethod
     def shown_state(self, client: State, down: State, space: ParameterSpace) -> State:
         """Return what readers may want to see of a client's state."""
+
+
+class ReportsDiagnostics(ABC):
+    """Clients report a few numbers about their update; the mean over the clients of a round is logged.
+
+    Under privacy they are neither sent nor logged, because no noise covers them.
+    """
+
+    @abstractmethod
+    def diagnostics(self, client: State, down: State) -> State:
+        """Return numbers of shape (1,), or (cohort, 1), from a client's new state and the message that it got."""
+
+
+def agreement(copy: Tensor, shared: Tensor, dual: Tensor | None = None) -> State:
+    """Return the diagnostics of a consensus: how far copies are from what is shared, and how long their duals are.
+
+    Args:
+        copy: the client's copy.
+        shared: what all clients should agree on.
+        dual: the dual of their equality, if the method has one.
+    """
+    found = State(consensus_gap=_norm(widened(copy) - widened(shared)))
+    return found if dual is None else State(found, dual_norm=_norm(widened(dual)))
+
+
+def _norm(v: Tensor) -> Tensor:
+    norm: Tensor = torch.linalg.vector_norm(v, dim=-1, keepdim=True)
+    return norm
+
+
+def diagnostics_of(algorithm: object, client: State, down: State) -> State:
+    """Return what a client reports about its update, if the algorithm has diagnostics."""
+    return algorithm.diagnostics(client, down) if isinstance(algorithm, ReportsDiagnostics) else State()
 
 
 def exchanges_of(algorithm: object) -> int:

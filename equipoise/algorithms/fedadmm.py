@@ -6,14 +6,14 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm, Reduce
-from equipoise.algorithms.capabilities import TrainsOtherModel, UsesLastUploads
+from equipoise.algorithms.capabilities import ReportsDiagnostics, TrainsOtherModel, UsesLastUploads, agreement
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.errors import EquipoiseError
 from equipoise.settings import NonNegative
 from equipoise.state import State, Upload, Uploads
 
 
-class FedADMM(TrainsOtherModel, UsesLastUploads, Algorithm):
+class FedADMM(TrainsOtherModel, ReportsDiagnostics, UsesLastUploads, Algorithm):
     """One global model on which clients agree by ADMM; dual = false and rho = 0 is FedAvg if all take part.
 
     theta: the client's model; w: the global model; pi: the dual of theta = w; u: what is sent; alpha = 1 / clients.
@@ -56,6 +56,9 @@ class FedADMM(TrainsOtherModel, UsesLastUploads, Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return State(w=reduce(uploads).u)  # the mean of all clients' last u
+
+    def diagnostics(self, client: State, down: State) -> State:
+        return agreement(client.theta, down.w, client.pi if self.dual else None)
 
     def trained_model(self, client: State, message: State) -> Tensor:
         return client.theta

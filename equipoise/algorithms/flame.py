@@ -8,14 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.algorithms.base import Reduce, Requirements
-from equipoise.algorithms.capabilities import UsesLastUploads
+from equipoise.algorithms.capabilities import ReportsDiagnostics, UsesLastUploads, agreement
 from equipoise.algorithms.envelope import Envelope
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
 
 
-class Flame(UsesLastUploads, Envelope):
+class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
     """Personal models near copies of a global model, on which all clients agree by ADMM (FLAME).
 
     theta: the personal model; w_i: the client's copy of the global model w; pi: the dual of w_i = w; u: what is sent;
@@ -84,6 +84,9 @@ class Flame(UsesLastUploads, Envelope):
                 break
             theta = data.descend(theta, pull=pull, epochs=1, stream=k, active=active)
         return theta
+
+    def diagnostics(self, client: State, down: State) -> State:
+        return agreement(client.w_i, down.w, client.pi)
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return State(w=reduce(uploads).u)  # Eq. 14: the mean of all clients' last u, not only of the round's

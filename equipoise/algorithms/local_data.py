@@ -76,6 +76,13 @@ class LocalData(Protocol):
         It is 1 where the model has no equilibrium layer.
         """
 
+    @property
+    def iterations_performed(self) -> Tensor:
+        """Return the mean number of iterations of the client's forward solves in this round so far.
+
+        It has the shape of `size`, is at most `iterations`, and is 1 where nothing was solved.
+        """
+
     def point(self, name: str) -> RepresentationPoint:
         """Look up a representation point by the name of a submodule, or HEAD."""
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.capabilities import ReportsDiagnostics
 from equipoise.algorithms.local_data import DataSplit, LocalData, Start
 from equipoise.errors import EquipoiseError
 from equipoise.parameter_space import linear_head
@@ -34,6 +35,10 @@ class MessageSchema:
     parameters_personal: int
     weighs_samples: bool = False
     "whether the weight that a client sends is its number of training samples"
+    weighs_iterations: bool = False
+    "whether the weight that a client sends is a number of iterations of equilibrium solves"
+    diagnostics: tuple[str, ...] = ()
+    "numbers about its update that a client reports; none under privacy"
     references: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     "fields of the broadcast that a field of the upload is a change of, where the upload declares a reference"
 
@@ -66,8 +71,21 @@ def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> M
         upload.message.numel,
         client.numel,
         weighs_samples=weighted and upload.weight is probe.size,
+        weighs_iterations=weighted
+        and any(upload.weight is given for given in (probe.iterations, probe.iterations_performed)),
+        diagnostics=_diagnostics(algorithm, after, down) if weighted else (),
         references=_references(upload, down),
     )
+
+
+def _diagnostics(algorithm: Algorithm, client: State, down: State) -> tuple[str, ...]:
+    """Return the names of the numbers that a client reports."""
+    if not isinstance(algorithm, ReportsDiagnostics):
+        return ()
+    found = _tried(algorithm, "diagnostics", client, down)
+    if not isinstance(found, State) or any(t.shape != (1,) for t in found.values()):
+        raise EquipoiseError(f"{type(algorithm).__name__}.diagnostics must return a State of numbers of shape (1,)")
+    return tuple(found)
 
 
 def _references(upload: Upload, down: State) -> dict[str, tuple[str, ...]]:
@@ -102,7 +120,8 @@ class ShapeProbe:
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
         self.outputs, self.start, self.round, self.lr = start.outputs, start, 1, 1.0
         self.size = start.w0.new_ones(1)
-        self.iterations = self.local_steps = start.w0.new_ones(1)
+        # One tensor each: the schema recognises what a weight is by its identity.
+        self.iterations, self.iterations_performed, self.local_steps = (start.w0.new_ones(1) for _ in range(3))
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"data has no {name!r}{nearest(name, [k for k in dir(LocalData) if k[0] != '_'])}")

@@ -18,6 +18,7 @@ class Plot(StrEnum):
     losses = "losses"
     attacks = "attacks"
     fairness = "fairness"
+    duals = "duals"
     learned = "learned"
 
 
@@ -41,6 +42,7 @@ def plot(
         losses    test losses against rounds
         attacks   scores of benign clients against the fraction of malicious ones
         fairness  variance of test losses over clients against the mean score
+        duals     lengths of duals and distances from the consensus against rounds (FLAME, FedADMM, FeDEQ)
         learned   how strongly learn2pfed ties clients' parameters to each other
 
     A line or a point is the mean of runs that differ only in the seed, and a band or a bar is their standard deviation.

@@ -1,8 +1,12 @@
-"""What a run counts: bytes, samples, rejected updates, equilibrium solves, seconds."""
+"""What a run counts: bytes, samples, rejected updates, equilibrium solves, seconds; and what clients report."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import fsum
 
 from equipoise.equilibrium import Solves
+from equipoise.settings import LARGEST
+from equipoise.storage.diagnostics import DIAGNOSTICS
 
 
 @dataclass
@@ -33,3 +37,15 @@ def solver_figures(solves: Solves) -> dict[str, float]:
     if solves.backward.solves:
         figures |= {"gradient_iterations": solves.backward.mean, "gradients_unconverged": solves.backward.failed}
     return figures
+
+
+def diagnostic_figures(clients: Iterable[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the mean of each diagnostic over the clients that report it; impossible numbers are ignored."""
+    found: dict[str, list[float]] = {}
+    for client in clients:
+        for name, value in client.items():
+            if abs(value) <= LARGEST:  # not if it is NaN
+                found.setdefault(name, []).append(value)
+    # In whatever order clients and names come, the figures are the same bytes.
+    means = {name: fsum(values) / len(values) for name, values in sorted(found.items())}
+    return {DIAGNOSTICS: means} if means else {}

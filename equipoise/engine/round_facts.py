@@ -26,6 +26,7 @@ class ResultFacts:
     weight: list[float] | None
     seconds: float | None
     solves: dict[str, Solves]
+    diagnostics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ def _facts(result: ClientResult) -> ResultFacts:
         weight,
         result.seconds,
         result.solves,
+        result.diagnostics,
     )
 
 

@@ -223,14 +223,19 @@ class Run(ABC):
         """Return how a user resumes the run from the checkpoint that is so many before the newest one."""
         return f"--resume --back {back}" if back else "--resume"
 
-    def count_solves(self, round: int, solves: Solves, complaint: str | None = None) -> dict[str, float]:
-        """Count the equilibrium solves of a round and return their figures; warn when failures become frequent."""
+    def count_solves(self, round: int, solves: Solves, complaint: str | None) -> dict[str, float]:
+        """Count the equilibrium solves of a round and return their figures; warn when failures become frequent.
+
+        Args:
+            round: the number of the round.
+            solves: the solves of its clients.
+            complaint: a sentence about those that should have converged and did not, if there are any.
+        """
         self.counters.solves.add(solves)
-        failed = max(solves.forward.failed, solves.backward.failed)
-        if failed >= max(_WORTH_REPORTING, 2 * self.reported_unconverged):
+        failed = max(solves.forward.unexpected, solves.backward.unexpected)
+        if complaint is not None and failed >= max(_WORTH_REPORTING, 2 * self.reported_unconverged):
             self.reported_unconverged = failed
-            counts = f"{failed:.0%} of the solves of equilibrium layers did not converge; see the clients' logs"
-            self.callbacks.on_message(f"round {round}: {complaint or counts}")
+            self.callbacks.on_message(f"round {round}: {complaint}")
         return solver_figures(solves)
 
     def timing(self, round: int, train: float, evaluate: float) -> dict[str, Any]:

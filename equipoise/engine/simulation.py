@@ -27,6 +27,7 @@ from equipoise.engine.best_models import BestModels
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore, RenumberedStore
 from equipoise.engine.compatibility import check_batches, check_data
+from equipoise.engine.counters import diagnostic_figures
 from equipoise.engine.origin import describe_origin, find_difference, find_legacy_difference, legacy_fingerprint
 from equipoise.engine.round_facts import ResultFacts, RoundFacts, accepted_uploads, share_facts
 from equipoise.engine.run import Run
@@ -282,7 +283,8 @@ class Simulation(Run):
         trained = time.perf_counter()
         head: dict[str, Any] = {"round": round, "clients": asked, "left_out": asked - len(accepted)}
         head["lr"] = self.learning_rate(round)
-        rest = self.count_solves(round, *self.task.judge(solves)) | self.counters.sums()
+        reported = [] if self.private else [fact.diagnostics for fact in accepted]
+        rest = self.count_solves(round, *self.task.judge(solves)) | diagnostic_figures(reported) | self.counters.sums()
         line = self._evaluated(head, rest) if self.evaluates(round) else head | rest
         self.callbacks.on_round_end(line, affects_results=True)
         self.agree_on_callbacks()

@@ -144,12 +144,16 @@ class Equilibrium(nn.Module):
         self.last_backward = self._record(solution, "backward")
         return solution.f
 
+    def may_stop_unconverged(self, way: str) -> bool:
+        """Tell whether unconverged solves, "forward" or "backward", may be intended: tol = 0, or a budget."""
+        return self._bounds(way)[0] == 0 or self.options.counted_tol is not None
+
     def complaints(self, solves: Solves) -> list[tuple[float, str]]:
         """Return the problems of these solves, each as the share of solves that failed and a sentence."""
         found = []
         for way, tally in (("forward", solves.forward), ("backward", solves.backward)):
-            if tally.unconverged:
-                found.append((tally.failed, tally.complaint(_described(self.name, way), *self._bounds(way))))
+            if tally.unexpected:
+                found.append((tally.unexpected, self._complaint(tally, way)))
         return found
 
     def _bounds(self, way: str) -> tuple[float, int]:
@@ -159,17 +163,21 @@ class Equilibrium(nn.Module):
             return o.tol, self._limit(o.limit)
         return (o.tol if o.backward_tol is None else o.backward_tol), self._limit(o.backward_limit or o.limit)
 
+    def _complaint(self, stats: SolveStats, way: str) -> str:
+        tol, limit = self._bounds(way)
+        return stats.complaint(_described(self.name, way), self.options.counted_tol or tol, limit)
+
     def _record(self, solution: Solution, way: str) -> Solution:
         """Count a solve, warn if it failed, and return it without its values."""
         own = self.options.limit if way == "forward" else self.options.backward_limit or self.options.limit
-        now = SolveStats.of(solution, self.budget is not None and self.budget < own)
+        budgeted = self.budget is not None and self.budget < own
+        now = SolveStats.of(solution, self._bounds(way)[0], budgeted, self.options.counted_tol)
         getattr(self.solves, way).add(now)
         badness = torch.inf if now.diverged else now.residual
         # Warn once, and again only when it has become much worse.
-        if now.unconverged and not self.quiet and badness > 10 * self._warned[way]:
+        if now.unexpected and not self.quiet and badness > 10 * self._warned[way]:
             self._warned[way] = badness
-            text = now.complaint(_described(self.name, way), *self._bounds(way))
-            warnings.warn(text, NotConverged, stacklevel=_user_stack_level())
+            warnings.warn(self._complaint(now, way), NotConverged, stacklevel=_user_stack_level())
         nothing = solution.z.new_empty(0)
         return Solution(nothing, nothing, solution.iterations, solution.residual, solution.converged, solution.finite)
 

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
 from equipoise.equilibrium.solvers import SOLVERS, Solver
+from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, NonNegative, Settings
 
 
@@ -32,7 +33,9 @@ class Options(Settings):
     mixing: Annotated[float, Field(gt=0, le=1)] = 1.0
     "step size of anderson or plain towards f(z)"
     tol: NonNegative = 1e-3
-    "tolerance; a sample has converged when ‖f(z) - z‖ is at most this times ‖f(z)‖"
+    "tolerance; a sample has converged when ‖f(z) - z‖ is at most this times ‖f(z)‖; 0: all iterations are performed"
+    counted_tol: NonNegative | None = None
+    "tolerance within which a solve, forward or backward, counts as converged in the statistics; by default tol"
     limit: Count = 20
     "largest number of iterations of a solve"
     gradient: Gradient = "implicit"
@@ -47,6 +50,16 @@ class Options(Settings):
     "the first guess"
     warm_start: WarmStartKind = "update"
     "start at the sample's last fixed point: of this local update, or kept with the client's state between rounds"
+
+    @model_validator(mode="after")
+    def _counted_solves_can_converge(self) -> "Options":
+        largest = max(self.tol, self.backward_tol or 0.0)
+        if self.counted_tol is not None and self.counted_tol < largest:
+            raise EquipoiseError(
+                f"counted_tol = {self.counted_tol:g} is below the tolerance {largest:g} at which solves stop, so that "
+                "converged solves would count as unconverged; give at least that, or a smaller tol"
+            )
+        return self
 
     def method(self, name: SolverName) -> Solver:
         """Return the solver of this name with these settings."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithms.base import Algorithm
-from equipoise.algorithms.capabilities import HasConsensusModel, PredictsFromSamples
+from equipoise.algorithms.capabilities import HasConsensusModel, PredictsFromSamples, diagnostics_of
 from equipoise.algorithms.local_data import ClientSamples
 from equipoise.config.engine import Schedule
 from equipoise.data.federation import Federation
@@ -142,6 +142,8 @@ class ClientResult:
     "statistics of the solves of each equilibrium layer, by the layer's name"
     seconds: float | None = None
     "duration of its training, if it was trained alone"
+    diagnostics: dict[str, float] = field(default_factory=dict)
+    "numbers about its update, if the algorithm has any (see `ReportsDiagnostics`)"
 
     @property
     def client(self) -> State:
@@ -208,6 +210,11 @@ class Executor(ABC):
     @abstractmethod
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
         """Yield the result of each job's local update, in the order of the jobs; end early when `stopped()` is true."""
+
+    def diagnostics(self, client: State, down: State) -> list[dict[str, float]]:
+        """Return the diagnostics of a client's update, or of each client in a stack."""
+        found = {name: t.flatten().tolist() for name, t in diagnostics_of(self.algorithm, client, down).items()}
+        return [dict(zip(found, values, strict=True)) for values in zip(*found.values(), strict=True)]
 
     @abstractmethod
     def models(

@@ -115,12 +115,15 @@ class StackedExecutor(Executor):
             client, upload = self.algorithm.local_update(
                 stack_states([job.held for job in group], self.task.device), stack([job.down for job in group]), trainer
             )
+            diagnostics = self.diagnostics(client, stack([job.down for job in group]))
             all_finite = client.finite() and upload.wire.finite()
             results = []
             for k, job in enumerate(group):
                 sent = upload.row(k)
                 finite = all_finite or (client.row(k).finite() and sent.wire.finite())
-                results.append(ClientResult(job.who, StackRow(client, k), sent, int(trainer.samples[k]), finite))
+                found = diagnostics[k] if diagnostics else {}
+                samples = int(trainer.samples[k])
+                results.append(ClientResult(job.who, StackRow(client, k), sent, samples, finite, diagnostics=found))
             return results
 
         found = self.pool.each(local, self._stacks_of_jobs(jobs), stopped)

@@ -79,7 +79,8 @@ class StackedTrainer(LocalTrainer):
         self.samples = np.zeros(len(who), dtype=np.int64)
         self.lengths = federation.train.lengths[list(who)].tolist()
         self.size = self._column(self.lengths)
-        self.iterations = torch.ones_like(self.size)
+        # Models with equilibrium layers are not stacked.
+        self.iterations = self.iterations_performed = torch.ones_like(self.size)
 
     def _column(self, values: Sequence[float]) -> Tensor:
         """Return one number per client."""

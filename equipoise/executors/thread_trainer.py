@@ -253,6 +253,10 @@ class ThreadTrainer(LocalTrainer):
     def local_steps(self) -> Tensor:
         return self.task.w0.new_full((1,), self.steps_of(len(self.indices)))
 
+    @property
+    def iterations_performed(self) -> Tensor:
+        return self.task.w0.new_full((1,), self.replica.iterations_performed)
+
     def step(self, v: Tensor, batch: Batch, part: Part, lr: Rate, term: LossTerm | None = None) -> None:
         compiled = self.compiled.get(("step", part))
         if compiled is not None and term is None and compiled.fits(batch):

@@ -103,6 +103,7 @@ class ThreadedExecutor(Executor):
             client, upload = self.algorithm.local_update(
                 algorithm_state(job.client), without_buffers(job.down), trainer
             )
+            diagnostics = self.diagnostics(client, job.down)
             if len(self.task.buffers):
                 upload = trainer.with_buffers(upload, job.down)
                 client = State(client, **{BUFFERS: trainer.own_buffers(client)})
@@ -110,7 +111,9 @@ class ThreadedExecutor(Executor):
             finite = upload.wire.finite() and client.finite()
             seconds = time.perf_counter() - began
             samples = int(trainer.samples[0])
-            return ClientResult(job.who, client, upload, samples, finite, own.replica.solves(), seconds)
+            solves = own.replica.solves()
+            found = diagnostics[0] if diagnostics else {}
+            return ClientResult(job.who, client, upload, samples, finite, solves, seconds, found)
 
         return self.pool.each(local, jobs, stopped)
 

@@ -58,6 +58,7 @@ from equipoise.privacy.mechanisms import public_reference
 from equipoise.settings import MOST, Count, Positive, Settings, read
 from equipoise.state import State, Upload
 from equipoise.storage import atomic_files
+from equipoise.storage.diagnostics import DIAGNOSTICS
 from equipoise.training.buffers import BUFFERS
 
 log = logging.getLogger("equipoise")
@@ -223,8 +224,9 @@ class Client:
             )
         if "weight" in self.schema.up:
             raise EquipoiseError(
-                "counts = false in the client's settings, but without [privacy] the weight in every update is the "
-                "number of training samples; allow counts, or do not take part"
+                "counts = false in the client's settings, but without [privacy] the weight in every update is "
+                f"{'a number of iterations' if self.schema.weighs_iterations else 'the number of training samples'}; "
+                "allow counts, or do not take part"
             )
 
     def data(self) -> Federation:
@@ -331,7 +333,11 @@ class Client:
         else:
             facts["counts"] = False
         upload, new_state = self._released(order, question, result, job, state_file)
-        return facts, named(upload.wire, "up"), new_state
+        sent = named(upload.wire, "up")
+        if self.settings.counts and self.schema.diagnostics:  # none under privacy
+            numbers = {name: torch.tensor([value], dtype=torch.float64) for name, value in result.diagnostics.items()}
+            sent |= named(numbers, DIAGNOSTICS)
+        return facts, sent, new_state
 
     def _released(
         self, order: Order, question: str, result: ClientResult, job: ClientJob, state_file: ClientStateFile

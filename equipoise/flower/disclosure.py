@@ -45,6 +45,8 @@ def disclosures(
     if counts:
         solves = ", iterations of equilibrium solves" if plan is None else ""
         lines.append(f"- counters: samples processed in training and for scores{solves}{not_covered}")
+        if trains and schema.diagnostics:
+            lines.append(f"- diagnostics: one number each with every update: {', '.join(schema.diagnostics)}")
         if size:
             lines.append(f"- the number of training samples, when it joins{not_covered}")
     else:

@@ -17,6 +17,7 @@ from equipoise.flower.codec import RejectedMessage, named, pack, unpack
 from equipoise.metrics import MetricCollection
 from equipoise.settings import Settings, read
 from equipoise.state import State
+from equipoise.storage.diagnostics import DIAGNOSTICS
 from equipoise.storage.model_kinds import SCORED
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
@@ -140,7 +141,7 @@ def order_shapes(schema: MessageSchema, start: Start, buffers: int) -> Shapes:
 
 
 def answer_shapes(schema: MessageSchema, metrics: MetricCollection, kinds: Sequence[str] = SCORED) -> Shapes:
-    """Return the tensors that an answer may contain: the algorithm's upload, and scores of models.
+    """Return the tensors that an answer may contain: the algorithm's upload and diagnostics, and scores of models.
 
     Args:
         schema: the shapes of the algorithm's messages.
@@ -151,6 +152,7 @@ def answer_shapes(schema: MessageSchema, metrics: MetricCollection, kinds: Seque
     matrix = ((metrics.outputs, metrics.outputs), torch.int64)
     return {
         **named(schema.up, "up"),
+        **named(dict.fromkeys(schema.diagnostics, ((1,), torch.float64)), DIAGNOSTICS),
         **named({"sizes": ((3,), torch.int64), **scores}, "scores"),
         **named(dict.fromkeys(kinds, matrix) if metrics.arrays else {}, "confusion"),
     }

@@ -25,6 +25,8 @@ class RoundProgress:
     "time that its exchanges have taken"
     solves: Solves = field(default_factory=Solves)
     "counts of its equilibrium solves"
+    diagnostics: list[dict[str, float]] = field(default_factory=list)
+    "what the clients of its last exchange report of their updates; not saved, because that exchange ends the round"
     server_before: State = field(default_factory=State)
     "the server's state before it"
 

@@ -16,8 +16,9 @@ from typing import Any
 from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.shards import ClientShards
+from equipoise.engine.counters import diagnostic_figures
 from equipoise.engine.run_context import EngineContext
-from equipoise.equilibrium import Solves
+from equipoise.equilibrium import Solves, layers
 from equipoise.errors import RunFailed
 from equipoise.executors.base import SENT
 from equipoise.flower.attendance import TooFewClients
@@ -31,6 +32,7 @@ from equipoise.flower.server_state import DeploymentState
 from equipoise.flower.transport import Reply
 from equipoise.flower.upload_checks import Received
 from equipoise.state import RoundUploads, State, Upload
+from equipoise.storage.diagnostics import DIAGNOSTICS
 from equipoise.training.buffers import broadcast
 
 _RESUME = "See the clients' logs, then resume with resume=true"
@@ -203,6 +205,7 @@ class Deployment(DeploymentState):
     def _accept(self, round: int, cohort: list[Member], replies: dict[str, Reply]) -> list[Accepted]:
         """Return the updates that can be used, in the order of the clients' names."""
         accepted = []
+        self.progress.diagnostics = []
         if not self.step:
             self.progress.solves = Solves()
         received = [
@@ -211,6 +214,7 @@ class Deployment(DeploymentState):
                 replies[member.name],
                 broadcast(self.algorithm, self.server, member.index),
                 self._last_upload(member),
+                self._iterations(member),
             )
             for member in cohort
             if member.name in replies
@@ -227,7 +231,14 @@ class Deployment(DeploymentState):
             each.member.counts = reply.answer.counts is not False
             self.client_seconds[name] += reply.seconds
             self.progress.solves.add(reported_solves(reply.answer))
+            reported = group(reply.tensors, DIAGNOSTICS)
+            self.progress.diagnostics.append({key: float(t) for key, t in reported.items()})
         return accepted
+
+    def _iterations(self, member: Member) -> int:
+        """Return the iteration limit of equilibrium solves on a client's device; 1 without equilibrium layers."""
+        own = max((layer.limit for _, layer in layers(self.task.module)), default=1)
+        return min(own, self.budgets.get(member.name, own))
 
     def _last_upload(self, member: Member) -> State:
         """Return a client's last upload as the server has it; empty where the algorithm does not use last uploads."""
@@ -263,7 +274,8 @@ class Deployment(DeploymentState):
         self.done, self.concluded = round, False
         line: dict[str, Any] = {"round": round, "clients": progress.asked, "left_out": left_out}
         line["lr"] = self.learning_rate(round)
-        line |= self.count_solves(round, progress.solves)
+        line |= self.count_solves(round, *self.task.judge_reported(progress.solves))
+        line |= diagnostic_figures(progress.diagnostics)
         timing = self.timing(round, progress.seconds, 0.0)
         self.progress = RoundProgress()
         line |= self.counters.sums()

@@ -38,6 +38,8 @@ class Received:
     "the broadcast to it"
     last: State
     "its last upload, where the server uses the last uploads of all clients; otherwise empty"
+    iterations: int
+    "iteration limit of equilibrium solves on its device, as far as the server knows"
 
 
 class UploadChecks:
@@ -98,10 +100,10 @@ class UploadChecks:
             raise RejectedMessage("counts", f"round {round}: more solves failed than there were")
         weight = tensors.get("weight")
         if weight is not None:
-            self._check_weight(float(weight.min()), float(weight.max()), received.member, round)
+            self._check_weight(float(weight.min()), float(weight.max()), received, round)
         return Upload(State({k: t for k, t in tensors.items() if k != "weight"}), weight=weight)
 
-    def _check_weight(self, low: float, high: float, member: Member, round: int) -> None:
+    def _check_weight(self, low: float, high: float, received: Received, round: int) -> None:
         if low <= 0:
             raise RejectedMessage("weight", f"round {round}: the weight is not above zero")
         if high > self.settings.largest_weight:
@@ -109,9 +111,15 @@ class UploadChecks:
                 "weight",
                 f"round {round}: the weight {high:g} is above deploy.largest_weight = {self.settings.largest_weight:g}",
             )
-        if self.schema.weighs_samples and 0 < member.samples < high * (1 - _ROUNDING):
+        samples, iterations = received.member.samples, received.iterations
+        if self.schema.weighs_samples and 0 < samples < high * (1 - _ROUNDING):
             raise RejectedMessage(
-                "weight", f"round {round}: the weight {high:g} is above the {member.samples} samples that it announced"
+                "weight", f"round {round}: the weight {high:g} is above the {samples} samples that it announced"
+            )
+        if self.schema.weighs_iterations and iterations < high * (1 - _ROUNDING):
+            raise RejectedMessage(
+                "weight",
+                f"round {round}: the weight {high:g} is above the {iterations} iterations that its device may perform",
             )
 
     def _references(self, message: State, received: Received) -> dict[str, list[Tensor]]:

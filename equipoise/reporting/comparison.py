@@ -4,6 +4,7 @@ import json
 from statistics import mean, stdev
 from typing import Any
 
+from equipoise.storage.diagnostics import DIAGNOSTICS
 from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_index import FinishedRun, grouped
 
@@ -73,6 +74,11 @@ def other_metrics(runs: list[FinishedRun]) -> list[str]:
         one_number = [name for name, facts in described.items() if facts["higher_is_better"] is not None]
         found |= dict.fromkeys(one_number[1:])
     return list(found)
+
+
+def diagnostics_in(runs: list[FinishedRun]) -> list[str]:
+    """Return the numbers that clients report about their updates, in any of the runs."""
+    return sorted({name for run in runs for line in run.metrics for name in line.get(DIAGNOSTICS, {})})
 
 
 def _distinguish_equal_rows(rows: list[dict[str, Any]], firsts: list[FinishedRun]) -> None:

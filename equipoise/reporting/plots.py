@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.errors import EquipoiseError
-from equipoise.reporting.comparison import compare
+from equipoise.reporting.comparison import compare, diagnostics_in
 from equipoise.reporting.figure_files import figure_file
+from equipoise.storage.diagnostics import DIAGNOSTICS, TITLES
 from equipoise.storage.model_kinds import HYBRIDS, SCORED
 from equipoise.storage.run_folder import SHOWN
 from equipoise.storage.run_index import FinishedRun, grouped
@@ -38,7 +39,7 @@ def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
     """Draw a picture of runs and write it to a file.
 
     Args:
-        kind: scores, losses, attacks, fairness or learned.
+        kind: scores, losses, attacks, fairness, duals or learned.
         runs: the runs.
         path: the file; its ending (.png, .pdf or .svg) decides the format.
     """
@@ -47,6 +48,7 @@ def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
         "losses": lambda runs, figure: _rounds(runs, figure, losses=True),
         "attacks": _attacks,
         "fairness": _fairness,
+        "duals": _duals,
         "learned": _learned,
     }
     if len({run.summary["metric"] for run in runs}) > 1:
@@ -168,6 +170,27 @@ def _rounds(runs: list[FinishedRun], figure: Any, losses: bool = False) -> None:
     axes.set_title(f"{runs[0].summary['dataset']}, {runs[0].summary['clients']} clients")
     axes.grid(alpha=0.3)
     axes.legend(*_legend(axes), fontsize="small")
+
+
+def _duals(runs: list[FinishedRun], figure: Any) -> None:
+    """Draw what clients report about their updates, one panel per number, against rounds."""
+    from matplotlib.ticker import MaxNLocator
+
+    names = diagnostics_in(runs)
+    if not names:
+        raise EquipoiseError("none of these runs has duals; runs of flame, flame-lp-proj, fedadmm and fedeq do")
+    figure.set_size_inches(4.5 * len(names) + 3.5, 4.5)
+    panels = figure.subplots(1, len(names), squeeze=False)[0]
+    for axes, name in zip(panels, names, strict=True):
+        for number, (group, row) in enumerate(zip(grouped(runs), compare(runs), strict=True)):
+            if points := _curve(group, DIAGNOSTICS, name, 1.0):
+                marker = "." if len(points) == 1 else ""
+                _line(axes, points, color=f"C{number % 10}", label=_name(row), marker=marker)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(title=TITLES.get(name, name), xlabel="round")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("mean over the clients of the round")
+    figure.legend(*_legend(panels[0]), fontsize="x-small", loc="outside right upper")
 
 
 def _point(at: float, values: list[float]) -> Point:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.data.federation import BatchBuffer
-from equipoise.equilibrium import Solves, layers, projected, set_budget
+from equipoise.equilibrium import Solves, SolveStats, layers, projected, set_budget
 from equipoise.parameter_space import ParameterSpace
 from equipoise.representations.points import ForwardHook
 from equipoise.torch_device import random_generator
@@ -96,6 +96,14 @@ class Replica:
     def iterations(self) -> int:
         """Return the current iteration limit of equilibrium solves; 1 without equilibrium layers."""
         return max((layer.limit for layer in self.equilibria.values()), default=1)
+
+    @property
+    def iterations_performed(self) -> float:
+        """Return the mean number of iterations of forward solves since the last reset; 1 if there were none."""
+        found = SolveStats()
+        for layer in self.equilibria.values():
+            found.add(layer.solves.forward)
+        return found.mean if found.solves else 1.0
 
     def forget_solves(self) -> None:
         """Reset the counts of equilibrium solves."""

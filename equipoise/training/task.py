@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import torch
@@ -225,6 +226,20 @@ class Task:
             if name in by_layer:
                 complaints += layer.complaints(by_layer[name])
         return total, max(complaints, key=lambda found: found[0])[1] if complaints else None
+
+    def judge_reported(self, solves: Solves) -> tuple[Solves, str | None]:
+        """Return solves that clients have reported, and a complaint, if there is one.
+
+        Reports do not tell which unconverged solves were intended; where some may be, none is complained of.
+        """
+        found = list(layers(self.module))
+        ways = {"forward": solves.forward, "backward": solves.backward}
+        for way, stats in ways.items():
+            if any(layer.may_stop_unconverged(way) for _, layer in found):
+                ways[way] = replace(stats, intended=stats.unconverged)
+        share = max(stats.unexpected for stats in ways.values())
+        text = f"{share:.0%} of the solves of equilibrium layers did not converge; see the clients' logs"
+        return Solves(**ways), text if share else None
 
     @cached_property
     def _step_bytes(self) -> dict[tuple[int, int], int]:

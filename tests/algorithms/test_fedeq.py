@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithms import FeDEQ
 from equipoise.engine.simulation import Simulation
+from equipoise.errors import EquipoiseError
 from equipoise.executors.build import build_executor
 from tests.support.problems import FULL, LeastSquares, classification, least_squares, simulation, small_mlp
 
@@ -231,3 +232,36 @@ def _reopened(run: Simulation, who: int):
         yield from executor.models(run.done, [run.job(who)], "unseen")
     finally:
         executor.close()
+
+
+def test_the_published_start_is_kept_only_by_clients_of_the_round_before() -> None:
+    """The head, too, is fitted on that start, and the mean is weighted by numbers of samples."""
+    rho, settings = 0.3, {"lr": 0.05, "epochs": 1, "head_epochs": 1, "batch": FULL}
+    run = simulation(FeDEQ(begin="published", rho=rho, **settings), rounds=12, participation=3)
+    seen, last = {"kept": 0, "reset": 0}, set()
+    for round in range(1, 13):
+        before, theta = [run.store.get(i) for i in range(6)], run.server.theta
+        run.advance()
+        present = run.sample(round)
+        for i in present:
+            old, now = before[i], run.store.get(i)
+            start = old.theta_i if i in last else theta
+            seen["kept" if i in last else "reset"] += not torch.equal(old.theta_i, theta)
+            head = old.w_i.clone().requires_grad_()
+            (slope,) = torch.autograd.grad(_loss(run, i, start, head), head)
+            torch.testing.assert_close(now.w_i, old.w_i - 0.05 * slope)
+            slope = _slope(run, i, start, now.w_i) + old.lam_i + rho * (start - theta)
+            torch.testing.assert_close(now.theta_i, start - 0.05 * slope)
+            torch.testing.assert_close(now.lam_i, old.lam_i + rho * (now.theta_i - theta))
+        n = torch.tensor([len(run.federation.train[i]) for i in present], dtype=torch.float64)
+        mean = torch.stack([run.store.get(i).theta_i for i in present]).T @ (n / n.sum())
+        torch.testing.assert_close(run.server.theta, mean)
+        last = set(present)
+    run.close()
+    assert min(seen.values()) >= 5
+
+
+def test_the_dual_average_needs_rho_above_zero() -> None:
+    assert FeDEQ(rho=0.0).rho == 0
+    with pytest.raises(EquipoiseError, match=r'rho = 0 is not allowed with algorithm\.average = "dual"'):
+        FeDEQ(rho=0.0, average="dual")

@@ -24,7 +24,8 @@ from equipoise.models.base import BodyAndHead
 from equipoise.runs.launch import reopen
 from equipoise.state import State
 from tests.support.commands import equipoise_command
-from tests.support.flower_memory import in_both_engines, same
+from tests.support.flower_memory import deployed, in_both_engines, same, table
+from tests.support.flower_memory import run as deployment
 from tests.support.marks import slow_except
 from tests.support.problems import classification, metrics, registered, simulation
 
@@ -284,3 +285,21 @@ def test_a_model_that_went_through_a_file_predicts_the_same(tmp_path: Path) -> N
     result, _ = reopen(tmp_path / "run")
     x = torch.rand(3, 1, 28, 28)
     assert torch.equal(module(x), result.personal(0)(x))
+
+
+@pytest.mark.parametrize("engine", ["simulation", "deployment"])
+def test_solves_that_are_performed_in_full_are_counted_without_a_warning(engine: str, tmp_path: Path) -> None:
+    module = small(tol=0.0, counted_tol=1e-2, limit=3)
+    heard, algorithm = Heard(), ALGORITHMS["fedavg"](lr=0.01, batch=4)
+    if engine == "simulation":
+        run: Any = simulation(algorithm, module=module, rounds=2)
+        run.callbacks = CallbackList([heard])
+        run.run()
+    else:
+        app, grid = deployed(tmp_path / "app", classification(), module, table(algorithm), rounds=2, participation=0.5)
+        app.callbacks = (heard,)
+        run = deployment(app, grid, tmp_path / "out")
+    assert not [text for text in heard.texts if "converge" in text]
+    summary = run.summary()
+    assert summary["solver_iterations"] == summary["gradient_iterations"] == 3
+    assert 0 < summary["unconverged"] < 1

@@ -47,6 +47,7 @@ def test_everything_that_an_answer_may_contain_is_listed(tmp_path: Path) -> None
     for name in answer_shapes(client.schema, client.task.metrics):
         kind, _, tensor = name.partition(".")
         words = {"up": f"{tensor} [", "scores": "- scores: " if tensor != "sizes" else "- sizes: "}
+        words["diagnostics"] = "- diagnostics: one number each with every update: consensus_gap, dual_norm"
         assert words.get(kind, "- confusion matrices: 3 x 3 numbers") in everything
     assert "none of this is covered by privacy" in everything
 

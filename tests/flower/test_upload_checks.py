@@ -10,18 +10,20 @@ import torch
 from flwr.app import Message
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.schema import infer_schema
+from equipoise.equilibrium import Equilibrium
 from equipoise.flower.protocol import Answer, Order, answer_shapes, content, open_message
 from equipoise.flower.transport import PendingOrder, Reply
 from equipoise.flower.upload_norms import UploadNorms, difference_norm
+from equipoise.models.base import BodyAndHead
 from equipoise.privacy.mechanisms import secure_noise
 from equipoise.state import State
-from tests.support.flower_memory import SUPERLINK, run, speaking_as
+from tests.support.flower_memory import SUPERLINK, deployed, run, speaking_as
 from tests.support.messages import examples
-from tests.support.problems import registered
+from tests.support.problems import classification, registered
 from tests.support.tampering import ORDERS, SHAPES, announced, changed, problem
 
 FEDAVG = {"name": "fedavg", "lr": 0.05, "batch": 4}
@@ -75,6 +77,21 @@ def test_a_weight_above_the_announced_number_of_samples_is_refused(tmp_path: Pat
     assert "samples that it announced" in (tmp_path / "out" / "events.jsonl").read_text()
 
 
+@pytest.mark.parametrize("value", [3.5, 10.0])
+def test_a_weight_above_the_iterations_that_a_device_may_perform_is_refused(value: float, tmp_path: Path) -> None:
+    """The model allows 10 and the experiment 3, which honest answers use in full."""
+    layer = Equilibrium(lambda z, u: 0.5 * z + u, solver="plain", tol=0.0, limit=10)
+    module = BodyAndHead(nn.Sequential(nn.Linear(5, 8), layer), nn.Linear(8, 3))
+    tables = {"devices": {"iterations": [3], "fractions": [1.0]}, "participation": 1.0}
+    data = classification(4, names=[f"c{i}" for i in range(4)])
+    app, grid = deployed(tmp_path / "app", data, module, {"name": "fl-deq", "lr": 0.05, "batch": 4}, **tables)
+    lying(app, grid, weight(value))
+    deployment = run(app, grid, tmp_path / "out")
+    assert deployment.transport.refused == {"weight": 1}
+    assert "above the 3 iterations that its device may perform" in (tmp_path / "out" / "events.jsonl").read_text()
+    assert [line["left_out"] for line in deployment.lines] == [0, 1, 0]
+
+
 def test_the_largest_weight_is_a_setting(tmp_path: Path) -> None:
     app, grid = problem(tmp_path / "app", algorithm=FEDAVG, deploy={"largest_weight": 2.0, "attempts": 1, "wait": 1.0})
     with pytest.raises(Exception, match="0 clients came"):
@@ -104,7 +121,10 @@ def test_weights_that_are_numbers_of_samples_are_known_as_such(name: str, tmp_pa
     start = app.plan.task().start(4)
     schema = infer_schema(registered(name), start)
     assert schema.weighs_samples == ("weight" in schema.up and name != "fl-deq")
-    assert not infer_schema(registered(name), start, weighted=False).weighs_samples
+    assert schema.weighs_iterations == (name == "fl-deq")
+    hidden = infer_schema(registered(name), start, weighted=False)
+    assert not hidden.weighs_samples
+    assert not hidden.weighs_iterations
 
 
 @pytest.mark.parametrize("clients", [2, 4])

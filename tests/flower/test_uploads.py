@@ -54,9 +54,11 @@ def test_only_what_was_announced_is_sent(name: str, evaluate: bool, tmp_path: Pa
     )
     deployment = run(app, grid, tmp_path / "out")
     task = app.plan.task()
-    up = infer_schema(algorithm, task.start(4)).up
+    schema = infer_schema(algorithm, task.start(4))
+    up = schema.up
     ALLOWED.clear()
     ALLOWED.update({f"up.{k}": v for k, v in up.items()})
+    ALLOWED.update({f"diagnostics.{k}": ((1,), torch.float64) for k in schema.diagnostics})
     if evaluate:
         ALLOWED.update({f"scores.{k}": ((len(COLUMNS),), torch.float64) for k in ("personal", "global")})
         if isinstance(algorithm, HasConsensusModel):
@@ -69,6 +71,7 @@ def test_only_what_was_announced_is_sent(name: str, evaluate: bool, tmp_path: Pa
         assert facts.keys() <= IDENTITY | COUNTERS
         Answer(**facts)
         assert group(tensors, "up").shapes() == (up if kind == "train" else {})
+        assert group(tensors, "diagnostics").keys() == (set(schema.diagnostics) if kind == "train" else set())
         if kind == "query":
             assert not tensors
             assert {facts[k] for k in COUNTERS - {"size"}} == {0}

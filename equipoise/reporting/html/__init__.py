@@ -94,6 +94,7 @@ def drawn(scene: Problem, clients: Clients) -> list[Chart]:
             curves.pooled(methods),
             *curves.others(methods),
             curves.losses(methods),
+            *curves.diagnostics(methods),
             curves.traffic(methods),
             by_client(methods, clients),
             distribution(methods, clients),

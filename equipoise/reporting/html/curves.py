@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-from equipoise.reporting.comparison import other_metrics
+from equipoise.reporting.comparison import diagnostics_in, other_metrics
 from equipoise.reporting.html.chart import DASHES, SYMBOLS, Chart, Method, Trace, chart, plain, trace, unit
+from equipoise.storage.diagnostics import DIAGNOSTICS, TITLES
 
 Point = tuple[float, float, float]
 """Position, value, and standard deviation over seeds."""
@@ -32,27 +33,29 @@ def _lines(methods: Sequence[Method], field: str, at: Callable[[dict[str, Any]],
     for method in methods:
         for kind in method.kinds:
             scale = method.scale if field.startswith("{metric}") else 1.0
-            points = _curve(method, kind, field.format(metric=method.metric), at, scale)
-            if not points:
-                continue
-            x, y, deviation = (list(column) for column in zip(*points, strict=True))
-            if len(method.runs) > 1 and len(points) > 1:
-                traces.append(_band(method, kind, x, y, deviation))
-            traces.append(
-                trace(
-                    method,
-                    kind,
-                    x=x,
-                    y=y,
-                    customdata=deviation,
-                    mode="lines+markers" if len(points) < 20 else "lines",
-                    line={"color": method.colour, "dash": DASHES[kind], "width": 2},
-                    marker={"symbol": SYMBOLS[kind], "size": 6},
-                    hovertemplate="%{x}: %{y:.4~f} ± %{customdata:.2~g}",
-                    type="scatter",
-                )
-            )
+            traces += _line(method, kind, _curve(method, kind, field.format(metric=method.metric), at, scale))
     return traces
+
+
+def _line(method: Method, kind: str, points: list[Point]) -> list[Trace]:
+    """Return a line through points, after its band if there are several seeds; nothing without points."""
+    if not points:
+        return []
+    x, y, deviation = (list(column) for column in zip(*points, strict=True))
+    line = trace(
+        method,
+        kind,
+        x=x,
+        y=y,
+        customdata=deviation,
+        mode="lines+markers" if len(points) < 20 else "lines",
+        line={"color": method.colour, "dash": DASHES[kind], "width": 2},
+        marker={"symbol": SYMBOLS[kind], "size": 6},
+        hovertemplate="%{x}: %{y:.4~f} ± %{customdata:.2~g}",
+        type="scatter",
+    )
+    several = len(method.runs) > 1 and len(points) > 1
+    return [_band(method, kind, x, y, deviation), line] if several else [line]
 
 
 def _band(method: Method, kind: str, x: list[float], y: list[float], deviation: list[float]) -> Trace:
@@ -96,6 +99,24 @@ def others(methods: Sequence[Method]) -> list[Chart]:
         data = _lines(some, name, lambda line: line["round"])
         note = f"Mean over the clients whose test samples define it; {_BAND}"
         charts.append(chart(f"metric-{name}", f"{name} against rounds", note, data, "round", f"test {plain(name)}"))
+    return charts
+
+
+def diagnostics(methods: Sequence[Method]) -> list[Chart]:
+    """Return one chart for each number that clients report about their updates, against rounds."""
+    charts = []
+    for name in diagnostics_in([run for method in methods for run in method.runs]):
+        data = []
+        for method in methods:
+            points = _curve(method, DIAGNOSTICS, name, lambda line: line["round"], 1.0)
+            # It belongs to no kind of model; the page switches it with the first kind that the method has.
+            lines = _line(method, method.kinds[0], points) if method.kinds else []
+            data += [{**each, "name": plain(method.name)} for each in lines]
+        note = f"Of the clients of each round, after their updates; {_BAND}"
+        title = plain(TITLES.get(name, name))
+        charts.append(
+            chart(f"{DIAGNOSTICS}-{name}", f"{title.capitalize()} against rounds", note, data, "round", title)
+        )
     return charts
 
 
