@@ -3,6 +3,10 @@
 At z = f(z, x; θ) the implicit function theorem gives ∂l/∂θ = γᵀ ∂f/∂θ with γ = Jᵀγ + ∂l/∂z and J = ∂f/∂z: again a
 fixed point, found with vector-Jacobian products only (FL-DEQ, Eqs. 9-13; FeDEQ, Eq. 4). Jacobian-free backpropagation
 (Fung et al., 2022) takes γ = ∂l/∂z.
+
+Phantom gradients (Geng et al., 2021) take k damped steps in place of the solve, with a damping λ. Their sum is
+γ = λ Σ_{i<k} (λJᵀ + (1-λ)I)ⁱ ∂l/∂z. For k → ∞ it tends to the implicit gradient if λJ + (1-λ)I has a spectral radius
+below one; with k = 1 and λ = 1 it is Jacobian-free.
 """
 
 from collections.abc import Callable
@@ -32,6 +36,56 @@ def attach(f: Callable[[Tensor], Tensor], z: Tensor, adjoint: Adjoint | None) ->
     return value
 
 
+def phantom(f: Callable[[Tensor], Tensor], z: Tensor, value: Tensor, steps: int, damping: float) -> Tensor:
+    """Return `value` as a tensor that has the gradient of damped steps z ← (1-λ)z + λf(z), which autograd records.
+
+    The steps move only if z is not quite a fixed point; then J is taken where they are, and not only at z.
+
+    Args:
+        f: the function.
+        z: the fixed point.
+        value: f(z), the result. Without it the result would move on with the steps, and differ from a prediction.
+        steps: number of steps, k.
+        damping: their size, λ.
+    """
+    moving = z.detach()
+    for _ in range(steps):
+        moving = f(moving) if damping == 1 else torch.lerp(moving, f(moving), damping)
+    result: Tensor = _InPlaceOf.apply(moving, value)
+    return result
+
+
+def neumann(right_side: Callable[[Tensor], Tensor], v: Tensor, steps: int, damping: float) -> Tensor:
+    """Return γ = λ Σ_{i<k} (λJᵀ + (1-λ)I)ⁱ v, the gradient of damped steps that stay at the fixed point.
+
+    Args:
+        right_side: Jᵀγ + v as a function of γ.
+        v: the gradient of the result.
+        steps: number of terms, k.
+        damping: λ.
+    """
+    gamma = damping * v
+    for _ in range(steps - 1):
+        gamma = torch.lerp(gamma, right_side(gamma), damping)
+    return gamma
+
+
+class _InPlaceOf(torch.autograd.Function):
+    """Returns `value`, with the gradient of `moving`."""
+
+    @staticmethod
+    def forward(ctx: Any, moving: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
+        if torch.is_grad_enabled():  # the dependence of z on x and θ beyond the steps would be missing
+            raise EquipoiseError(
+                "the gradient of an equilibrium cannot be differentiated again; use gradient = 'unroll'"
+            )
+        return v, None
+
+
 class _Implicit(torch.autograd.Function):
     """The identity on f(z); its backward pass replaces the gradient v by γ, which then goes through f once."""
 
@@ -45,7 +99,9 @@ class _Implicit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():  # γ would have to be differentiable, but its solve is not recorded
-            raise EquipoiseError("an implicit gradient cannot be differentiated again; use gradient = 'unroll'")
+            raise EquipoiseError(
+                "the gradient of an equilibrium cannot be differentiated again; use gradient = 'unroll'"
+            )
         value, z = ctx.tape
 
         def right_side(gamma: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.equilibrium.fixed_point import Solution, residuals, solve
-from equipoise.equilibrium.implicit_gradient import attach
+from equipoise.equilibrium.implicit_gradient import attach, neumann, phantom
 from equipoise.equilibrium.options import Options
 from equipoise.equilibrium.solve_stats import NotConverged, Solves, SolveStats
 from equipoise.equilibrium.solvers import SOLVERS, Solver
@@ -85,8 +85,17 @@ class Equilibrium(nn.Module):
             keep(solution)
         if self.options.gradient == "unroll" or not self._needs_gradient(inputs):
             return value
-        implicit = self.options.gradient == "implicit"
-        return attach(lambda z: self.f(z, *inputs), solution.z, self._adjoint if implicit else None)
+        return self._differentiable(lambda z: self.f(z, *inputs), solution)
+
+    def _differentiable(self, f: Callable[[Tensor], Tensor], solution: Solution) -> Tensor:
+        """Return f at the fixed point, as a tensor that has the gradient of the options."""
+        o = self.options
+        steps = self._limit(o.phantom_steps)
+        if o.gradient == "phantom":
+            return phantom(f, solution.z, solution.f, steps, o.damping)
+        if o.gradient == "neumann":
+            return attach(f, solution.z, lambda right_side, v: neumann(right_side, v, steps, o.damping))
+        return attach(f, solution.z, self._adjoint if o.gradient == "implicit" else None)
 
     def _start(self, inputs: tuple[Any, ...], z: Tensor | None) -> tuple[Tensor, Callable[[Solution], None] | None]:
         if not inputs and z is None:
