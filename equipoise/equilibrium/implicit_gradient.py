@@ -17,6 +17,10 @@ from torch import Tensor
 
 from equipoise.errors import EquipoiseError
 
+SECOND = (
+    "the gradient of an equilibrium cannot be differentiated again; use gradient = 'unroll', "
+    "or gradient = 'implicit' with torch.func.grad or torch.func.hessian"
+)
 Adjoint = Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
 """Solves γ = Jᵀγ + v, given the right-hand side as a function of γ, and v."""
 
@@ -30,10 +34,18 @@ def attach(f: Callable[[Tensor], Tensor], z: Tensor, adjoint: Adjoint | None) ->
         adjoint: the solver of the gradient's fixed point; without it, the gradient is Jacobian-free.
     """
     if adjoint is None:
-        return f(z)
+        value = f(z)
+        if value.requires_grad:
+            value.register_hook(_refuse_second)
+        return value
     z = z.detach().requires_grad_()
-    value: Tensor = _Implicit.apply(f(z), z, adjoint)
-    return value
+    result: Tensor = _Implicit.apply(f(z), z, adjoint)
+    return result
+
+
+def _refuse_second(v: Tensor) -> None:
+    if torch.is_grad_enabled():  # the solves are not recorded, so that terms would be missing
+        raise EquipoiseError(SECOND)
 
 
 def phantom(f: Callable[[Tensor], Tensor], z: Tensor, value: Tensor, steps: int, damping: float) -> Tensor:
@@ -48,11 +60,15 @@ def phantom(f: Callable[[Tensor], Tensor], z: Tensor, value: Tensor, steps: int,
         steps: number of steps, k.
         damping: their size, λ.
     """
-    moving = z.detach()
-    for _ in range(steps):
-        moving = f(moving) if damping == 1 else torch.lerp(moving, f(moving), damping)
-    result: Tensor = _InPlaceOf.apply(moving, value)
+    result: Tensor = _InPlaceOf.apply(damped_steps(f, z.detach(), steps, damping), value)
     return result
+
+
+def damped_steps(f: Callable[[Tensor], Tensor], z: Tensor, steps: int, damping: float) -> Tensor:
+    """Return the state after steps z ← (1-λ)z + λf(z)."""
+    for _ in range(steps):
+        z = f(z) if damping == 1 else torch.lerp(z, f(z), damping)
+    return z
 
 
 def neumann(right_side: Callable[[Tensor], Tensor], v: Tensor, steps: int, damping: float) -> Tensor:
@@ -79,10 +95,7 @@ class _InPlaceOf(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None]:
-        if torch.is_grad_enabled():  # the dependence of z on x and θ beyond the steps would be missing
-            raise EquipoiseError(
-                "the gradient of an equilibrium cannot be differentiated again; use gradient = 'unroll'"
-            )
+        _refuse_second(v)
         return v, None
 
 
@@ -98,10 +111,7 @@ class _Implicit(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor, None, None]:
-        if torch.is_grad_enabled():  # γ would have to be differentiable, but its solve is not recorded
-            raise EquipoiseError(
-                "the gradient of an equilibrium cannot be differentiated again; use gradient = 'unroll'"
-            )
+        _refuse_second(v)
         value, z = ctx.tape
 
         def right_side(gamma: Tensor) -> Tensor:
