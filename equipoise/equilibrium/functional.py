@@ -47,7 +47,7 @@ def fixed_point(problem: Problem, start: Tensor, tensors: list[Tensor]) -> Tenso
 
 
 def with_derivatives(problem: Problem, z: Tensor, tensors: list[Tensor]) -> Tensor:
-    """Return f(z) at a fixed point z, with the fixed point's derivatives of any order and in both modes."""
+    """Return f(z) at a fixed point z, with the fixed point's derivatives in both modes, also second ones."""
     value: Tensor = _Implicit.apply(problem, z.detach(), *tensors)
     return value
 

@@ -15,7 +15,7 @@ from equipoise.equilibrium.fixed_point import Solution, residuals, solve, wrong_
 from equipoise.equilibrium.functional import Problem, fixed_point, once_differentiable, with_derivatives
 from equipoise.equilibrium.implicit_gradient import attach, damped_steps, neumann, phantom
 from equipoise.equilibrium.options import Options
-from equipoise.equilibrium.pure_call import PureCall, inside_transform, refuse_hidden_tensors
+from equipoise.equilibrium.pure_call import PureCall, inside_nested_jvp, inside_transform, refuse_hidden_tensors
 from equipoise.equilibrium.reversible import Reversible, reversible
 from equipoise.equilibrium.solve_stats import NotConverged, Solves, SolveStats
 from equipoise.equilibrium.solvers import SOLVERS, Solver
@@ -129,7 +129,7 @@ class Equilibrium(nn.Module):
                     raise EquipoiseError(
                         "gradient = 'reversible' must know the parameters; make f a module that has them"
                     )
-        run = Reversible(call, len(call.places), self.options.damping, tol, limit)
+        run = Reversible(call, len(call.places), self.options.damping, tol, limit, self.quiet)
         value = reversible(run, start, call.tensors) if needed else run.run(start, tuple(call.tensors))
         assert run.solution is not None
         self.last = self._record(run.solution, "forward")
@@ -138,13 +138,11 @@ class Equilibrium(nn.Module):
     def _transformed(self, call: PureCall, start: Tensor) -> Tensor:
         """Return the result within transforms of torch.func."""
         o, tensors = self.options, call.tensors
-        if o.gradient == "reversible" or self.memory is not None:
-            what = "a warm start" if self.memory is not None else "gradient = 'reversible'"
-            raise EquipoiseError(f"{what} does not work within transforms of torch.func; gradient = 'implicit' does")
         if o.gradient == "unroll":
             for _ in range(self._limit(o.limit)):
                 start = call(start, *tensors)
             return start
+        self._refuse_transform()
         refuse_hidden_tensors(call, start)
         problem = Problem(call, self._solved, self._neumann if o.gradient == "neumann" else None)
         z = fixed_point(problem, start, tensors)
@@ -156,6 +154,19 @@ class Equilibrium(nn.Module):
             moving = damped_steps(lambda z: call(z, *tensors), z, self._limit(o.phantom_steps), o.damping)
             moving = moving + (value - moving).detach()
         return once_differentiable(moving, tensors)
+
+    def _refuse_transform(self) -> None:
+        refused = {
+            "gradient = 'reversible'": self.options.gradient == "reversible",
+            "a warm start": self.memory is not None,
+            "an equilibrium within an equilibrium": sum(1 for _ in layers(self)) > 1,
+            "a jvp within a jvp": inside_nested_jvp(),
+        }
+        for what, refuse in refused.items():
+            if refuse:
+                raise EquipoiseError(
+                    f"{what} does not work within transforms of torch.func through an equilibrium layer"
+                )
 
     def _solved(self, f: Callable[[Tensor], Tensor], start: Tensor, way: str) -> Tensor:
         """Solve within a transform, with plain tensors."""

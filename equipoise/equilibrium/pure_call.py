@@ -63,8 +63,8 @@ class _KnownTensors(TorchFunctionMode):
         for t in tree_leaves((args, kwargs)):
             if isinstance(t, Tensor) and (of_transform(t) or t.requires_grad) and id(t) not in self.known:
                 raise EquipoiseError(
-                    "within transforms of torch.func, f may not use tensors that learn except its inputs; pass them as inputs, "
-                    "or make f a module that has them as parameters"
+                    "within transforms of torch.func, f may not use tensors that learn except its inputs; "
+                    "pass them as inputs, or make f a module that has them as parameters"
                 )
         value = func(*args, **(kwargs or {}))
         self.known |= {id(t): t for t in tree_leaves(value) if isinstance(t, Tensor)}
@@ -100,6 +100,12 @@ def stack_rows(rows: Tensor, size: int, in_dim: int | None) -> Tensor:
 def inside_transform() -> bool:
     """Tell whether a transform of torch.func (grad, vjp, jvp, vmap, ...) is under way."""
     return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def inside_nested_jvp() -> bool:
+    """Tell whether forward-mode transforms of torch.func (jvp, jacfwd) are under way within each other."""
+    stack = torch._C._functorch.get_interpreter_stack() or []
+    return sum(level.key() == torch._C._functorch.TransformType.Jvp for level in stack) > 1
 
 
 def of_transform(value: object) -> bool:

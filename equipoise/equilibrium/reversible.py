@@ -8,6 +8,7 @@ does not depend on their number. Going back divides by 1-β, so rounding errors 
 states are therefore kept in float64, also if f is computed in float32.
 """
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,8 +18,10 @@ from torch import Tensor
 
 from equipoise.equilibrium.fixed_point import Solution, wrong_shape
 from equipoise.equilibrium.implicit_gradient import SECOND
+from equipoise.equilibrium.solve_stats import NotConverged
 from equipoise.errors import EquipoiseError
 
+_LOST = 1e-3
 Function = Callable[..., Tensor]
 """f as a function of z and of the tensors that it uses."""
 
@@ -35,6 +38,8 @@ class Reversible:
     tol: float
     limit: int
     "largest number of evaluations of f; a step has two"
+    quiet: bool = False
+    "do not warn of steps that cannot be undone"
     solution: Solution | None = None
     _states: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
 
@@ -98,7 +103,7 @@ class _Reversible(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, run: Reversible, start: Tensor, *tensors: Tensor) -> Tensor:
         value = run.run(start, tensors)
-        ctx.run, ctx.last = run, run.states()
+        ctx.run, ctx.last, ctx.start = run, run.states(), start.detach()
         ctx.save_for_backward(*tensors)
         return value
 
@@ -107,11 +112,12 @@ class _Reversible(torch.autograd.Function):
         if torch.is_grad_enabled():
             raise EquipoiseError(SECOND)
         wanted = list(ctx.needs_input_grad[2:])
-        return (None, None, *_backward(ctx.run, ctx.last, ctx.saved_tensors, wanted, v))
+        return (None, None, *_backward(ctx.run, ctx.start, ctx.last, ctx.saved_tensors, wanted, v))
 
 
 def _backward(
     run: Reversible,
+    start: Tensor,
     last: tuple[Tensor, Tensor, Tensor],
     tensors: tuple[Tensor, ...],
     wanted: list[bool],
@@ -136,7 +142,23 @@ def _backward(
         gz = gz + back((beta * gy).to(dtype), totals)
         gy = (1 - beta) * gy
         y, z, to_y, to_z = _put(y, rows, y_k), _put(z, rows, z_k), _put(to_y, rows, gy), _put(to_z, rows, gz)
+    if not run.quiet:
+        _warn_if_lost(start, z, last)
     return totals
+
+
+def _warn_if_lost(start: Tensor, found: Tensor, last: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Warn if going back did not end where the iteration began: rounding has then spoilt the early states."""
+    _, z, steps = last
+    size = torch.finfo(torch.float64).tiny + z.flatten(1).norm(dim=1)
+    lost = ((found - start.double()).flatten(1).norm(dim=1) / size).max() if len(steps) else torch.zeros(())
+    if not lost <= _LOST:
+        warnings.warn(
+            f"a reversible equilibrium cannot undo its {int(steps.max())} steps exactly: it ends {float(lost):.2g} "
+            "from its start, relative to the result. A smaller damping or limit helps",
+            NotConverged,
+            stacklevel=2,
+        )
 
 
 def _take(t: Tensor, rows: Tensor, n: int) -> Tensor:
