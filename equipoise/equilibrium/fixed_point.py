@@ -71,19 +71,24 @@ def solve(
         return replace(flat, z=layout.state(flat.z), f=layout.state(flat.f))
     if inside_transform() and any(map(of_transform, (z, *(inputs or ())))):
         raise EquipoiseError("solve does not work within transforms of torch.func; an Equilibrium layer does")
+    check_rows(z, inputs or ())
+    with torch.no_grad(), np.errstate(all="ignore"):  # NaN is detected and reported later
+        return _solve(f, z.detach(), inputs, solver, tol, limit)
+
+
+def check_rows(z: Tensor, inputs: Sequence[Any]) -> None:
+    """Refuse a guess or inputs that do not have one row per sample."""
     if not z.is_floating_point() or z.ndim == 0:
         raise EquipoiseError(
             "the guess z must be a floating-point tensor with one row per sample, "
             f"not {z.dtype} of shape {tuple(z.shape)}"
         )
-    for k, x in enumerate(inputs or ()):
+    for k, x in enumerate(inputs):
         if isinstance(x, Tensor) and (x.ndim == 0 or len(x) != len(z)):
             raise EquipoiseError(
                 f"input {k + 1} of an equilibrium has shape {tuple(x.shape)}, but needs one row for each of the "
                 f"{len(z)} samples; what all samples share belongs in f"
             )
-    with torch.no_grad(), np.errstate(all="ignore"):  # NaN is detected and reported later
-        return _solve(f, z.detach(), inputs, solver, tol, limit)
 
 
 def _named(solver: object) -> Solver:

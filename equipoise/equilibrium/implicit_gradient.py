@@ -35,7 +35,7 @@ def attach(f: Callable[[Tensor], Tensor], z: Tensor, adjoint: Adjoint | None) ->
     """
     if adjoint is None:
         value = f(z)
-        if value.requires_grad:
+        if value.grad_fn is not None:  # not if f returns what it was given
             value.register_hook(_refuse_second)
         return value
     z = z.detach().requires_grad_()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.equilibrium.fixed_point import Solution, residuals, solve, wrong_shape
+from equipoise.equilibrium.fixed_point import Solution, check_rows, residuals, solve, wrong_shape
 from equipoise.equilibrium.functional import Problem, fixed_point, once_differentiable, with_derivatives
 from equipoise.equilibrium.implicit_gradient import attach, damped_steps, neumann, phantom
 from equipoise.equilibrium.options import Options
@@ -87,6 +87,7 @@ class Equilibrium(nn.Module):
         """Return the fixed point for these inputs, starting at z, at the remembered point, or at the default guess."""
         start, keep, layout = self._start(inputs, z)
         if inside_transform():
+            check_rows(start, inputs)
             value = self._transformed(PureCall(self.f, inputs, layout), start)
         else:
             value, solution = self._found(inputs, start, layout)
@@ -121,6 +122,7 @@ class Equilibrium(nn.Module):
         return attach(f, solution.z, adjoints.get(o.gradient))
 
     def _reversible(self, call: PureCall, start: Tensor) -> tuple[Tensor, Solution]:
+        check_rows(start, [call.tensors[k] for k in range(len(call.places))])
         tol, limit = self._bounds("forward")
         needed = torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors)
         if torch.is_grad_enabled() and not isinstance(self.f, nn.Module):
