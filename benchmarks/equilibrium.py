@@ -261,6 +261,7 @@ GRADIENTS = {
     "neumann, 5 steps": {"gradient": "neumann"},
     "neumann, 15 steps": {"gradient": "neumann", "phantom_steps": 15},
     "reversible": {"gradient": "reversible"},
+    "reversible, damping 0.8": {"gradient": "reversible", "damping": 0.8},
     "unroll, 20 iterations": {"gradient": "unroll", "limit": 20},
 }
 THEIR_GRADIENTS = {
@@ -354,7 +355,6 @@ def gradients(repeats):
             row["step_s"] = seconds[name]
             row["peak_mb"] = peak_allocated_bytes(function) / 2**20
             rows.append(row)
-            print("  ", row, flush=True)
     torch.set_num_threads(THREADS)
     return rows
 
