@@ -8,6 +8,7 @@ is the growth of a separate process for each model. Parts that --only does not n
 """
 
 import argparse
+import copy
 import json
 import multiprocessing
 import statistics
@@ -74,15 +75,15 @@ def step(module, x, y):
     F.cross_entropy(module(x), y).backward()
 
 
-def turns(functions, repeats):
+def turns(functions, repeats, clock=time.perf_counter):
     """Return the median seconds of each function; they take turns, after one turn for warming up."""
     taken = {name: [] for name in functions}
     for turn in range(repeats + 1):
         for name, function in functions.items():
-            began = time.perf_counter()
+            began = clock()
             function()
             if turn:
-                taken[name].append(time.perf_counter() - began)
+                taken[name].append(clock() - began)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
@@ -252,6 +253,112 @@ def against_torchdeq(repeats):
     return rows
 
 
+GRADIENTS = {
+    "implicit": {"gradient": "implicit"},
+    "jacobian-free": {"gradient": "jacobian-free"},
+    "phantom, 5 steps": {"gradient": "phantom"},
+    "phantom, 15 steps": {"gradient": "phantom", "phantom_steps": 15},
+    "neumann, 5 steps": {"gradient": "neumann"},
+    "neumann, 15 steps": {"gradient": "neumann", "phantom_steps": 15},
+    "reversible": {"gradient": "reversible"},
+    "reversible, damping 0.8": {"gradient": "reversible", "damping": 0.8},
+    "unroll, 20 iterations": {"gradient": "unroll", "limit": 20},
+}
+THEIR_GRADIENTS = {
+    "torchdeq, ift": {"ift": True},
+    "torchdeq, grad=1": {"grad": 1},
+    "torchdeq, grad=5, tau=0.5": {"grad": 5, "tau": 0.5},
+    "torchdeq, grad=15, tau=0.5": {"grad": 15, "tau": 0.5},
+}
+
+
+CHANNELS, INNER = 32, 64  # of the block whose gradients are compared
+
+
+def trained_block(training_steps):
+    """Return a block, a linear classifier behind it, and a batch of noisy prototypes, after some training."""
+    f, _ = block(CHANNELS, INNER)
+    generator = torch.Generator().manual_seed(0)
+    prototypes = torch.randn(10, CHANNELS, 16, 16, generator=generator)
+
+    def batch():
+        y = torch.randint(0, 10, (BATCH,), generator=generator)
+        x = prototypes[y] + 3 * torch.randn(BATCH, CHANNELS, 16, 16, generator=generator)
+        return x.contiguous(memory_format=torch.channels_last), y
+
+    head = torch.nn.Linear(CHANNELS * 16 * 16, 10)
+    layer = Equilibrium(f, tol=TOL, limit=50)
+    layer.quiet = True
+    optimizer = torch.optim.SGD([*f.parameters(), *head.parameters()], lr=0.02, momentum=0.9)
+    for _ in range(training_steps):
+        x, y = batch()
+        optimizer.zero_grad()
+        F.cross_entropy(head(layer(x).flatten(1)), y).backward()
+        optimizer.step()
+    return f, head, *batch()
+
+
+def parameter_gradient(f, head, y, out):
+    loss = F.cross_entropy(head(out.flatten(1)), y)
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(f.parameters()))])
+
+
+def exact_gradient(f, head, x, y):
+    """Return the gradient in float64, and how far that on two samples is from 150 unrolled iterations."""
+    f, head, x = copy.deepcopy(f).double(), copy.deepcopy(head).double(), x.double()
+    tight, unrolled = Equilibrium(f, tol=1e-10, limit=500), Equilibrium(f, gradient="unroll", limit=150, tol=1)
+    two = [parameter_gradient(f, head, y[:2], layer(x[:2])) for layer in (tight, unrolled)]
+    return parameter_gradient(f, head, y, tight(x)), float((two[0] - two[1]).norm() / two[0].norm())
+
+
+def gradient_functions(f, head, x, y):
+    """Return functions that compute the gradient for the parameters of f, ours and torchdeq's."""
+    functions = {}
+    for name, settings in GRADIENTS.items():
+        layer = Equilibrium(f, **{"tol": TOL, "limit": 50, **settings})
+        layer.quiet = True
+        functions[name] = lambda layer=layer: parameter_gradient(f, head, y, layer(x))
+    bounds = {
+        "f_max_iter": 50,
+        "b_max_iter": 50,
+        "f_tol": TOL,
+        "b_tol": TOL,
+        "f_stop_mode": "rel",
+        "b_stop_mode": "rel",
+    }
+    for name, settings in THEIR_GRADIENTS.items():
+        deq = get_deq(f_solver="anderson", b_solver="anderson", **bounds, **settings)
+
+        def theirs(deq=deq):
+            (out,), _ = deq(lambda z: f(z, x), torch.zeros_like(x), solver_kwargs={"m": 5})
+            return parameter_gradient(f, head, y, out)
+
+        functions[name] = theirs
+    return functions
+
+
+def gradients(repeats):
+    """Compare all gradients with the exact one, before and after training: float32, one thread, processor seconds."""
+    rows = []
+    torch.set_num_threads(1)
+    for label, training_steps in (("at first", 0), ("after training", 60)):
+        f, head, x, y = trained_block(training_steps)
+        exact, check = exact_gradient(f, head, x, y)
+        rows.append({"case": f"{label}: unroll, 150 iterations in float64, two samples", "error": check})
+        functions = gradient_functions(f, head, x, y)
+        seconds = turns(functions, repeats, time.process_time)
+        for name, function in functions.items():
+            found = function().double()
+            row = {"case": f"{label}: {name}", "cosine": float(F.cosine_similarity(found, exact, dim=0))}
+            row["norm_ratio"] = float(found.norm() / exact.norm())
+            row["error"] = float((found - exact).norm() / exact.norm())
+            row["step_s"] = seconds[name]
+            row["peak_mb"] = peak_allocated_bytes(function) / 2**20
+            rows.append(row)
+    torch.set_num_threads(THREADS)
+    return rows
+
+
 def warm(repeats):
     """Measure warm starts in the local training of FeDEQ: 3 epochs of the head and 5 of the body, on digits by writer.
 
@@ -311,6 +418,7 @@ PARTS = {
     "flat": flat,
     "solvers": solvers,
     "torchdeq": against_torchdeq,
+    "gradients": gradients,
     "warm": warm,
     "projection": projection,
 }

@@ -336,6 +336,7 @@ EQUILIBRIA = {
     "flat": ("mb_5", "mb_50", "growth"),
     "solvers": ("iterations", "solve_s", "plain_to_this"),
     "torchdeq": ("step_s", "step_to_ours", "gradient_error", "solve_to_ours", "residual"),
+    "gradients": ("cosine", "norm_ratio", "error", "step_s", "peak_mb"),
     "warm": ("iterations", "last_round_iterations", "iterations_to_cold", "train_s"),
 }
 

@@ -1,14 +1,16 @@
 """The search for z = f(z), for every sample of a batch separately."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.equilibrium.pure_call import inside_transform, of_transform
 from equipoise.equilibrium.solvers import SOLVERS, Anderson, Solver, to_numpy
+from equipoise.equilibrium.states import State, StateLayout
 from equipoise.errors import EquipoiseError
 
 # Below this share of the batch, f is computed for the active samples only. Above it, selecting them costs too much.
@@ -19,9 +21,9 @@ _SELECT_BELOW = 0.8
 class Solution:
     """The result of a solve; `iterations`, `residual`, `converged` and `finite` have one entry per sample."""
 
-    z: Tensor
+    z: State
     "the guess with the smallest residual"
-    f: Tensor
+    f: State
     "f(z), one step further"
     iterations: Tensor
     "number of evaluations of f for the sample"
@@ -34,8 +36,8 @@ class Solution:
 
 
 def solve(
-    f: Callable[..., Tensor],
-    z: Tensor,
+    f: Callable[..., State],
+    z: State,
     inputs: Sequence[Any] | None = None,
     *,
     solver: Solver | str | None = None,
@@ -48,7 +50,7 @@ def solve(
 
     Args:
         f: the function of z, or of z and the inputs.
-        z: the first guess, one row per sample.
+        z: the first guess, one row per sample: a tensor, or a tuple, list or dictionary of tensors.
         inputs: further arguments of f; every tensor among them has one row per sample. With them, f is called as
             f(z, *inputs), and only for samples that have not converged. Without, it gets the whole batch every time.
         solver: the solver or its name; by default Anderson().
@@ -63,19 +65,30 @@ def solve(
         raise EquipoiseError(f"tol = {tol!r} is not allowed; it must be a number >= 0")
     if not isinstance(limit, int) or limit < 1:
         raise EquipoiseError(f"limit = {limit!r} is not allowed; it must be a whole number >= 1")
+    if not isinstance(z, Tensor):
+        layout = StateLayout(z)
+        flat = solve(layout.of_rows(f), layout.rows(z, "z"), inputs, solver=solver, tol=tol, limit=limit)
+        return replace(flat, z=layout.state(flat.z), f=layout.state(flat.f))
+    if inside_transform() and any(map(of_transform, (z, *(inputs or ())))):
+        raise EquipoiseError("solve does not work within transforms of torch.func; an Equilibrium layer does")
+    check_rows(z, inputs or ())
+    with torch.no_grad(), np.errstate(all="ignore"):  # NaN is detected and reported later
+        return _solve(f, z.detach(), inputs, solver, tol, limit)
+
+
+def check_rows(z: Tensor, inputs: Sequence[Any]) -> None:
+    """Refuse a guess or inputs that do not have one row per sample."""
     if not z.is_floating_point() or z.ndim == 0:
         raise EquipoiseError(
             "the guess z must be a floating-point tensor with one row per sample, "
             f"not {z.dtype} of shape {tuple(z.shape)}"
         )
-    for k, x in enumerate(inputs or ()):
+    for k, x in enumerate(inputs):
         if isinstance(x, Tensor) and (x.ndim == 0 or len(x) != len(z)):
             raise EquipoiseError(
                 f"input {k + 1} of an equilibrium has shape {tuple(x.shape)}, but needs one row for each of the "
                 f"{len(z)} samples; what all samples share belongs in f"
             )
-    with torch.no_grad(), np.errstate(all="ignore"):  # NaN is detected and reported later
-        return _solve(f, z.detach(), inputs, solver, tol, limit)
 
 
 def _named(solver: object) -> Solver:
@@ -146,13 +159,18 @@ def _computed(function: Callable[..., Tensor], z: Tensor, *inputs: Any) -> Tenso
     if not isinstance(value, Tensor):
         raise EquipoiseError(f"f(z) must be a tensor of the shape of z, but it is a {type(value).__name__}")
     if value.shape != z.shape:
-        raise EquipoiseError(
-            f"f(z) must have the shape of z; z has {tuple(z.shape)}, f(z) has {tuple(value.shape)}; "
-            "if z has another shape than the first input, give a guess: layer(x, z=guess)"
-        )
+        raise EquipoiseError(wrong_shape(z, value))
     if before >= 0 and z._version != before:
         raise EquipoiseError("f changes z in place, which is not allowed in an equilibrium: no relu_, no z += ... in f")
     return value
+
+
+def wrong_shape(z: Tensor, value: Tensor) -> str:
+    """Return the sentence for an f(z) of another shape than z."""
+    return (
+        f"f(z) must have the shape of z; z has {tuple(z.shape)}, f(z) has {tuple(value.shape)}; "
+        "if z has another shape than the first input, give a guess: layer(x, z=guess)"
+    )
 
 
 def residuals(z: Tensor, f: Tensor) -> np.ndarray:

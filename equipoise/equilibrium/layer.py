@@ -11,11 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from equipoise.equilibrium.fixed_point import Solution, residuals, solve
-from equipoise.equilibrium.implicit_gradient import attach
+from equipoise.equilibrium.fixed_point import Solution, check_rows, residuals, solve, wrong_shape
+from equipoise.equilibrium.functional import Problem, fixed_point, once_differentiable, with_derivatives
+from equipoise.equilibrium.implicit_gradient import attach, damped_steps, neumann, phantom
 from equipoise.equilibrium.options import Options
+from equipoise.equilibrium.pure_call import PureCall, inside_nested_jvp, inside_transform, refuse_hidden_tensors
+from equipoise.equilibrium.reversible import Reversible, reversible
 from equipoise.equilibrium.solve_stats import NotConverged, Solves, SolveStats
 from equipoise.equilibrium.solvers import SOLVERS, Solver
+from equipoise.equilibrium.states import State, StateLayout
 from equipoise.errors import EquipoiseError
 from equipoise.settings import read
 
@@ -30,23 +34,33 @@ class Equilibrium(nn.Module):
     no BatchNorm. What all samples share belongs in f.
 
     The result is f(z, x) at the z that was found, in training and in prediction. Only with gradient = "unroll" does
-    training apply f `limit` times, while prediction solves. z has the shape of the first input, unless the call gives a
-    guess.
+    training apply f `limit` times, while prediction solves; "reversible" returns its last state. z has the shape of the
+    first input, unless there is a guess: a tensor of another shape, or a tuple, list or dictionary of tensors, which f
+    then takes and returns.
     """
 
-    def __init__(self, f: Callable[..., Tensor], options: Options | None = None, **settings: Any):
+    def __init__(
+        self,
+        f: Callable[..., State],
+        options: Options | None = None,
+        guess: Callable[..., State] | None = None,
+        **settings: Any,
+    ):
         """Create the layer.
 
         Args:
             f: a module or function of (z, x, ...).
             options: how it is solved and differentiated.
+            guess: returns the first guess for the inputs, if z has not the shape of the first one.
             settings: the same as single settings of `Options`; `solver` may also be an object such as
                 Anderson(window=8).
         """
         super().__init__()
-        self.f, self.options = f, _options(options, settings)
+        self.f, self.options, self.guess = f, _options(options, settings), guess
         if not callable(f) or isinstance(f, type):
             raise EquipoiseError(f"an equilibrium layer needs a module or a function f(z, x), not {f!r}")
+        if self.options.gradient == "reversible" and self.options.damping == 1:
+            raise EquipoiseError("gradient = 'reversible' needs a damping below 1: steps of full size cannot be undone")
         self.name = f"of {getattr(f, '__name__', type(f).__name__)}"
         "name in warnings; for layers of a model, their place in it (see `layers`)"
         self.budget: int | None = None
@@ -69,41 +83,131 @@ class Equilibrium(nn.Module):
         """Return the statistics of all forward solves."""
         return self.solves.forward
 
-    def forward(self, *inputs: Any, z: Tensor | None = None) -> Tensor:
+    def forward(self, *inputs: Any, z: State | None = None) -> Any:
         """Return the fixed point for these inputs, starting at z, at the remembered point, or at the default guess."""
-        start, keep = self._start(inputs, z)
+        start, keep, layout = self._start(inputs, z)
+        if inside_transform():
+            check_rows(start, inputs)
+            value = self._transformed(PureCall(self.f, inputs, layout), start)
+        else:
+            value, solution = self._found(inputs, start, layout)
+            if keep is not None:
+                keep(solution)
+        return value if layout is None else layout.state(value)
+
+    def _found(self, inputs: tuple[Any, ...], start: Tensor, layout: StateLayout | None) -> tuple[Tensor, Solution]:
+        """Return the differentiable result and the solution, from rows of numbers if there is a layout."""
+        f = self.f if layout is None else layout.of_rows(self.f)
+        if self.options.gradient == "reversible":
+            return self._reversible(PureCall(self.f, inputs, layout), start)
         if self.options.gradient == "unroll" and torch.is_grad_enabled():
-            value, solution = self._unroll(start, inputs)
+            value, solution = self._unroll(f, start, inputs)
         else:
             given = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
             tol, limit = self._bounds("forward")
             solver = self.options.method(self.options.solver)
-            solution = solve(self.f, start, given, solver=solver, tol=tol, limit=limit)
+            solution = solve(f, start, given, solver=solver, tol=tol, limit=limit)
             value = solution.f
         self.last = self._record(solution, "forward")
-        if keep is not None:
-            keep(solution)
         if self.options.gradient == "unroll" or not self._needs_gradient(inputs):
-            return value
-        implicit = self.options.gradient == "implicit"
-        return attach(lambda z: self.f(z, *inputs), solution.z, self._adjoint if implicit else None)
+            return value, solution
+        return self._differentiable(lambda z: f(z, *inputs), solution), solution
 
-    def _start(self, inputs: tuple[Any, ...], z: Tensor | None) -> tuple[Tensor, Callable[[Solution], None] | None]:
+    def _differentiable(self, f: Callable[[Tensor], Tensor], solution: Solution) -> Tensor:
+        """Return f at the fixed point, as a tensor that has the gradient of the options."""
+        o = self.options
+        if o.gradient == "phantom":
+            return phantom(f, solution.z, solution.f, self._limit(o.phantom_steps), o.damping)
+        adjoints = {"implicit": self._adjoint, "neumann": self._neumann}
+        return attach(f, solution.z, adjoints.get(o.gradient))
+
+    def _reversible(self, call: PureCall, start: Tensor) -> tuple[Tensor, Solution]:
+        check_rows(start, [call.tensors[k] for k in range(len(call.places))])
+        tol, limit = self._bounds("forward")
+        needed = torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors)
+        if torch.is_grad_enabled() and not isinstance(self.f, nn.Module):
+            with torch.enable_grad():
+                if call(start, *(t.detach() for t in call.tensors)).requires_grad:
+                    raise EquipoiseError(
+                        "gradient = 'reversible' must know the parameters; make f a module that has them"
+                    )
+        run = Reversible(call, len(call.places), self.options.damping, tol, limit, self.quiet)
+        value = reversible(run, start, call.tensors) if needed else run.run(start, tuple(call.tensors))
+        assert run.solution is not None
+        self.last = self._record(run.solution, "forward")
+        return value, run.solution
+
+    def _transformed(self, call: PureCall, start: Tensor) -> Tensor:
+        """Return the result within transforms of torch.func."""
+        o, tensors = self.options, call.tensors
+        if o.gradient == "unroll":
+            for _ in range(self._limit(o.limit)):
+                start = call(start, *tensors)
+            return start
+        self._refuse_transform()
+        refuse_hidden_tensors(call, start)
+        problem = Problem(call, self._solved, self._neumann if o.gradient == "neumann" else None)
+        z = fixed_point(problem, start, tensors)
+        if o.gradient in ("implicit", "neumann"):
+            value = with_derivatives(problem, z, tensors)
+            return value if o.gradient == "implicit" else once_differentiable(value, tensors)
+        value = moving = call(z, *tensors)
+        if o.gradient == "phantom":
+            moving = damped_steps(lambda z: call(z, *tensors), z, self._limit(o.phantom_steps), o.damping)
+            moving = moving + (value - moving).detach()
+        return once_differentiable(moving, tensors)
+
+    def _refuse_transform(self) -> None:
+        refused = {
+            "gradient = 'reversible'": self.options.gradient == "reversible",
+            "a warm start": self.memory is not None,
+            "an equilibrium within an equilibrium": sum(1 for _ in layers(self)) > 1,
+            "a jvp within a jvp": inside_nested_jvp(),
+        }
+        for what, refuse in refused.items():
+            if refuse:
+                raise EquipoiseError(
+                    f"{what} does not work within transforms of torch.func through an equilibrium layer"
+                )
+
+    def _solved(self, f: Callable[[Tensor], Tensor], start: Tensor, way: str) -> Tensor:
+        """Solve within a transform, with plain tensors."""
+        o = self.options
+        name = o.solver if way == "forward" else o.backward_solver or o.solver
+        tol, limit = self._bounds(way)
+        solution = solve(f, start, solver=o.method(name), tol=tol, limit=limit)
+        found = self._record(solution, way)
+        if way == "forward":
+            self.last = found
+        else:
+            self.last_backward = found
+        z: Tensor = solution.z
+        return z
+
+    def _start(
+        self, inputs: tuple[Any, ...], z: State | None
+    ) -> tuple[Tensor, Callable[[Solution], None] | None, StateLayout | None]:
+        """Return the first guess, what stores the result, and the layout of a state of several tensors."""
         if not inputs and z is None:
             raise EquipoiseError("an equilibrium layer needs an input, or a guess: layer(x) or layer(z=guess)")
         default = z
-        if default is None:
+        if default is None and self.guess is not None:
+            default = self.guess(*inputs)
+        elif default is None:
             x = inputs[0]
             if not isinstance(x, Tensor) or not x.is_floating_point():
                 what = f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
                 raise EquipoiseError(
-                    f"the first input of an equilibrium layer must be a floating-point tensor, not {what}"
+                    f"the first input of an equilibrium layer must be a floating-point tensor, not {what}; "
+                    "for another kind of state, give a guess"
                 )
             default = torch.zeros_like(x) if self.options.start == "zero" else x
-        if self.memory is None:
-            return default.detach(), None
-        remembered, keep = self.memory(default.detach())
-        return (remembered if z is None else z.detach()), keep
+        layout = None if isinstance(default, Tensor) else StateLayout(default)
+        start: Tensor = default if layout is None else layout.rows(default, "the guess z")
+        if self.memory is None or inside_transform():
+            return start.detach(), None, layout
+        remembered, keep = self.memory(start.detach())
+        return (remembered if z is None else start.detach()), keep, layout
 
     @property
     def limit(self) -> int:
@@ -121,14 +225,12 @@ class Equilibrium(nn.Module):
         given = any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
         return given or any(p.requires_grad for p in self.f.parameters())
 
-    def _unroll(self, z: Tensor, inputs: tuple[Any, ...]) -> tuple[Tensor, Solution]:
+    def _unroll(self, function: Callable[..., Tensor], z: Tensor, inputs: tuple[Any, ...]) -> tuple[Tensor, Solution]:
         limit = self._limit(self.options.limit)
         for _ in range(limit):
-            z, before = self.f(z, *inputs), z
+            z, before = function(z, *inputs), z
             if z.shape != before.shape:
-                raise EquipoiseError(
-                    f"f(z) must have the shape of z; z has {tuple(before.shape)}, f(z) has {tuple(z.shape)}"
-                )
+                raise EquipoiseError(wrong_shape(before, z))
         with torch.no_grad():
             found, f, d = before.detach(), z.detach(), z.shape[1:].numel()
             residual = torch.from_numpy(residuals(found.reshape(len(z), d), f.reshape(len(z), d)))
@@ -142,7 +244,11 @@ class Equilibrium(nn.Module):
         solver = self.options.method(self.options.backward_solver or self.options.solver)
         solution = solve(right_side, v, solver=solver, tol=tol, limit=limit)
         self.last_backward = self._record(solution, "backward")
-        return solution.f
+        gamma: Tensor = solution.f
+        return gamma
+
+    def _neumann(self, right_side: Callable[[Tensor], Tensor], v: Tensor) -> Tensor:
+        return neumann(right_side, v, self._limit(self.options.phantom_steps), self.options.damping)
 
     def may_stop_unconverged(self, way: str) -> bool:
         """Tell whether unconverged solves, "forward" or "backward", may be intended: tol = 0, or a budget."""

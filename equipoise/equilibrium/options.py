@@ -18,7 +18,7 @@ def _known(name: str) -> str:
 SolverName = Annotated[str, AfterValidator(_known), WithJsonSchema({"enum": list(SOLVERS)})]
 
 WarmStartKind = Literal["off", "update", "client"]
-Gradient = Literal["implicit", "jacobian-free", "unroll"]
+Gradient = Literal["implicit", "jacobian-free", "phantom", "neumann", "reversible", "unroll"]
 
 
 class Options(Settings):
@@ -39,7 +39,11 @@ class Options(Settings):
     limit: Count = 20
     "largest number of iterations of a solve"
     gradient: Gradient = "implicit"
-    "implicit solves for the exact gradient, jacobian-free skips that solve, unroll records every iteration"
+    "implicit and reversible are exact; phantom, neumann and jacobian-free approximate; unroll records every iteration"
+    phantom_steps: Count = 5
+    "number of damped steps of gradient = phantom or neumann"
+    damping: Annotated[float, Field(gt=0, le=1)] = 0.5
+    "size of those steps, and of the steps of reversible, towards f(z); 1 is not damped, and not allowed for reversible"
     backward_solver: SolverName | None = None
     "solver of the implicit gradient; by default the same as for the fixed point"
     backward_tol: NonNegative | None = None

@@ -55,7 +55,7 @@ class FedeqModel(EquilibriumModel, ABC):
     """The settings of a model with an equilibrium layer, with FeDEQ's gradient as the default."""
 
     gradient: Gradient = "jacobian-free"
-    "jacobian-free, as in the paper; implicit solves for the exact gradient; unroll records every iteration"
+    "jacobian-free, as in the paper; implicit is exact; phantom and neumann lie between; unroll records every iteration"
 
 
 class _Dense(nn.Module):

@@ -164,7 +164,7 @@ def test_jacobian_free_descends_where_f_is_a_contraction(seed: int, scale: float
     assert (found[0] * found[1]).sum() > 0
 
 
-@pytest.mark.parametrize("gradient", ["implicit", "jacobian-free", "unroll"])
+@pytest.mark.parametrize("gradient", ["implicit", "jacobian-free", "phantom", "neumann", "unroll"])
 def test_training_and_prediction_give_the_same_output(gradient: str) -> None:
     f, x = seeded(Dense), random(3, 5)
     layer = Equilibrium(f, gradient=gradient, solver="plain", tol=0.0, limit=6)
