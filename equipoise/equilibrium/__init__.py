@@ -1,5 +1,6 @@
 """Equilibrium layers, z = f(z, x) for any module f, in the memory of one layer; usable on their own."""
 
+from equipoise.equilibrium.auxiliary import auxiliary_layers, auxiliary_loss
 from equipoise.equilibrium.contraction import (
     ContractiveConv2d,
     ContractiveLinear,
@@ -11,6 +12,7 @@ from equipoise.equilibrium.contraction import (
 from equipoise.equilibrium.fixed_point import Solution, solve
 from equipoise.equilibrium.layer import Equilibrium, layers, set_budget
 from equipoise.equilibrium.options import Options
+from equipoise.equilibrium.regularisation import jacobian_norm
 from equipoise.equilibrium.solve_stats import NotConverged, Solves, SolveStats
 from equipoise.equilibrium.solvers import SOLVERS, Anderson, Broyden, Plain, Solver
 from equipoise.equilibrium.warm_start import WarmStart
@@ -30,7 +32,10 @@ __all__ = [
     "Solver",
     "Solves",
     "WarmStart",
+    "auxiliary_layers",
+    "auxiliary_loss",
     "conv_norm_bound",
+    "jacobian_norm",
     "layers",
     "project",
     "project_rows",

@@ -11,15 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.equilibrium.auxiliary import AuxiliaryLosses
 from equipoise.equilibrium.fixed_point import Solution, residuals, solve
 from equipoise.equilibrium.implicit_gradient import attach
 from equipoise.equilibrium.options import Options
+from equipoise.equilibrium.regularisation import jacobian_norm
 from equipoise.equilibrium.solve_stats import NotConverged, Solves, SolveStats
 from equipoise.equilibrium.solvers import SOLVERS, Solver
 from equipoise.errors import EquipoiseError
 from equipoise.settings import read
 
 Memory = Callable[[Tensor], tuple[Tensor, Callable[[Solution], None]]]
+_NOT_COPIED = ("memory", "solves", "generator", "_auxiliary")
 
 
 class Equilibrium(nn.Module):
@@ -61,6 +64,9 @@ class Equilibrium(nn.Module):
         "statistics of all solves, for fixed points and for gradients"
         self.quiet = False
         "do not warn; the reader of the statistics reports problems"
+        self.generator: torch.Generator | None = None
+        "source of random numbers; by default torch's global one"
+        self._auxiliary = AuxiliaryLosses()
         self._warned = {"forward": 0.0, "backward": 0.0}
         _warn_if_calls_differ(f)
 
@@ -72,17 +78,21 @@ class Equilibrium(nn.Module):
     def forward(self, *inputs: Any, z: Tensor | None = None) -> Tensor:
         """Return the fixed point for these inputs, starting at z, at the remembered point, or at the default guess."""
         start, keep = self._start(inputs, z)
+        regularised = self._is_regularised(inputs)
+        step = self._random_step() if regularised and self.options.jacobian_at == "random-step" else ()
         if self.options.gradient == "unroll" and torch.is_grad_enabled():
             value, solution = self._unroll(start, inputs)
         else:
             given = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
             tol, limit = self._bounds("forward")
             solver = self.options.method(self.options.solver)
-            solution = solve(self.f, start, given, solver=solver, tol=tol, limit=limit)
+            solution = solve(self.f, start, given, solver=solver, tol=tol, limit=limit, record=step)
             value = solution.f
         self.last = self._record(solution, "forward")
         if keep is not None:
             keep(solution)
+        if regularised:
+            self._regularise(solution, inputs)
         if self.options.gradient == "unroll" or not self._needs_gradient(inputs):
             return value
         implicit = self.options.gradient == "implicit"
@@ -144,6 +154,35 @@ class Equilibrium(nn.Module):
         self.last_backward = self._record(solution, "backward")
         return solution.f
 
+    @property
+    def draws(self) -> bool:
+        """Tell whether the layer draws random numbers in training."""
+        return self.options.jacobian_weight > 0
+
+    def _is_regularised(self, inputs: tuple[Any, ...]) -> bool:
+        """Tell whether this call has an auxiliary loss."""
+        o = self.options
+        if not (self.training and o.jacobian_weight and self._needs_gradient(inputs)):
+            return False
+        return o.jacobian_probability == 1 or self._uniform() < o.jacobian_probability
+
+    def _uniform(self) -> float:
+        device = None if self.generator is None else self.generator.device
+        return float(torch.rand((), generator=self.generator, device=device))
+
+    def _random_step(self) -> tuple[int, ...]:
+        return (int(self._uniform() * self.limit),)
+
+    def _regularise(self, solution: Solution, inputs: tuple[Any, ...]) -> None:
+        o = self.options
+        z = solution.guesses[0] if solution.guesses else solution.z
+        size = jacobian_norm(self.f, z, *inputs, probes=o.jacobian_probes, generator=self.generator)
+        self._auxiliary.add(o.jacobian_weight * size)
+
+    def auxiliary_loss(self) -> Tensor | None:
+        """Return the weighted ‖J‖_F² / d of the calls since this was last called, or None if there were none."""
+        return self._auxiliary.take()
+
     def complaints(self, solves: Solves) -> list[tuple[float, str]]:
         """Return the problems of these solves, each as the share of solves that failed and a sentence."""
         found = []
@@ -181,8 +220,9 @@ class Equilibrium(nn.Module):
         """Copy the layer; the copy has its own statistics and warnings, and no memory of samples."""
         new = copy.copy(self)
         memo[id(self)] = new
-        new.__dict__ = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k not in ("memory", "solves")}
+        new.__dict__ = {k: copy.deepcopy(v, memo) for k, v in self.__dict__.items() if k not in _NOT_COPIED}
         new.memory, new.solves, new._warned = None, Solves(), {"forward": 0.0, "backward": 0.0}
+        new.generator, new._auxiliary = None, AuxiliaryLosses()
         return new
 
 

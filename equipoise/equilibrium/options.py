@@ -48,6 +48,15 @@ class Options(Settings):
     warm_start: WarmStartKind = "update"
     "start at the sample's last fixed point: of this local update, or kept with the client's state between rounds"
 
+    jacobian_weight: NonNegative = 0.0
+    "weight of the auxiliary loss ‖J‖_F² / d with J = ∂f/∂z, estimated at random; 0 switches it off"
+    jacobian_probability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    "probability that a training step has the auxiliary loss"
+    jacobian_probes: Count = 1
+    "number of random vectors in an estimate of ‖J‖_F²"
+    jacobian_at: Literal["fixed-point", "random-step"] = "fixed-point"
+    "where J is taken: at the fixed point, or at the guess of a random iteration of the solve"
+
     def method(self, name: SolverName) -> Solver:
         """Return the solver of this name with these settings."""
         wanted = {"window": self.window, "ridge": self.ridge, "mixing": self.mixing}
