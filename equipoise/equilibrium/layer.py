@@ -3,7 +3,7 @@
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -12,12 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.equilibrium.auxiliary import AuxiliaryLosses
+from equipoise.equilibrium.correction import evenly_spaced
+from equipoise.equilibrium.dropout import SolveMasks
 from equipoise.equilibrium.fixed_point import Solution, residuals, solve
 from equipoise.equilibrium.implicit_gradient import attach
+from equipoise.equilibrium.normalisation import computed_once
 from equipoise.equilibrium.options import Options
-from equipoise.equilibrium.regularisation import jacobian_norm
+from equipoise.equilibrium.regularisation import draw_step, jacobian_norm
 from equipoise.equilibrium.solve_stats import NotConverged, Solves, SolveStats
 from equipoise.equilibrium.solvers import SOLVERS, Solver
+from equipoise.equilibrium.spectrum import spectral_radius
 from equipoise.errors import EquipoiseError
 from equipoise.settings import read
 
@@ -29,8 +33,8 @@ class Equilibrium(nn.Module):
     """A layer that solves z = f(z, x), and is differentiated without its iterations, in the memory of one call of f.
 
     Tensors among the inputs have one row per sample. f must treat samples independently, because samples that have
-    converged are no longer part of its calls, and must be the same function in all calls of a forward pass: no dropout,
-    no BatchNorm. What all samples share belongs in f.
+    converged are no longer part of its calls, and must be the same function in all calls of a forward pass: no
+    BatchNorm, and no dropout but `VariationalDropout`. What all samples share belongs in f.
 
     The result is f(z, x) at the z that was found, in training and in prediction. Only with gradient = "unroll" does
     training apply f `limit` times, while prediction solves. z has the shape of the first input, unless the call gives a
@@ -77,22 +81,62 @@ class Equilibrium(nn.Module):
 
     def forward(self, *inputs: Any, z: Tensor | None = None) -> Tensor:
         """Return the fixed point for these inputs, starting at z, at the remembered point, or at the default guess."""
+        # Within a pass f is one function: masks are drawn once, and normalised weights computed once.
+        with SolveMasks(self.f) as masks, computed_once(self.f):
+            return self._forward(inputs, z, masks)
+
+    def states(
+        self, *inputs: Any, n: int = 3, at: Sequence[int] | None = None, z: Tensor | None = None
+    ) -> list[Tensor]:
+        """Return guesses on the way to the fixed point and, last, the fixed point itself, as `forward` returns it.
+
+        Guesses have the Jacobian-free gradient, that of one step of f. See `correction_loss`.
+
+        Args:
+            inputs: the inputs, as for `forward`.
+            n: number of states, evenly spaced over the iterations that the solve may take.
+            at: the iterations whose results are returned, in place of `n`; 0 is one step from the first guess.
+            z: the first guess, as for `forward`.
+        """
+        if self.options.gradient == "unroll":
+            raise EquipoiseError("states on the way need a solve; gradient = 'unroll' has none in training")
+        steps = evenly_spaced(n, self.limit) if at is None else tuple(at)
+        if not all(isinstance(k, int) and k >= 0 for k in steps):
+            raise EquipoiseError(f"at = {at!r} is not allowed; it must be a list of whole numbers >= 0")
+        states: list[Tensor] = []
+        with SolveMasks(self.f) as masks, computed_once(self.f):
+            last = self._forward(inputs, z, masks, steps, states)
+        return [*states, last]
+
+    def _forward(
+        self,
+        inputs: tuple[Any, ...],
+        z: Tensor | None,
+        masks: SolveMasks,
+        steps: tuple[int, ...] = (),
+        states: list[Tensor] | None = None,
+    ) -> Tensor:
         start, keep = self._start(inputs, z)
-        regularised = self._is_regularised(inputs)
-        step = self._random_step() if regularised and self.options.jacobian_at == "random-step" else ()
+        step = self._jacobian_step(inputs)
         if self.options.gradient == "unroll" and torch.is_grad_enabled():
             value, solution = self._unroll(start, inputs)
         else:
             given = [x.detach() if isinstance(x, Tensor) else x for x in inputs]
             tol, limit = self._bounds("forward")
             solver = self.options.method(self.options.solver)
-            solution = solve(self.f, start, given, solver=solver, tol=tol, limit=limit, record=step)
+            f, rows = masks.following(self.f, start)
+            record = (*steps, *(step or ()))
+            solution = solve(f, start, [*given, *rows], solver=solver, tol=tol, limit=limit, record=record)
             value = solution.f
         self.last = self._record(solution, "forward")
         if keep is not None:
             keep(solution)
-        if regularised:
-            self._regularise(solution, inputs)
+        if states is not None:
+            states += [self.f(guess, *inputs) for guess in solution.guesses[: len(steps)]]
+        if step is not None:
+            self._regularise(solution.guesses[-1] if step and solution.guesses else solution.z, inputs)
+        if self.options.spectral_radius and self.training and not self.solves.forward.measured:
+            self._measure(solution, inputs)
         if self.options.gradient == "unroll" or not self._needs_gradient(inputs):
             return value
         implicit = self.options.gradient == "implicit"
@@ -159,25 +203,21 @@ class Equilibrium(nn.Module):
         """Tell whether the layer draws random numbers in training."""
         return self.options.jacobian_weight > 0
 
-    def _is_regularised(self, inputs: tuple[Any, ...]) -> bool:
-        """Tell whether this call has an auxiliary loss."""
+    def _jacobian_step(self, inputs: tuple[Any, ...]) -> tuple[int, ...] | None:
+        if not (self.training and self.options.jacobian_weight and self._needs_gradient(inputs)):
+            return None
+        return draw_step(self.options, self.limit, self.generator)
+
+    def _regularise(self, z: Tensor, inputs: tuple[Any, ...]) -> None:
         o = self.options
-        if not (self.training and o.jacobian_weight and self._needs_gradient(inputs)):
-            return False
-        return o.jacobian_probability == 1 or self._uniform() < o.jacobian_probability
-
-    def _uniform(self) -> float:
-        device = None if self.generator is None else self.generator.device
-        return float(torch.rand((), generator=self.generator, device=device))
-
-    def _random_step(self) -> tuple[int, ...]:
-        return (int(self._uniform() * self.limit),)
-
-    def _regularise(self, solution: Solution, inputs: tuple[Any, ...]) -> None:
-        o = self.options
-        z = solution.guesses[0] if solution.guesses else solution.z
         size = jacobian_norm(self.f, z, *inputs, probes=o.jacobian_probes, generator=self.generator)
         self._auxiliary.add(o.jacobian_weight * size)
+
+    def _measure(self, solution: Solution, inputs: tuple[Any, ...]) -> None:
+        """Measure the spectral radius; with random numbers of its own, so that training is the same without it."""
+        found = spectral_radius(self.f, solution.z, *inputs, generator=torch.Generator().manual_seed(0))
+        found = found[found.isfinite()].double()
+        self.solves.forward.add(SolveStats(measured=len(found), radius=float(found.sum())))
 
     def auxiliary_loss(self) -> Tensor | None:
         """Return the weighted ‖J‖_F² / d of the calls since this was last called, or None if there were none."""
@@ -244,7 +284,7 @@ def _warn_if_calls_differ(f: object) -> None:
         if isinstance(layer, varying):
             warnings.warn(
                 f"f has a {type(layer).__name__}, so that f(z) differs between calls and there may be no fixed point; "
-                "use GroupNorm or LayerNorm, and put dropout outside f",
+                "use GroupNorm or LayerNorm, and VariationalDropout",
                 stacklevel=_user_stack_level(),
             )
             return

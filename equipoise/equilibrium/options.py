@@ -56,6 +56,8 @@ class Options(Settings):
     "number of random vectors in an estimate of ‖J‖_F²"
     jacobian_at: Literal["fixed-point", "random-step"] = "fixed-point"
     "where J is taken: at the fixed point, or at the guess of a random iteration of the solve"
+    spectral_radius: bool = False
+    "report the spectral radius of ∂f/∂z, measured at the fixed points of the first batch of every local update"
 
     def method(self, name: SolverName) -> Solver:
         """Return the solver of this name with these settings."""

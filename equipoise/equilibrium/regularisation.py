@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from equipoise.equilibrium.options import Options
 from equipoise.errors import EquipoiseError
 
 Probes = Literal["rademacher", "gaussian"]
@@ -66,3 +67,23 @@ def random_like(z: Tensor, distribution: Probes, generator: torch.Generator | No
     if distribution == "gaussian":
         return v.normal_(generator=generator).to(z.device)
     return v.bernoulli_(0.5, generator=generator).mul_(2).sub_(1).to(z.device)
+
+
+def draw_step(options: Options, limit: int, generator: torch.Generator | None) -> tuple[int, ...] | None:
+    """Draw whether a training step has the auxiliary loss, and the iteration at whose guess J is taken.
+
+    Args:
+        options: the settings of the layer.
+        limit: largest number of iterations of the solve.
+        generator: source of random numbers; by default torch's global one.
+
+    Returns:
+        None without a loss; the number of an iteration; nothing if J is taken at the fixed point.
+    """
+
+    def uniform() -> float:
+        return float(torch.rand((), generator=generator, device=None if generator is None else generator.device))
+
+    if options.jacobian_probability < 1 and uniform() >= options.jacobian_probability:
+        return None
+    return (int(uniform() * limit),) if options.jacobian_at == "random-step" else ()

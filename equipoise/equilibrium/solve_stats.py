@@ -21,6 +21,10 @@ class SolveStats:
     "number of solves that met NaN or infinite numbers"
     residual: float = 0.0
     "largest final residual of a solve"
+    measured: int = 0
+    "number of samples at whose fixed point the spectral radius of the Jacobian was measured"
+    radius: float = 0.0
+    "sum of these radii"
 
     @staticmethod
     def of(solution: Solution, budgeted: bool = False) -> "SolveStats":
@@ -42,6 +46,8 @@ class SolveStats:
         self.unconverged += other.unconverged
         self.diverged += other.diverged
         self.residual = max(self.residual, other.residual)
+        self.measured += other.measured
+        self.radius += other.radius
 
     @property
     def mean(self) -> float:

@@ -26,6 +26,7 @@ LISTED: dict[str, str] = {
     "adapted": "and for scores",
     **dict.fromkeys((f for f in Answer.model_fields if "solve" in f or "iterations" in f), "equilibrium solves"),
     **dict.fromkeys((f for f in Answer.model_fields if "unconverged" in f), "equilibrium solves"),
+    **dict.fromkeys(("measured", "radius"), "spectral radii"),
     "counts": "only that they are switched off",
 }
 """Where the list names each fact of an answer; the order's own numbers are what the server sent itself."""
