@@ -64,20 +64,16 @@ def augmented(pixels: Tensor) -> Tensor:
 
 
 class Cell(nn.Module):
-    """f(z, x) = norm(relu(x + W2 * dropout(norm(relu(W1 * z)))))."""
+    """f(z, x) = norm(relu(x + W * dropout(z)))."""
 
     def __init__(self, channels: int, dropout: float):
         super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.inner, self.outer = nn.GroupNorm(8, channels), nn.GroupNorm(8, channels)
+        self.conv, self.norm = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.GroupNorm(8, channels)
         self.dropout = VariationalDropout2d(dropout)  # the same channels in all iterations of a solve
-        for conv in (self.first, self.second):  # so small that at first f is a contraction
-            nn.init.normal_(conv.weight, std=0.01)
+        nn.init.normal_(self.conv.weight, std=0.01)  # so small that at first f is a contraction
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
-        hidden = self.dropout(self.inner(F.relu(self.first(z))))
-        out: Tensor = self.outer(F.relu(x + self.second(hidden)))
+        out: Tensor = self.norm(F.relu(x + self.conv(self.dropout(z))))
         return out
 
 
@@ -88,7 +84,7 @@ def network(channels: int, dropout: float, jacobian_weight: float) -> nn.Module:
         tol=1e-2,
         limit=12,
         gradient="implicit",
-        backward_limit=8,
+        backward_tol=0.1,
         jacobian_weight=jacobian_weight,
         jacobian_probability=0.3,
         warm_start="off",

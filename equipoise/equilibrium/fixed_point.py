@@ -1,7 +1,7 @@
 """The search for z = f(z), for every sample of a batch separately."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -147,7 +147,7 @@ def _solve(
         del f, r, following  # to save memory, only guesses are kept while f is computed
     each = (torch.from_numpy(a).to(z.device) for a in (iterations, best, best <= tol, finite))
     guesses = tuple(layout.shaped(recorded.get(k, best_z)) for k in record)
-    return Solution(layout.shaped(best_z), layout.shaped(best_f), *each, guesses=guesses)
+    return replace(Solution(layout.shaped(best_z), layout.shaped(best_f), *each), guesses=guesses)
 
 
 def _computed(function: Callable[..., Tensor], z: Tensor, *inputs: Any) -> Tensor:

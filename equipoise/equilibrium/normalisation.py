@@ -6,7 +6,7 @@ equilibrium layer computes it once per forward pass and not in every iteration (
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +73,7 @@ class SpectralNorm(nn.Module):
         """Create it for a layer; see `spectral_norm`."""
         super().__init__()
         self.kappa, self.iterations = kappa, iterations
-        self.image: dict[str, object] | None = None
+        self.image: dict[str, Any] | None = None
         shape: tuple[int, ...] = (1, layer.weight.shape[1])
         if isinstance(layer, nn.Conv2d):
             if layer.padding_mode != "zeros" or isinstance(layer.padding, str) or layer.transposed:
@@ -97,7 +97,8 @@ class SpectralNorm(nn.Module):
             image = self.image
 
             def apply(x: Tensor, weight: Tensor) -> Tensor:
-                return F.conv2d(x, weight, **image)  # type: ignore[arg-type]
+                y: Tensor = F.conv2d(x, weight, **image)
+                return y
 
         fixed, v = weight.detach(), self.start.to(weight.dtype)
         with torch.enable_grad():  # the adjoint of a map is its backward pass
@@ -109,11 +110,13 @@ class SpectralNorm(nn.Module):
                 (back,) = torch.autograd.grad(y, x, u, retain_graph=True)
                 v = _unit(back)
             u = _unit(apply(v, fixed))
-        return (u * apply(v, weight)).sum()
+        norm: Tensor = (u * apply(v, weight)).sum()
+        return norm
 
 
 def _unit(x: Tensor) -> Tensor:
-    return x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(x.dtype).tiny)
+    unit: Tensor = x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(x.dtype).tiny)
+    return unit
 
 
 @contextmanager
