@@ -117,7 +117,7 @@ def radius(model: nn.Module, x: Tensor) -> Tensor:
         return spectral_radius(layer.f, layer(inputs), inputs)
 
 
-def main() -> float:
+def main(arguments: list[str] | None = None) -> float:
     parser = argparse.ArgumentParser(description="Train a convolutional equilibrium model on CIFAR-10.")
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the data set")
     parser.add_argument("--epochs", type=int, default=12, help="passes over the training images")
@@ -128,7 +128,7 @@ def main() -> float:
     parser.add_argument("--jacobian-weight", type=float, default=0.5)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     torch.manual_seed(given.seed)
     torch.set_num_threads(1)
     x, y, test_x, test_y = read(given.data)

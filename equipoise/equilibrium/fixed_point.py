@@ -1,7 +1,7 @@
 """The search for z = f(z), for every sample of a batch separately."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -145,9 +145,11 @@ def _solve(
         following = progress.next(z, f, r, rounding * size)
         z = following if remaining == n else torch.where(_column(active, z), following, best_z)
         del f, r, following  # to save memory, only guesses are kept while f is computed
-    each = (torch.from_numpy(a).to(z.device) for a in (iterations, best, best <= tol, finite))
+    used, reached, converged, stayed_finite = (
+        torch.from_numpy(a).to(z.device) for a in (iterations, best, best <= tol, finite)
+    )
     guesses = tuple(layout.shaped(recorded.get(k, best_z)) for k in record)
-    return replace(Solution(layout.shaped(best_z), layout.shaped(best_f), *each), guesses=guesses)
+    return Solution(layout.shaped(best_z), layout.shaped(best_f), used, reached, converged, stayed_finite, guesses)
 
 
 def _computed(function: Callable[..., Tensor], z: Tensor, *inputs: Any) -> Tensor:
