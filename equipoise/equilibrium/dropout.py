@@ -4,6 +4,7 @@ Masks are drawn when f is first computed in a forward pass, for all samples. Lat
 have not converged, and each sample keeps its mask (Gal and Ghahramani, 2016; for equilibria Bai et al., 2019).
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -79,8 +80,11 @@ class VariationalDropout(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "VariationalDropout":
         """Copy the layer, without masks and without its source of random numbers."""
-        new = type(self)(self.p).train(self.training)
+        new = copy.copy(self)
         memo[id(self)] = new
+        kept = {k: v for k, v in self.__dict__.items() if k not in ("mask", "rows", "samples", "passes", "generator")}
+        new.__dict__ = {k: copy.deepcopy(v, memo) for k, v in kept.items()}
+        new.mask, new.rows, new.samples, new.passes = None, None, None, 0
         return new
 
 

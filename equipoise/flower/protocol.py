@@ -1,7 +1,7 @@
 """The protocol of server and clients: the facts that travel with tensors, and how both become a Flower message."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -70,6 +70,8 @@ class Order(Settings):
 
 class Answer(Settings):
     """What a client answers to an order."""
+
+    later: ClassVar[tuple[str, ...]] = ("measured", "radius")
 
     protocol: Literal[1] = 1
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
