@@ -134,9 +134,9 @@ class Equilibrium(nn.Module):
         if states is not None:
             states += [self.f(guess, *inputs) for guess in solution.guesses[: len(steps)]]
         if step is not None:
-            self._regularise(solution.guesses[-1] if step and solution.guesses else solution.z, inputs)
+            self._regularise(self.f, solution.guesses[-1] if step and solution.guesses else solution.z, inputs)
         if self.options.spectral_radius and self.training and not self.solves.forward.measured:
-            self._measure(solution, inputs)
+            self._measure(self.f, solution.z, inputs)
         if self.options.gradient == "unroll" or not self._needs_gradient(inputs):
             return value
         implicit = self.options.gradient == "implicit"
@@ -208,14 +208,14 @@ class Equilibrium(nn.Module):
             return None
         return draw_step(self.options, self.limit, self.generator)
 
-    def _regularise(self, z: Tensor, inputs: tuple[Any, ...]) -> None:
+    def _regularise(self, f: Callable[..., Tensor], z: Tensor, inputs: tuple[Any, ...]) -> None:
         o = self.options
-        size = jacobian_norm(self.f, z, *inputs, probes=o.jacobian_probes, generator=self.generator)
+        size = jacobian_norm(f, z, *inputs, probes=o.jacobian_probes, generator=self.generator)
         self._auxiliary.add(o.jacobian_weight * size)
 
-    def _measure(self, solution: Solution, inputs: tuple[Any, ...]) -> None:
+    def _measure(self, f: Callable[..., Tensor], z: Tensor, inputs: tuple[Any, ...]) -> None:
         """Measure the spectral radius; with random numbers of its own, so that training is the same without it."""
-        found = spectral_radius(self.f, solution.z, *inputs, generator=torch.Generator().manual_seed(0))
+        found = spectral_radius(f, z, *inputs, generator=torch.Generator().manual_seed(0))
         found = found[found.isfinite()].double()
         self.solves.forward.add(SolveStats(measured=len(found), radius=float(found.sum())))
 

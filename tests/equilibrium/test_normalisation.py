@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils import parametrize
 
 from equipoise.equilibrium import (
@@ -144,6 +145,23 @@ def test_weights_follow_a_step_of_training_and_errors_leave_nothing_behind() -> 
     weight = f.b.weight.detach().clone()
     f.b.parametrizations.weight.original0.data *= 2  # type: ignore[union-attr, operator]
     torch.testing.assert_close(f.b.weight.detach(), 2 * weight)
+
+
+def test_parameters_that_functional_call_replaces_are_used() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = weight_norm(Dense())
+
+        def forward(self, z: Tensor, x: Tensor, g: Tensor) -> Tensor:
+            given = {"b.parametrizations.weight.original0": g[:5, None]}
+            out: Tensor = functional_call(self.f, given, (z, x))
+            return out
+
+    x, g = random(5, 5), torch.zeros(5, dtype=torch.float64)
+    outer = Outer()
+    out = Equilibrium(outer, **EXACT)(x, g)  # without B, f is tanh(b + x)
+    torch.testing.assert_close(out, torch.tanh(outer.f.b.bias + x))
 
 
 def test_a_contraction_by_spectral_norm_converges_whatever_the_weights() -> None:
