@@ -4,11 +4,14 @@ import json
 import re
 import runpy
 import shlex
+import subprocess
+import sys
 import tomllib
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -225,6 +228,29 @@ def test_the_example_of_an_equilibrium_learns(capsys: pytest.CaptureFixture) -> 
     example = runpy.run_path(str(ROOT / "examples" / "equilibrium.py"))
     assert example["main"](epochs=4) > 0.5
     assert "iterations per sample" in capsys.readouterr().out
+
+
+def test_the_example_of_an_equilibrium_on_cifar_10_runs(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rng = np.random.default_rng(0)
+    for name, n in (("data_batch_1.bin", 128), ("data_batch_2.bin", 64), ("test_batch.bin", 64)):
+        records = rng.integers(0, 256, (n, 3073), dtype=np.uint8)
+        records[:, 0] %= 10
+        (tmp_path / name).write_bytes(records.tobytes())
+    example = runpy.run_path(str(ROOT / "examples" / "equilibrium_cifar10.py"))
+    x, y, test_x, _ = example["read"](tmp_path)
+    assert (len(x), len(y), len(test_x)) == (192, 192, 64)
+    accuracy = example["main"](["--data", str(tmp_path), "--epochs", "1", "--images", "128", "--channels", "16"])
+    assert 0 <= accuracy <= 1
+    assert "spectral radius at the fixed point" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="has neither"):
+        example["read"](tmp_path / "nothing")
+
+
+def test_equilibrium_layers_load_nothing_of_federations() -> None:
+    code = "import sys, equipoise.equilibrium; print(*(m for m in sys.modules if m.startswith(('equipoise', 'flwr'))))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    rooms = {".".join(name.split(".")[:2]) for name in loaded}
+    assert rooms <= {"equipoise", *(f"equipoise.{room}" for room in ("equilibrium", "errors", "settings"))}
 
 
 def test_the_guides_examples_of_partial_sharing_run() -> None:

@@ -36,6 +36,8 @@ def solver_figures(solves: Solves) -> dict[str, float]:
         figures |= {"solver_iterations": solves.forward.mean, "unconverged": solves.forward.failed}
     if solves.backward.solves:
         figures |= {"gradient_iterations": solves.backward.mean, "gradients_unconverged": solves.backward.failed}
+    if solves.forward.measured:
+        figures["spectral_radius"] = solves.forward.radius / solves.forward.measured
     return figures
 
 

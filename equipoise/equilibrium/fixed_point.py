@@ -33,6 +33,8 @@ class Solution:
     "whether the residual is within the tolerance"
     finite: Tensor
     "whether f(z) stayed finite"
+    guesses: tuple[Tensor, ...] = ()
+    "the guesses of the iterations to record"
 
 
 def solve(
@@ -43,6 +45,7 @@ def solve(
     solver: Solver | str | None = None,
     tol: float = 1e-3,
     limit: int = 20,
+    record: Sequence[int] = (),
 ) -> Solution:
     """Find a fixed point of f for every sample of a batch.
 
@@ -56,6 +59,8 @@ def solve(
         solver: the solver or its name; by default Anderson().
         tol: a sample has converged when ‖f(z) - z‖ is at most this times ‖f(z)‖.
         limit: largest number of evaluations of f per sample.
+        record: iterations, counted from 0, whose guesses are returned as well; the guess of a sample that is done is
+            the one that it ended with.
     """
     if isinstance(inputs, Tensor):
         inputs = [inputs]
@@ -67,13 +72,14 @@ def solve(
         raise EquipoiseError(f"limit = {limit!r} is not allowed; it must be a whole number >= 1")
     if not isinstance(z, Tensor):
         layout = StateLayout(z)
-        flat = solve(layout.of_rows(f), layout.rows(z, "z"), inputs, solver=solver, tol=tol, limit=limit)
-        return replace(flat, z=layout.state(flat.z), f=layout.state(flat.f))
+        flat = solve(layout.of_rows(f), layout.rows(z, "z"), inputs, solver=solver, tol=tol, limit=limit, record=record)
+        guesses = tuple(map(layout.state, flat.guesses))
+        return replace(flat, z=layout.state(flat.z), f=layout.state(flat.f), guesses=guesses)
     if inside_transform() and any(map(of_transform, (z, *(inputs or ())))):
         raise EquipoiseError("solve does not work within transforms of torch.func; an Equilibrium layer does")
     check_rows(z, inputs or ())
     with torch.no_grad(), np.errstate(all="ignore"):  # NaN is detected and reported later
-        return _solve(f, z.detach(), inputs, solver, tol, limit)
+        return _solve(f, z.detach(), inputs, solver, tol, limit, record)
 
 
 def check_rows(z: Tensor, inputs: Sequence[Any]) -> None:
@@ -108,6 +114,7 @@ def _solve(
     solver: Solver,
     tol: float,
     limit: int,
+    record: Sequence[int],
 ) -> Solution:
     layout = _Layout(start)
     z = layout.flat(start)
@@ -120,7 +127,10 @@ def _solve(
     finite = active.copy()
     iterations = np.zeros(n, dtype=np.int64)
     best_z, best_f, best = z, z, np.full(n, np.inf)
+    recorded: dict[int, Tensor] = {}
     for k in range(limit):
+        if k in record:
+            recorded[k] = z
         rows = selection.rows(active, remaining, z.device)
         if rows is None:
             f = layout.flat(_computed(function, layout.shaped(z), *(inputs or ())))
@@ -149,8 +159,11 @@ def _solve(
         following = progress.next(z, f, r, rounding * size)
         z = following if remaining == n else torch.where(_column(active, z), following, best_z)
         del f, r, following  # to save memory, only guesses are kept while f is computed
-    each = (torch.from_numpy(a).to(z.device) for a in (iterations, best, best <= tol, finite))
-    return Solution(layout.shaped(best_z), layout.shaped(best_f), *each)
+    used, reached, converged, stayed_finite = (
+        torch.from_numpy(a).to(z.device) for a in (iterations, best, best <= tol, finite)
+    )
+    guesses = tuple(layout.shaped(recorded.get(k, best_z)) for k in record)
+    return Solution(layout.shaped(best_z), layout.shaped(best_f), used, reached, converged, stayed_finite, guesses)
 
 
 def _computed(function: Callable[..., Tensor], z: Tensor, *inputs: Any) -> Tensor:

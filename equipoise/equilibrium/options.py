@@ -1,6 +1,6 @@
 """Settings of an equilibrium layer, also used by models with such a layer."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
@@ -23,6 +23,16 @@ Gradient = Literal["implicit", "jacobian-free", "phantom", "neumann", "reversibl
 
 class Options(Settings):
     """Settings for solving and differentiating an equilibrium layer."""
+
+    later: ClassVar[tuple[str, ...]] = (
+        "jacobian_weight",
+        "jacobian_probability",
+        "jacobian_probes",
+        "jacobian_at",
+        "spectral_radius",
+        "phantom_steps",
+        "damping",
+    )
 
     solver: SolverName = "anderson"
     "solver of the fixed point"
@@ -54,6 +64,17 @@ class Options(Settings):
     "the first guess"
     warm_start: WarmStartKind = "update"
     "start at the sample's last fixed point: of this local update, or kept with the client's state between rounds"
+
+    jacobian_weight: NonNegative = 0.0
+    "weight of the auxiliary loss ‖J‖_F² / d with J = ∂f/∂z, estimated at random; 0 switches it off"
+    jacobian_probability: Annotated[float, Field(gt=0, le=1)] = 1.0
+    "probability that a training step has the auxiliary loss"
+    jacobian_probes: Count = 1
+    "number of random vectors in an estimate of ‖J‖_F²"
+    jacobian_at: Literal["fixed-point", "random-step"] = "fixed-point"
+    "where J is taken: at the fixed point, or at the guess of a random iteration of the solve"
+    spectral_radius: bool = False
+    "report the spectral radius of ∂f/∂z, measured at the fixed points of the first batch of every local update"
 
     @model_validator(mode="after")
     def _counted_solves_can_converge(self) -> "Options":

@@ -23,6 +23,10 @@ class SolveStats:
     "largest final residual of a solve"
     intended: int = 0
     "number of unconverged solves that did what they were asked to: all iterations of a budget, or of tol = 0"
+    measured: int = 0
+    "number of samples at whose fixed point the spectral radius of the Jacobian was measured"
+    radius: float = 0.0
+    "sum of these radii"
 
     @staticmethod
     def of(solution: Solution, tol: float, budgeted: bool = False, counted: float | None = None) -> "SolveStats":
@@ -58,6 +62,8 @@ class SolveStats:
         self.diverged += other.diverged
         self.residual = max(self.residual, other.residual)
         self.intended += other.intended
+        self.measured += other.measured
+        self.radius += other.radius
 
     @property
     def mean(self) -> float:

@@ -16,7 +16,7 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import Start
 from equipoise.algorithms.schema import ShapeProbe
 from equipoise.data.federation import Federation
-from equipoise.equilibrium import layers, projected
+from equipoise.equilibrium import auxiliary_layers, layers, projected
 from equipoise.errors import EquipoiseError
 from equipoise.executors.aot_library import AotFunction, Built, build_library
 from equipoise.optimizers import Rate
@@ -44,6 +44,8 @@ def why_not_compiled(task: Task) -> str | None:
         return "the model's weights are projected after every step"
     if task.buffer_names:
         return "the model has buffers that training changes (BatchNorm statistics)"
+    if auxiliary_layers(task.module):
+        return "the model has layers with auxiliary losses"
     if task.unseeded or any(map(draws_random_numbers, task.module.modules())):
         return "the model draws random numbers (dropout) in training"
     return None

@@ -13,7 +13,7 @@ from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
 from equipoise.data.federation import STREAMED_BYTES, Federation
-from equipoise.equilibrium import WarmStart
+from equipoise.equilibrium import WarmStart, auxiliary_loss
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import FIXED_POINTS, algorithm_state
 from equipoise.executors.compiled_step import CompiledSteps
@@ -192,10 +192,15 @@ class ThreadTrainer(LocalTrainer):
     def _value(self, batch: Batch, term: LossTerm | None, term_only: bool) -> Tensor:
         hook = None if term is None else self.replica.hook(term.at)
         output = self.task.predict(self.replica.module, batch.x)
-        if term is None or hook is None:
-            return self.task.loss.mean(output, batch.y)
-        value = term.each(hook.take(), batch.probed, batch.y, term.given).mean()
-        return value if term_only else value + self.task.loss.mean(output, batch.y)
+        auxiliary = auxiliary_loss(self.replica.auxiliary)
+        value = None
+        if term is not None and hook is not None:
+            value = term.each(hook.take(), batch.probed, batch.y, term.given).mean()
+            if term_only:
+                return value
+        loss = self.task.loss.mean(output, batch.y)
+        loss = loss if value is None else value + loss
+        return loss if auxiliary is None else loss + auxiliary
 
     def constrain(self) -> None:
         if self.constrained:

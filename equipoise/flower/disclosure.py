@@ -43,7 +43,7 @@ def disclosures(
     else:
         lines.append("- no scores, no sizes of splits, no confusion matrices")
     if counts:
-        solves = ", iterations of equilibrium solves" if plan is None else ""
+        solves = ", iterations of equilibrium solves and, if asked for, spectral radii" if plan is None else ""
         lines.append(f"- counters: samples processed in training and for scores{solves}{not_covered}")
         if trains and schema.diagnostics:
             lines.append(f"- diagnostics: one number each with every update: {', '.join(schema.diagnostics)}")

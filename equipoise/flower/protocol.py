@@ -1,7 +1,7 @@
 """The protocol of server and clients: the facts that travel with tensors, and how both become a Flower message."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -72,6 +72,8 @@ class Order(Settings):
 class Answer(Settings):
     """What a client answers to an order."""
 
+    later: ClassVar[tuple[str, ...]] = ("measured", "radius")
+
     protocol: Literal[1] = 1
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     number: Round
@@ -100,6 +102,10 @@ class Answer(Settings):
     "number of iterations of the gradients' solves together"
     gradients_unconverged: Counter = 0
     "number of the gradients' solves that did not converge"
+    measured: Counter = 0
+    "number of samples at whose fixed point a spectral radius was measured"
+    radius: Annotated[float, Field(ge=0, le=1e30)] = 0.0
+    "sum of these spectral radii"
     evaluated: Round = 0
     "round whose models were scored; 0: none"
     adapted: Counter = 0
@@ -108,9 +114,10 @@ class Answer(Settings):
     "false if the client's owner does not let numbers of samples and solves be sent; otherwise left out"
 
 
-def solver_facts(solves: Solves) -> dict[str, int]:
+def solver_facts(solves: Solves) -> dict[str, int | float]:
     """Return the counts of equilibrium solves for an answer."""
     forward, backward = solves.forward, solves.backward
+    radii = {"measured": forward.measured, "radius": min(forward.radius, 1e30)} if forward.measured else {}
     return {
         "solves": forward.solves,
         "iterations": forward.iterations,
@@ -118,13 +125,20 @@ def solver_facts(solves: Solves) -> dict[str, int]:
         "gradient_solves": backward.solves,
         "gradient_iterations": backward.iterations,
         "gradients_unconverged": backward.unconverged,
+        **radii,
     }
 
 
 def reported_solves(answer: Answer) -> Solves:
     """Return the counts of equilibrium solves in an answer."""
     return Solves(
-        SolveStats(answer.solves, answer.iterations, answer.unconverged),
+        SolveStats(
+            answer.solves,
+            answer.iterations,
+            answer.unconverged,
+            measured=answer.measured,
+            radius=answer.radius,
+        ),
         SolveStats(answer.gradient_solves, answer.gradient_iterations, answer.gradients_unconverged),
     )
 

@@ -9,8 +9,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from equipoise.equilibrium import ContractiveLinear, Equilibrium, Options
+from equipoise.equilibrium import ContractiveLinear, Equilibrium, Options, spectral_norm, weight_norm
 from equipoise.equilibrium.options import Gradient
+from equipoise.errors import EquipoiseError
 from equipoise.models.base import BodyAndHead, ModelSettings, image_shape
 from equipoise.models.blocks import (
     ACTIVATIONS,
@@ -40,15 +41,30 @@ class EquilibriumModel(ModelSettings, Options, ABC):
 class Bounded(Settings):
     """Settings that keep an equilibrium layer well posed."""
 
+    later: ClassVar[tuple[str, ...]] = ("normalisation",)
+
     contraction: bool = False
     "scale convolutions in f down to a spectral norm of kappa after every step; normalisations in f stay unbounded"
     kappa: Kappa = 0.95
-    "bound that contraction enforces"
+    "bound that contraction enforces, and normalisation = spectral"
+    normalisation: Literal["none", "weight", "spectral"] = "none"
+    "weights in f: as they are, g v / ‖v‖ in every row, or scaled down to a spectral norm of kappa in every pass"
 
     @property
     def bound(self) -> float | None:
         """Return kappa, or None without contraction."""
         return self.kappa if self.contraction else None
+
+    def normalised(self, f: nn.Module) -> nn.Module:
+        """Return f with its weights normalised."""
+        if self.normalisation == "none":
+            return f
+        if self.contraction:
+            raise EquipoiseError(
+                f"model.contraction = true and model.normalisation = {self.normalisation!r} both decide on the weights "
+                "in f; choose one of them"
+            )
+        return weight_norm(f) if self.normalisation == "weight" else spectral_norm(f, self.kappa)
 
 
 class FedeqModel(EquilibriumModel, ABC):
@@ -90,7 +106,7 @@ class DeqMLP(FedeqModel, Bounded):
         body = nn.Sequential(
             nn.Flatten(),
             nn.Linear(prod(shape), self.width),  # C x + b does not depend on z, so it is computed once
-            self.equilibrium(_Dense(self.width, self.bound, self.activation)),
+            self.equilibrium(self.normalised(_Dense(self.width, self.bound, self.activation))),
             *(nn.Linear(self.width, self.hidden), nn.ReLU()),
         )
         return BodyAndHead(body, nn.Linear(self.hidden, outputs))
@@ -110,7 +126,7 @@ class _DeqResNet(FedeqModel, Bounded, FullyConnected, Stem, ABC):
         body = nn.Sequential(
             *(conv3x3(inputs, channels, self.stride), MODULES[self.activation](), norm(channels)),
             nn.MaxPool2d(3, 2, padding=1),
-            self.equilibrium(EquilibriumBlock(channels, self.inner, self.activation, self.bound)),
+            self.equilibrium(self.normalised(EquilibriumBlock(channels, self.inner, self.activation, self.bound))),
             nn.MaxPool2d(3, 2, padding=1),
             nn.Flatten(),
             *self.fully_connected(channels * -(-height // shrunk) * -(-width // shrunk), self.activation),

@@ -37,7 +37,7 @@ class _FlDeq(EquilibriumModel, Bounded, Stem):
         pool, head = _pooled(outputs, self.channels)
         # The input of the unit has as many channels as the unit itself, so a convolution comes first.
         stem = [conv3x3(inputs, self.channels, self.stride), norm(self.channels)]
-        return BodyAndHead(nn.Sequential(*stem, self.equilibrium(f), *pool), head)
+        return BodyAndHead(nn.Sequential(*stem, self.equilibrium(self.normalised(f)), *pool), head)
 
 
 class _Blocks(nn.Module):

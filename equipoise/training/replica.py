@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.data.federation import BatchBuffer
-from equipoise.equilibrium import Solves, SolveStats, layers, projected, set_budget
+from equipoise.equilibrium import Solves, SolveStats, auxiliary_layers, layers, projected, set_budget
 from equipoise.parameter_space import ParameterSpace
 from equipoise.representations.points import ForwardHook
 from equipoise.torch_device import random_generator
@@ -54,6 +54,7 @@ class Replica:
         self.head, self.unseeded, self.buffer_names = head, unseeded, buffer_names
         self.equilibria = dict(layers(self.module))
         self.projected = projected(self.module)
+        self.auxiliary = auxiliary_layers(self.module)
         self.random = random_generator(w0.device)
         for layer in self.module.modules():
             if type(layer) in _SEEDED_DROPOUT:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from equipoise.algorithms.local_data import Start
-from equipoise.equilibrium import Solves, WarmStart, layers, projected
+from equipoise.equilibrium import Solves, WarmStart, auxiliary_layers, auxiliary_loss, layers, projected
 from equipoise.errors import EquipoiseError
 from equipoise.losses import fitting_loss
 from equipoise.metrics import AnyMetric, MetricLike, fitting_metrics
@@ -138,6 +138,8 @@ class Task:
             return "the model has equilibrium layers, whose solves end at different times"
         if projected(self.module):
             return "the model's weights are projected after every step, one client at a time"
+        if auxiliary_layers(self.module):
+            return "the model has layers with auxiliary losses, which are computed for one client at a time"
         if self.buffer_names:
             return "the model has buffers (BatchNorm statistics), which differ by client"
         if self.unseeded or any(map(draws_random_numbers, self.module.modules())):
@@ -261,9 +263,13 @@ class Task:
 
             def step() -> object:
                 module = copy.deepcopy(self.module).train()
+                for _, layer in layers(module):
+                    layer.options = layer.options.model_copy(update={"jacobian_probability": 1.0})
                 warm = WarmStart(module, samples)
                 with warm.at(torch.arange(batch)):
-                    self.loss.mean(module(x), y).backward()
+                    loss = self.loss.mean(module(x), y)
+                    auxiliary = auxiliary_loss(module)
+                    (loss if auxiliary is None else loss + auxiliary).backward()
                 return module, warm
 
             with forked_random(self.device), torch.enable_grad():

@@ -26,6 +26,7 @@ LISTED: dict[str, str] = {
     "adapted": "and for scores",
     **dict.fromkeys((f for f in Answer.model_fields if "solve" in f or "iterations" in f), "equilibrium solves"),
     **dict.fromkeys((f for f in Answer.model_fields if "unconverged" in f), "equilibrium solves"),
+    **dict.fromkeys(("measured", "radius"), "spectral radii"),
     "counts": "only that they are switched off",
 }
 """Where the list names each fact of an answer; the order's own numbers are what the server sent itself."""
@@ -94,7 +95,8 @@ def test_scores_and_counts_can_be_switched_off(tmp_path: Path) -> None:
         assert (answer.status, answer.evaluated, answer.adapted, list(tensors)) == ("done", 0, 0, ["up.w"])
         assert (answer.samples == 0) == ("counts" in switch)
         assert "- no scores, no sizes of splits, no confusion matrices" in client.disclosures()
-    assert "counts" not in Answer(run=run_id(1), number=1, client="a").table()  # as in version 0.1
+    table = Answer(run=run_id(1), number=1, client="a").table()
+    assert not {"counts", "measured", "radius"} & table.keys()  # as in version 0.1
 
 
 def test_counts_that_the_algorithm_needs_cannot_be_switched_off(tmp_path: Path) -> None:

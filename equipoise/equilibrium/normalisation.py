@@ -1,0 +1,152 @@
+"""Normalised weights for f: weight normalisation, and spectral normalisation by power iterations.
+
+Both are parametrisations of torch: a layer's `weight` is computed from its parameters wherever it is read. An
+equilibrium layer computes it once per forward pass and not in every iteration (`computed_once`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+from equipoise.errors import EquipoiseError
+
+_Module = TypeVar("_Module", bound=nn.Module)
+
+
+def weight_norm(f: _Module) -> _Module:
+    """Give every linear layer and convolution in f the weight g v / ‖v‖, row by row; g and v are its parameters.
+
+    The layers compute the same as before. f is changed in place and returned (Salimans and Kingma, 2016).
+    """
+    for layer in _layers(f):
+        parametrizations.weight_norm(layer)
+    return f
+
+
+def spectral_norm(f: _Module, kappa: float = 0.95, iterations: int = 10, size: int = 16) -> _Module:
+    """Scale the weight of every linear layer and convolution in f down to a spectral norm of kappa, if it is larger.
+
+    The norm is estimated by power iterations, from below; they always begin at the same vector, so nothing but the
+    parameters has to be kept or sent. A convolution's norm is that of the map of images that it is, and not that of its
+    kernel as a matrix. f is changed in place and returned.
+
+    Args:
+        f: a module.
+        kappa: the bound.
+        iterations: number of power iterations in each forward pass.
+        size: height and width of the image that a convolution is tried on; on larger ones the norm is hardly larger.
+    """
+    if not isinstance(kappa, (int, float)) or not kappa > 0:
+        raise EquipoiseError(f"kappa = {kappa!r} is not allowed; it must be a number > 0")
+    for name, value in (("iterations", iterations), ("size", size)):
+        if not isinstance(value, int) or value < 1:
+            raise EquipoiseError(f"{name} = {value!r} is not allowed; it must be a whole number >= 1")
+    for layer in _layers(f):
+        parametrize.register_parametrization(layer, "weight", SpectralNorm(layer, kappa, iterations, size))
+    return f
+
+
+def _layers(f: nn.Module) -> list[nn.Linear | nn.Conv2d]:
+    """Return the linear layers and convolutions, none of which may be normalised or projected already."""
+    found = [layer for layer in f.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+    if not found:
+        raise EquipoiseError("f has no linear layers and no convolutions whose weights could be normalised")
+    for layer in found:
+        if parametrize.is_parametrized(layer, "weight") or callable(getattr(layer, "project_", None)):
+            raise EquipoiseError(
+                f"the weights of a {type(layer).__name__} in f are already normalised or projected; do one of the two"
+            )
+    return found
+
+
+class SpectralNorm(nn.Module):
+    """The parametrisation W ↦ W min(1, κ / ‖W‖₂), with ‖W‖₂ estimated by power iterations."""
+
+    start: Tensor
+
+    def __init__(self, layer: nn.Linear | nn.Conv2d, kappa: float, iterations: int, size: int):
+        """Create it for a layer; see `spectral_norm`."""
+        super().__init__()
+        self.kappa, self.iterations = kappa, iterations
+        self.image: dict[str, Any] | None = None
+        shape: tuple[int, ...] = (1, layer.weight.shape[1])
+        if isinstance(layer, nn.Conv2d):
+            if layer.padding_mode != "zeros" or isinstance(layer.padding, str) or layer.transposed:
+                raise EquipoiseError("the spectral norm of a convolution needs padding with zeros, given as numbers")
+            self.image = {n: getattr(layer, n) for n in ("stride", "padding", "dilation", "groups")}
+            shape = (1, layer.in_channels, size, size)
+        v = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        self.register_buffer("start", v.to(layer.weight), persistent=False)
+
+    def extra_repr(self) -> str:
+        return f"kappa={self.kappa:g}, iterations={self.iterations}"
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * (self.kappa / self.norm(weight).clamp(min=self.kappa))
+
+    def norm(self, weight: Tensor) -> Tensor:
+        """Return the estimate of ‖W‖₂, a differentiable function of W."""
+        if self.image is None:
+            apply: Callable[[Tensor, Tensor], Tensor] = F.linear
+        else:
+            image = self.image
+
+            def apply(x: Tensor, weight: Tensor) -> Tensor:
+                y: Tensor = F.conv2d(x, weight, **image)
+                return y
+
+        fixed, v = weight.detach(), self.start.to(weight.dtype)
+        with torch.enable_grad():  # the adjoint of a map is its backward pass
+            x = v.detach().requires_grad_()
+            y = apply(x, fixed)
+        with torch.no_grad():
+            for _ in range(self.iterations):
+                u = _unit(apply(v, fixed))
+                (back,) = torch.autograd.grad(y, x, u, retain_graph=True)
+                v = _unit(back)
+            u = _unit(apply(v, fixed))
+        norm: Tensor = (u * apply(v, weight)).sum()
+        return norm
+
+
+def _unit(x: Tensor) -> Tensor:
+    unit: Tensor = x / torch.linalg.vector_norm(x).clamp(min=torch.finfo(x.dtype).tiny)
+    return unit
+
+
+@contextmanager
+def computed_once(f: object) -> Iterator[None]:
+    """Compute the parametrised weights in f once, and use them in all calls within the context.
+
+    They are computed with their gradients, so what is recorded within leads to the parameters as always. torch's own
+    `parametrize.cached` is one cache for all threads of a process, and would keep weights that another thread still
+    needs to change.
+
+    Args:
+        f: the function; without effect if it is not a module.
+    """
+    modules = f.modules() if isinstance(f, nn.Module) else ()
+    lists = [m for m in modules if isinstance(m, parametrize.ParametrizationList) and "forward" not in vars(m)]
+    for each in lists:
+        _fix(each, each())
+    try:
+        yield
+    finally:
+        for each in lists:
+            del each.forward
+
+
+def _fix(parametrised: nn.Module, weight: Tensor) -> None:
+    computed_from = tuple(parametrised.parameters(recurse=False))
+
+    def forward() -> Tensor:
+        # `functional_call` within the context may replace the parameters; the weight is then another one.
+        same = all(a is b for a, b in zip(computed_from, parametrised.parameters(recurse=False), strict=True))
+        return weight if same else type(parametrised).forward(parametrised)
+
+    parametrised.forward = forward

@@ -1,0 +1,200 @@
+"""Normalised weights: the bounds they promise, computed once per pass, with gradients that reach the parameters."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils import parametrize
+
+from equipoise.equilibrium import (
+    ContractiveConv2d,
+    ContractiveLinear,
+    Equilibrium,
+    SpectralNorm,
+    conv_norm_bound,
+    spectral_norm,
+    weight_norm,
+)
+from equipoise.errors import EquipoiseError
+from equipoise.parameter_space import ParameterSpace
+from tests.support.fixed_points import EXACT, Dense, random
+
+
+def dense_norm(layer: nn.Module, *shape: int) -> float:
+    """The largest singular value of the layer without its bias, as a matrix."""
+    x = torch.zeros(1, *shape, dtype=torch.float64)
+    jacobian = torch.autograd.functional.jacobian(layer, x)
+    return float(np.linalg.norm(jacobian.reshape(-1, x.numel()).numpy(), 2))
+
+
+def counted(f: nn.Module) -> list[int]:
+    calls = [0]
+    for module in f.modules():
+        if isinstance(module, parametrize.ParametrizationList):
+            module[0].register_forward_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+    return calls
+
+
+def test_weight_norm_changes_the_parameters_and_not_the_function() -> None:
+    f, x, z = Dense(), random(3, 5), random(3, 5, seed=2)
+    before = f(z, x)
+    normalised = weight_norm(f)
+    torch.testing.assert_close(normalised(z, x), before)
+    rows = f.b.weight.norm(dim=1)
+    f.b.parametrizations.weight.original1.data *= 7  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(f.b.weight.norm(dim=1), rows)
+
+
+def test_the_parameter_space_has_g_and_v_and_no_weight_and_spectral_norm_no_changing_buffers() -> None:
+    def sizes(f: nn.Module) -> dict[str, int]:
+        return {entry.name: entry.numel for entry in ParameterSpace(f).entries}
+
+    weighted, spectral = weight_norm(Dense()), spectral_norm(Dense())
+    assert sizes(weighted) == {
+        "b.bias": 5,
+        "b.parametrizations.weight.original0": 5,  # g, one per row
+        "b.parametrizations.weight.original1": 25,  # v
+    }
+    assert sizes(spectral) == {"b.bias": 5, "b.parametrizations.weight.original": 25}
+    before = {name: b.clone() for name, b in spectral.named_buffers()}
+    Equilibrium(spectral)(random(2, 5)).sum().backward()
+    assert all(torch.equal(b, before[name]) for name, b in spectral.named_buffers())
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv", "strided"])
+def test_the_spectral_norm_is_that_of_the_dense_matrix(kind: str) -> None:
+    torch.manual_seed(0)
+    layer: Any = nn.Linear(7, 4, bias=False)
+    if kind != "linear":
+        layer = nn.Conv2d(3, 5, 3, padding=1, bias=False, stride=2 if kind == "strided" else 1)
+    layer = layer.double()
+    shape = (7,) if kind == "linear" else (3, 6, 6)
+    exact = dense_norm(layer, *shape)
+    estimate = SpectralNorm(layer, 0.9, 300, 6).norm(layer.weight)
+    assert float(estimate) == pytest.approx(exact, rel=2e-3)  # singular values of convolutions lie close together
+    for few in (1, 3):
+        assert float(SpectralNorm(layer, 0.9, few, 6).norm(layer.weight)) <= exact * (1 + 1e-12)
+    layer.weight.data *= 5 / exact
+    spectral_norm(layer, kappa=0.9, iterations=300, size=6)
+    assert dense_norm(layer, *shape) == pytest.approx(0.9, rel=2e-3)
+
+
+def test_weights_within_the_bound_stay_as_they_are() -> None:
+    layer = nn.Linear(5, 5, bias=False).double()
+    layer.weight.data *= 0.1 / dense_norm(layer, 5)
+    before = layer.weight.detach().clone()
+    torch.testing.assert_close(spectral_norm(layer, kappa=0.9).weight, before, rtol=1e-12, atol=0)
+
+
+def test_for_convolutions_it_is_tighter_than_the_bound_for_all_sizes() -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(6, 6, 3, padding=1, bias=False).double()
+    assert float(SpectralNorm(conv, 0.9, 100, 12).norm(conv.weight)) < 0.999 * float(conv_norm_bound(conv.weight))
+
+
+def test_the_gradient_of_the_spectral_norm_is_that_of_finite_differences() -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 1, (2, 1), bias=False).double()
+    norm = SpectralNorm(conv, 0.5, 100, 2)
+    assert torch.autograd.gradcheck(norm, (conv.weight.detach() * 5).requires_grad_(), atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("normalise", [weight_norm, spectral_norm])
+@pytest.mark.parametrize("gradient", ["implicit", "jacobian-free", "unroll"])
+def test_weights_are_computed_once_per_pass_and_gradients_reach_the_parameters(normalise: Any, gradient: Any) -> None:
+    f, x = normalise(Dense(scale=0.9)), random(3, 5)
+    calls = counted(f)
+    layer = Equilibrium(f, gradient=gradient, jacobian_weight=0.1, **{**EXACT, "limit": 100})
+    out = layer(x)
+    assert calls == [1]
+    assert int(layer.last.iterations.min()) > 3  # type: ignore[union-attr]
+    out.square().sum().backward()
+    assert calls == [1]
+    for name, p in f.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.abs().max() > 0, name
+    with torch.no_grad():
+        layer(x)
+    assert calls == [2]
+
+
+@pytest.mark.parametrize("normalise", [weight_norm, spectral_norm])
+def test_the_gradient_is_that_of_unrolled_iterations(normalise: Any) -> None:
+    found = []
+    for gradient, limit in (("implicit", 500), ("unroll", 200)):
+        f = normalise(Dense(scale=0.8))
+        Equilibrium(f, gradient=gradient, tol=1e-13, limit=limit, solver="plain")(
+            random(3, 5)
+        ).square().sum().backward()
+        found.append([p.grad for p in f.parameters()])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
+
+
+def test_weights_follow_a_step_of_training_and_errors_leave_nothing_behind() -> None:
+    f, x = weight_norm(Dense()), random(3, 5)
+    layer = Equilibrium(f, **EXACT)
+    before = layer(x).detach()
+    f.b.parametrizations.weight.original0.data *= 2  # type: ignore[union-attr, operator]
+    assert not torch.allclose(layer(x), before)
+    with pytest.raises(RuntimeError):
+        layer(random(3, 4))
+    weight = f.b.weight.detach().clone()
+    f.b.parametrizations.weight.original0.data *= 2  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(f.b.weight.detach(), 2 * weight)
+
+
+def test_parameters_that_functional_call_replaces_are_used() -> None:
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.f = weight_norm(Dense())
+
+        def forward(self, z: Tensor, x: Tensor, g: Tensor) -> Tensor:
+            given = {"b.parametrizations.weight.original0": g[:5, None]}
+            out: Tensor = functional_call(self.f, given, (z, x))
+            return out
+
+    x, g = random(5, 5), torch.zeros(5, dtype=torch.float64)
+    outer = Outer()
+    out = Equilibrium(outer, **EXACT)(x, g)  # without B, f is tanh(b + x)
+    torch.testing.assert_close(out, torch.tanh(outer.f.b.bias + x))
+
+
+def test_a_contraction_by_spectral_norm_converges_whatever_the_weights() -> None:
+    f = Dense()
+    f.b.weight.data *= 1000
+    spectral_norm(f, kappa=0.8, iterations=100)
+    layer = Equilibrium(f, solver="plain", **EXACT)
+    assert layer(random(4, 5)).isfinite().all()
+    assert layer.last.converged.all()  # type: ignore[union-attr]
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(EquipoiseError, match="kappa = 0 is not allowed"):
+        spectral_norm(Dense(), kappa=0)
+    with pytest.raises(EquipoiseError, match="iterations = 0 is not allowed"):
+        spectral_norm(Dense(), iterations=0)
+    with pytest.raises(EquipoiseError, match="no linear layers and no convolutions"):
+        weight_norm(nn.ReLU())
+    for layer in (weight_norm(Dense()), ContractiveLinear(2, 2), ContractiveConv2d(2, 2, 3)):
+        with pytest.raises(EquipoiseError, match="already normalised or projected"):
+            spectral_norm(nn.Sequential(layer))
+    with pytest.raises(EquipoiseError, match="padding with zeros"):
+        spectral_norm(nn.Conv2d(2, 2, 3, padding="same"))
+
+
+def test_dense_layers_are_left_out_of_nothing() -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Conv2d(2, 2, 1)
+
+        def forward(self, z: Tensor, x: Tensor) -> Tensor:
+            return z + x
+
+    f = spectral_norm(Two())
+    assert [parametrize.is_parametrized(layer, "weight") for layer in (f.a, f.b)] == [True, True]
