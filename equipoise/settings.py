@@ -38,11 +38,6 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
     paper: ClassVar[str] = ""
-    later: ClassVar[tuple[str, ...]] = ()
-    """Names of the class's own settings that are left out of tables while they have their defaults.
-
-    They were added after tables without them were in use: in messages, or as the identity of runs.
-    """
 
     def __init__(self, **values: Any) -> None:
         self._check(_tuples(values), type(self).__name__)
@@ -57,11 +52,9 @@ class Settings(BaseModel):
             raise EquipoiseError(_sentence(type(self), error, values, where)) from None
 
     def table(self) -> dict[str, Any]:
-        """Return the settings as a TOML table, including defaults; what is None is left out, and see `later`."""
+        """Return the settings as a TOML table, including all defaults; what is None is left out."""
         values = {key: getattr(self, key) for key in type(self).model_fields}
-        later = {key for cls in type(self).__mro__ for key in vars(cls).get("later", ())}
-        default = {key for key in later if values[key] == type(self).model_fields[key].default}
-        return {key: _plain(v) for key, v in values.items() if v is not None and key not in default}
+        return {key: _plain(v) for key, v in values.items() if v is not None}
 
     @classmethod
     def summary(cls) -> str:

@@ -1,6 +1,6 @@
 """Settings of an equilibrium layer, also used by models with such a layer."""
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
@@ -23,16 +23,6 @@ Gradient = Literal["implicit", "jacobian-free", "phantom", "neumann", "reversibl
 
 class Options(Settings):
     """Settings for solving and differentiating an equilibrium layer."""
-
-    later: ClassVar[tuple[str, ...]] = (
-        "jacobian_weight",
-        "jacobian_probability",
-        "jacobian_probes",
-        "jacobian_at",
-        "spectral_radius",
-        "phantom_steps",
-        "damping",
-    )
 
     solver: SolverName = "anderson"
     "solver of the fixed point"

@@ -1,7 +1,7 @@
 """The protocol of server and clients: the facts that travel with tensors, and how both become a Flower message."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -72,8 +72,6 @@ class Order(Settings):
 class Answer(Settings):
     """What a client answers to an order."""
 
-    later: ClassVar[tuple[str, ...]] = ("measured", "radius")
-
     protocol: Literal[1] = 1
     run: Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
     number: Round
@@ -102,9 +100,9 @@ class Answer(Settings):
     "number of iterations of the gradients' solves together"
     gradients_unconverged: Counter = 0
     "number of the gradients' solves that did not converge"
-    measured: Counter = 0
-    "number of samples at whose fixed point a spectral radius was measured"
-    radius: Annotated[float, Field(ge=0, le=1e30)] = 0.0
+    measured: Counter | None = None
+    "number of samples at whose fixed point a spectral radius was measured; left out if none was"
+    radius: Annotated[float, Field(ge=0, le=1e30)] | None = None
     "sum of these spectral radii"
     evaluated: Round = 0
     "round whose models were scored; 0: none"
@@ -136,8 +134,8 @@ def reported_solves(answer: Answer) -> Solves:
             answer.solves,
             answer.iterations,
             answer.unconverged,
-            measured=answer.measured,
-            radius=answer.radius,
+            measured=answer.measured or 0,
+            radius=answer.radius or 0.0,
         ),
         SolveStats(answer.gradient_solves, answer.gradient_iterations, answer.gradients_unconverged),
     )

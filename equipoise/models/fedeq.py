@@ -41,8 +41,6 @@ class EquilibriumModel(ModelSettings, Options, ABC):
 class Bounded(Settings):
     """Settings that keep an equilibrium layer well posed."""
 
-    later: ClassVar[tuple[str, ...]] = ("normalisation",)
-
     contraction: bool = False
     "scale convolutions in f down to a spectral norm of kappa after every step; normalisations in f stay unbounded"
     kappa: Kappa = 0.95
