@@ -184,7 +184,7 @@ def test_what_is_said_of_papers_names_exhibits_that_there_are(tmp_path: Path) ->
     for words in named:
         name, *options = words.split()
         known[name].chosen([part for option, part in pairwise(options) if option == "--only"])
-        assert set(options) & {"--only", "--scale", "--jobs", "--seeds"} or not options
+        assert set(options) & {"--only", "--scale", "--jobs", "--seeds", "--published"} or not options
 
 
 def test_the_page_on_equilibria_runs_and_names_what_there_is() -> None:
