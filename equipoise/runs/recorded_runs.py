@@ -28,9 +28,13 @@ def matches(recorded: Mapping[str, Any], planned: Mapping[str, Any], defaults: M
     left_out = {key: defaults[key] for key in recorded.keys() - planned.keys() if defaults.get(key) is not None}
     known = {**planned, **left_out}
     # 1 == 1.0, but 1 client per round is not a share of 1.0
-    if any(key not in known or json.dumps(known[key]) != json.dumps(value) for key, value in recorded.items()):
+    if any(key not in known or _text(known[key]) != _text(value) for key, value in recorded.items()):
         return False
     return all(key in defaults and defaults[key] == planned[key] for key in planned.keys() - recorded.keys())
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=str)
 
 
 class RecordedRuns:

@@ -7,9 +7,9 @@ that affect results, so that a run that is planned later can be recognised.
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -167,8 +167,30 @@ def add_records(path: Path, records: Sequence[Record]) -> Added:
             kept = [other for i, other in enumerate(kept) if i not in at] + [record]
             new, replaced = (new, replaced + 1) if at else (new + 1, replaced)
         if new or replaced:
-            atomic_files.write_text(path, "".join(record.line() + "\n" for record in sorted(kept, key=_order)))
+            _write(path, kept)
     return Added(new, replaced, unchanged)
+
+
+def mark_trials(path: Path, decide: Callable[[list[Record]], Mapping[int, bool]]) -> None:
+    """Change which runs in a file are trials, and nothing else: other processes may have written newer results.
+
+    Args:
+        path: the file; nothing happens if there is none.
+        decide: gets the records that are in the file now, and returns which are trials, by their positions; records
+            that it does not name stay as they are.
+    """
+    if not path.exists():
+        return
+    with _locked(path.parent):
+        before = read_records(path)
+        trial = decide(before)
+        now = [replace(record, trial=trial.get(i, record.trial)) for i, record in enumerate(before)]
+        if now != before:
+            _write(path, now)
+
+
+def _write(path: Path, records: Sequence[Record]) -> None:
+    atomic_files.write_text(path, "".join(record.line() + "\n" for record in sorted(records, key=_order)))
 
 
 def check_records_file(path: Path) -> None:
