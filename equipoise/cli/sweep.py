@@ -85,8 +85,11 @@ def sweep(
     from equipoise.runs.sweep_parts import SweepPart
     from equipoise.runs.sweep_recorder import SweepRecorder
     from equipoise.runs.sweep_results import SweepResults
+    from equipoise.storage.result_records import prepare_records_file
     from equipoise.storage.run_folder import FAILED, read_toml
 
+    if record is not None:
+        prepare_records_file(record)
     part = SweepPart.parse(shard) if shard is not None else None
     whole, settings = sweeps.expand_sweep(read_toml(file), scale, sets or [], folders=[file.resolve().parent])
     every, first = part.select(whole, settings.together) if part else whole, whole[0].seed

@@ -7,8 +7,7 @@ from equipoise.runs.recorded_runs import RecordedRuns
 from equipoise.runs.recording import record_run
 from equipoise.runs.sweep import SweepRun
 from equipoise.runs.sweep_results import SweepResults
-from equipoise.storage import atomic_files
-from equipoise.storage.result_records import Record, add_records, check_records_file, mark_trials
+from equipoise.storage.result_records import Record, add_records, mark_trials, prepare_records_file
 from equipoise.storage.run_folder import RunFolder
 
 
@@ -27,8 +26,7 @@ class SweepRecorder:
             results: where the results of the sweep's runs are.
             scale: the scale of the sweep, to note in the records.
         """
-        check_records_file(file)
-        atomic_files.make_folder(file.parent)
+        prepare_records_file(file)
         self.file, self.results, self.scale = file, results, scale
 
     def add(self, cells: Iterable[SweepRun], trial: bool) -> None:

@@ -170,7 +170,11 @@ def test_variants_with_other_seeds_are_chosen_by_their_own_first_seed(tmp_path: 
     del described["algorithm"]
     every, sweep = expand_sweep(described)
     trials = trials_of(every, sweep)
-    assert {(cell.experiment.algorithm_name, cell.seed) for cell in trials} == {("ditto", 0), ("fedavg", 0), ("local", 6)}
+    assert {(cell.experiment.algorithm_name, cell.seed) for cell in trials} == {
+        ("ditto", 0),
+        ("fedavg", 0),
+        ("local", 6),
+    }
     assert len(trials) == 6
     records = [recorded(cell, cell.experiment.algorithm.lr) for cell in trials]
     results = SweepResults(tmp_path, RecordedRuns({tmp_path / "r.jsonl": records}))
@@ -330,6 +334,15 @@ def test_a_recorded_failure_counts_as_a_failure(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "1 of 2 runs failed, the first in r.jsonl/" in done.stderr
     assert "remove its line from r.jsonl to run it again" in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(tomli_w.dumps(tables()))
+    (tmp_path / "folder").mkdir()
+    for path, words in (("folder", "folder is a folder; name a file"), ("s.toml/r.jsonl", "cannot be written")):
+        one_sentence(equipoise_command("sweep", "s.toml", "--out", "runs", "--record", path, cwd=tmp_path), 2, words)
+        one_sentence(equipoise_command("record", "folder", "--to", path, cwd=tmp_path), 2, words)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
