@@ -1,8 +1,8 @@
 """Tuning of a sweep: trials, the choice of the best values on validation samples, and the runs that use them.
 
-Without more settings, the trials are the runs with the first seed; where a variant lacks it, those with the variant's
-first seed. With `sweep.tune_seed` and `sweep.tune_rounds` they are runs of their own, so that the seeds that are reported
-have no part in the choice.
+Without more settings, the trials are the runs with the first seed; where a variant lacks it, those with the first seed
+that it has. With `sweep.tune_seed` and `sweep.tune_rounds` they are runs of their own, so that the seeds that are
+reported have no part in the choice.
 """
 
 from collections.abc import Mapping, Sequence
