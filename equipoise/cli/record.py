@@ -25,11 +25,11 @@ def record(
     (`equipoise sweep FILE.toml --record FILE.jsonl`). A run that is in the file already is replaced.
     """
     from equipoise.runs.recording import record_run
-    from equipoise.storage.result_records import add_records, check_records_file
+    from equipoise.storage.result_records import add_records, prepare_records_file
     from equipoise.storage.run_folder import RunFolder
     from equipoise.storage.run_index import SkippedRuns, search_folders
 
-    check_records_file(to)
+    prepare_records_file(to)
     finished, unfinished, failed = search_folders(folders)
     skipped = [path for path in failed if not RunFolder(path).config.exists()]  # nothing is known of their settings
     for sentence in SkippedRuns(tuple(unfinished), tuple(skipped)).sentences():

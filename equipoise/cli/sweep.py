@@ -85,8 +85,11 @@ def sweep(
     from equipoise.runs.sweep_parts import SweepPart
     from equipoise.runs.sweep_recorder import SweepRecorder
     from equipoise.runs.sweep_results import SweepResults
+    from equipoise.storage.result_records import prepare_records_file
     from equipoise.storage.run_folder import FAILED, read_toml
 
+    if record is not None:
+        prepare_records_file(record)
     part = SweepPart.parse(shard) if shard is not None else None
     whole, settings = sweeps.expand_sweep(read_toml(file), scale, sets or [], folders=[file.resolve().parent])
     every, first = part.select(whole, settings.together) if part else whole, whole[0].seed
@@ -96,33 +99,36 @@ def sweep(
     progress = progress_bar("runs")
     progress.disable = quiet
 
-    def execute(wanted: list[sweeps.SweepRun], trials: bool) -> None:
+    def execute(wanted: list[sweeps.SweepRun], trial: bool) -> None:
         def report(cell: sweeps.SweepRun, notes: list[str]) -> None:
             progress.advance(bar)
             for note in notes:
                 err_console.print(f"equipoise: {escape(note)}", highlight=False)
             if recorder is not None:
-                recorder.add([cell], trials)
+                recorder.add([cell], trial)
 
         there = sum(results.done(cell) or results.failed(cell) for cell in wanted)
-        progress.reset(bar, total=len(wanted), completed=there, score="(tuning)" if trials else "")
+        progress.reset(bar, total=len(wanted), completed=there, score="(tuning)" if trial else "")
         left = results.to_run(wanted)
         if taken := [cell for cell in wanted if cell not in left]:
-            what = "trials" if trials else "runs"
+            what = "trials" if trial else "runs"
             by = ", ".join(results.versions(taken))
             text = f"{len(taken)} of {len(wanted)} {what} are in {record} (made by version {by}) and are not repeated"
             err_console.print(f"equipoise: {escape(text)}", highlight=False, soft_wrap=True)
         processes.execute(left, folder, data, jobs, report)
         if recorder is not None:
-            recorder.add(wanted, trials)
+            recorder.add(wanted, trial)
 
     try:
         with progress:
             bar = progress.add_task(file.stem, total=None, score="")
-            execute(tuning.trials_of(every, settings, first), trials=True)
+            trials = tuning.trials_of(every, settings, first)
+            execute(trials, trial=True)
             tuning.record_tuning(every, settings, results, first)
             chosen = tuning.tuned(every, settings, results, first)[1]
-            execute(chosen, trials=False)
+            if recorder is not None:
+                recorder.mark([*trials, *every], chosen)
+            execute(chosen, trial=False)
     except (Interrupted, KeyboardInterrupt):
         again = ["equipoise", "sweep", str(file), *(x for s in sets or [] for x in ("--set", s)), "--out", str(folder)]
         again += ["--scale", scale] if scale else []

@@ -52,11 +52,16 @@ def published_pieces(exhibit: Exhibit, scale: str, only: Sequence[str] = (), see
 
 
 def published_runs(some: Sequence[Piece]) -> dict[str, list[FinishedRun]]:
-    """Return the recorded runs by the name of the part, without trials; parts without records are left out."""
+    """Return the recorded runs by the name of the part, without trials; parts without records are left out.
+
+    Of a file that tunes, the runs with the chosen values are returned. If not all trials are recorded, the choice is
+    not known, and the records themselves say which are trials.
+    """
     found: dict[str, list[FinishedRun]] = {}
     for piece in some:
+        chosen = piece.wanted() if piece.sweep.tune else []
         kept = [cell for cell in piece.every if (record := piece.results.record(cell)) and not record.trial]
-        if runs := piece.results.runs(kept):
+        if runs := piece.results.runs(chosen or kept):
             found.setdefault(piece.part.name, []).extend(runs)
     return found
 

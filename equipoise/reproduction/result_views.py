@@ -10,6 +10,7 @@ A file `views.toml` beside the records of a paper has one section per view:
     figures = ["personal", { figure = "unconverged", label = "unconverged %", factor = 100, digits = 1 }, "seeds"]
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,8 @@ def records_of(view: View, folder: Path) -> list[Record]:
 def select(records: Iterable[Record], *wheres: Mapping[str, Any]) -> list[Record]:
     """Return the records with these settings, of which later ones override earlier ones; None: without the setting."""
     where = {key: value for each in wheres for key, value in each.items()}
-    return [record for record in records if all(_facts(record).get(key) == value for key, value in where.items())]
+    wanted = {key: _plain(value) for key, value in where.items()}
+    return [record for record in records if all(_plain(_facts(record).get(k)) == value for k, value in wanted.items())]
 
 
 def check_one_run_per_seed(records: Sequence[Record], where: str) -> None:
@@ -136,27 +138,50 @@ def _facts(record: Record) -> dict[str, Any]:
     return {**record.settings, "scale": record.scale}
 
 
+def _plain(value: Any) -> str:
+    """Return a value as JSON, to compare it: tuples are lists, 1 is 1.0, and true is not 1."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_plain, value))}]"
+    return json.dumps(value, sort_keys=True, default=str)
+
+
 def lines_of(written: Sequence[Any], records: Iterable[Record], where: str) -> tuple[list[str], list[Line]]:
     """Return the headings of the axes, and the lines: one per combination of values that occurs."""
     if written and all(isinstance(each, dict) and "where" in each for each in written):
         named = [read(NamedLine, each, where) for each in written]
         return [""], [((line.label,), line.where) for line in named]
     axes = [Axis(setting=each) if isinstance(each, str) else read(Axis, each, where) for each in written]
-    found: dict[tuple[str, ...], tuple[list[Any], dict[str, Any]]] = {}
+    found: dict[tuple[str, ...], tuple[list[Any], tuple[str, ...], dict[str, Any]]] = {}
     for record in records:
         values = [_facts(record).get(axis.setting) for axis in axes]
-        if all(not axis.values or value in axis.values for axis, value in zip(axes, values, strict=True)):
+        if all(not axis.values or _plain(v) in map(_plain, axis.values) for axis, v in zip(axes, values, strict=True)):
             heads = tuple(axis.names.get(str(v), text_of(v)) for axis, v in zip(axes, values, strict=True))
             settings = {axis.setting: v for axis, v in zip(axes, values, strict=True)}
             order = [_order(axis, value) for axis, value in zip(axes, values, strict=True)]
-            found.setdefault(heads, (order, settings))
-    lines = [(heads, settings) for heads, (order, settings) in sorted(found.items(), key=lambda item: item[1][0])]
+            found.setdefault(tuple(map(_plain, values)), (order, heads, settings))
+    lines = [(heads, settings) for _, heads, settings in sorted(found.values(), key=lambda line: line[0])]
+    _check_headings(lines, where)
     return [axis.label or short_setting(axis.setting) for axis in axes], lines
+
+
+def _check_headings(lines: Sequence[Line], where: str) -> None:
+    """Raise an error if two lines look the same, so that nobody could tell which is which."""
+    known: dict[tuple[str, ...], dict[str, Any]] = {}
+    for heads, settings in lines:
+        other = known.setdefault(heads, settings)
+        if other is not settings:
+            key = next(k for k in settings if _plain(settings[k]) != _plain(other[k]))
+            raise EquipoiseError(
+                f"{where}: the values {other[key]!r} and {settings[key]!r} of {key} have the same heading "
+                f"{' '.join(heads)!r}; give them different names, or select one with values"
+            )
 
 
 def _order(axis: Axis, value: Any) -> tuple[int, float, str]:
     if axis.values:
-        return axis.values.index(value), 0.0, ""
+        return [*map(_plain, axis.values)].index(_plain(value)), 0.0, ""
     if isinstance(value, (int, float)):
         return 0, float(value), ""
     return (1, 0.0, str(value)) if value is not None else (2, 0.0, "")

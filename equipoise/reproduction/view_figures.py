@@ -1,6 +1,7 @@
 """Figures of recorded results: the cells of a view's table, and the curves of its plot."""
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -36,6 +37,7 @@ _OF_SCALE = frozenset(form.format(metric="accuracy") for form in _SHORT.values()
 """Figures that are shown in % where the metric is the accuracy."""
 _MAIN = "score"
 """The personal models' score, or that of the global model of a method that has no personal ones."""
+_DIVERGED, _WITHOUT = "diverged", "without"
 Curve = tuple[str, list[tuple[int, list[float]]]]
 """A name, and the values of all seeds at each round."""
 
@@ -103,20 +105,44 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record])
     if not records:
         return MISSING
     if figure.figure == "seeds":
-        return str(len({record.seed for record in records}))
+        return str(len({record.seed for record in records if _has_results(record)}))
     if any(figure.figure in record.settings for record in records):
         return ", ".join(dict.fromkeys(text_of(record.settings.get(figure.figure)) for record in records))
     found = _values(records, figure.figure)
+    notes = _lost(records, figure.figure)
+    if not found:
+        return next((reason for reason in notes if reason != _WITHOUT), MISSING)
+    said = [f"{number} {reason}" for reason, number in notes.items()]
     if figure.against:
         control = _values(controls, figure.figure)
-        found = {seed: value - control[seed] for seed, value in found.items() if seed in control}
-    values = list(found.values())
-    lost = sum(bool(record.failed) for record in records)
-    if not values:
-        return "failed" if lost else MISSING
-    return _number(values, figure, _is_percent(records, figure), bool(figure.against)) + (
-        f" ({lost} failed)" if lost else ""
-    )
+        pairs = {seed: value - control[seed] for seed, value in found.items() if seed in control}
+        if not pairs:
+            return MISSING
+        if len(pairs) < len(found):
+            said.append(f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}")
+        found = pairs
+    text = _number(list(found.values()), figure, _is_percent(records, figure), bool(figure.against))
+    return f"{text} ({', '.join(said)})" if said else text
+
+
+def _lost(records: Sequence[Record], figure: str) -> dict[str, int]:
+    """Return how many runs have no value of a figure, by the reason."""
+    lost = [record for record in records if value_of(record, figure) is None]
+    reasons = ["failed" if record.failed else _DIVERGED if _is_empty(record, figure) else _WITHOUT for record in lost]
+    return {reason: reasons.count(reason) for reason in ("failed", _DIVERGED, _WITHOUT) if reason in reasons}
+
+
+def _is_empty(record: Record, figure: str) -> bool:
+    """Tell whether a run has a figure that is no number, as scores of models that diverged are."""
+    group, _, last = _field_in(record, figure).rpartition(".")
+    table = _look_up(record.summary, group) if group else record.summary
+    return isinstance(table, Mapping) and last in table and table[last] is None
+
+
+def _has_results(record: Record) -> bool:
+    """Tell whether a run has the score of any model."""
+    metric = record.summary.get("metric")
+    return any(record.summary.get(kind, {}).get(metric) is not None for kind in KINDS)
 
 
 def _is_percent(records: Sequence[Record], figure: Figure) -> bool:
@@ -186,9 +212,12 @@ def curves_of(view: View, folder: Path, name: str) -> list[Curve]:
     if not records:
         raise EquipoiseError(f"{where}: no recorded run has these settings: {view.where}")
     found = []
-    for labels, row in lines_of((*view.rows, *view.columns), records, where)[1]:
-        for figure in (read_figure(each, where) for each in view.figures):
-            some = select(records, row, figure.where)
+    figures = [read_figure(each, where) for each in view.figures]
+    rows = lines_of(view.rows, records, where)[1]
+    columns = lines_of(view.columns, records, where)[1] if view.columns else [((), {})]
+    for (row_labels, row), (column_labels, column) in product(rows, columns):
+        for figure in figures:
+            some = select(records, row, column, figure.where)
             check_one_run_per_seed(some, where)
             points: dict[int, list[float]] = {}
             for record in some:
@@ -200,7 +229,7 @@ def curves_of(view: View, folder: Path, name: str) -> list[Curve]:
             complete = [(number, values) for number, values in sorted(points.items()) if len(values) == len(some)]
             if complete:
                 own = figure.label or (figure.figure if len(view.figures) > 1 else "")
-                found.append((" ".join(filter(None, (*labels, own))), complete))
+                found.append((" ".join(filter(None, (*row_labels, *column_labels, own))), complete))
     if not found:
         raise EquipoiseError(f"{where}: the recorded runs have no curves of {', '.join(map(str, view.figures))}")
     return found

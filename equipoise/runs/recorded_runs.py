@@ -18,17 +18,23 @@ def matches(recorded: Mapping[str, Any], planned: Mapping[str, Any], defaults: M
 
     All recorded settings must be those of the planned run. A setting that the record lacks did not exist when the run
     was made, so the planned run must have its default. A default that has changed since then makes another run, as
-    records have the values of all settings that existed.
+    records have the values of all settings that existed. A setting that the planned run leaves out has its default.
 
     Args:
         recorded: the settings of the record.
         planned: the settings of the planned run that affect its results.
         defaults: the defaults of the settings of the planned run.
     """
+    left_out = {key: defaults[key] for key in recorded.keys() - planned.keys() if defaults.get(key) is not None}
+    known = {**planned, **left_out}
     # 1 == 1.0, but 1 client per round is not a share of 1.0
-    if any(key not in planned or json.dumps(planned[key]) != json.dumps(value) for key, value in recorded.items()):
+    if any(key not in known or _text(known[key]) != _text(value) for key, value in recorded.items()):
         return False
     return all(key in defaults and defaults[key] == planned[key] for key in planned.keys() - recorded.keys())
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, default=str)
 
 
 class RecordedRuns:
@@ -54,12 +60,16 @@ class RecordedRuns:
 
         Of several records the one with the most settings is returned, which is the one of the latest version.
         """
+        found = self.find_all(experiment)
+        return max(found, key=lambda each: (len(each[1].settings), not each[1].failed), default=None)
+
+    def find_all(self, experiment: Experiment) -> list[tuple[Path, Record]]:
+        """Return all records of a planned run, which several versions may have made, and their files."""
         some = self._by_key.get((experiment.schedule.seed, experiment.algorithm_name))
         if not some:
-            return None
+            return []
         planned, defaults = kept_settings(flatten(experiment.tables())), default_settings(experiment)
-        found = [each for each in some if matches(each[1].settings, planned, defaults)]
-        return max(found, key=lambda each: (len(each[1].settings), not each[1].failed), default=None)
+        return [each for each in some if matches(each[1].settings, planned, defaults)]
 
     def run(self, experiment: Experiment) -> FinishedRun | None:
         """Return a planned run as it was recorded; None if it was not, or failed."""

@@ -1,10 +1,11 @@
 """Tuning of a sweep: trials, the choice of the best values on validation samples, and the runs that use them.
 
-Without more settings, the trials are the runs with the first seed. With `sweep.tune_seed` and `sweep.tune_rounds` they
-are runs of their own, so that the seeds that are reported have no part in the choice.
+Without more settings, the trials are the runs with the first seed; where a variant lacks it, those with the first seed
+that it has. With `sweep.tune_seed` and `sweep.tune_rounds` they are runs of their own, so that the seeds that are
+reported have no part in the choice.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
@@ -83,12 +84,35 @@ def _short(key: str) -> str:
 
 def _candidates(every: Sequence[SweepRun], sweep: Sweep, first: int | None) -> dict[str, tuple[SweepRun, SweepRun]]:
     """Return, by identity, one run of each combination and its trial."""
-    first = every[0].seed if first is None else first
-    found: dict[str, tuple[SweepRun, SweepRun]] = {}
+    runs: dict[str, dict[int, SweepRun]] = {}
     for cell in every:
-        if cell.identity not in found and (sweep.tune_seed is not None or cell.seed == first):
-            found[cell.identity] = cell, trial_of(cell, sweep)
-    return found
+        runs.setdefault(cell.identity, {}).setdefault(cell.seed, cell)
+    if sweep.tune_seed is not None:
+        of_trials = {identity: next(iter(seeds)) for identity, seeds in runs.items()}
+    else:
+        of_trials = _first_seeds(runs, sweep, every[0].seed if first is None else first)
+    chosen = {identity: runs[identity][seed] for identity, seed in of_trials.items()}
+    return {identity: (cell, trial_of(cell, sweep)) for identity, cell in chosen.items()}
+
+
+def _first_seeds(runs: Mapping[str, Mapping[int, SweepRun]], sweep: Sweep, first: int) -> dict[str, int]:
+    """Return the seed of the trial of each combination: the first that all combinations of its group have."""
+    if all(first in seeds for seeds in runs.values()):
+        return dict.fromkeys(runs, first)
+    groups: dict[str, list[str]] = {}
+    for identity, seeds in runs.items():
+        groups.setdefault(group(next(iter(seeds.values())), sweep.tune), []).append(identity)
+    found = {}
+    for identities in groups.values():
+        own = [first, *runs[identities[0]]]
+        seed = next((seed for seed in own if all(seed in runs[identity] for identity in identities)), None)
+        if seed is None:
+            raise EquipoiseError(
+                f"the values of {', '.join(sweep.tune)} have no seed in common to choose by; give all values the same "
+                "seeds, or set sweep.tune_seed"
+            )
+        found |= dict.fromkeys(identities, seed)
+    return {identity: found[identity] for identity in runs}
 
 
 def trials_of(every: Sequence[SweepRun], sweep: Sweep, first: int | None = None) -> list[SweepRun]:
@@ -119,23 +143,21 @@ def find_choices(
     trials = trials_of(every, sweep, first)
     if not all(results.done(trial) or results.failed(trial) for trial in trials):
         return []
-    groups: dict[str, list[tuple[SweepRun, float]]] = {}
+    groups: dict[str, list[tuple[SweepRun, float, float | None]]] = {}
     for cell, trial in _candidates(every, sweep, first).values() if trials else ():
-        groups.setdefault(group(cell, sweep.tune), []).append((cell, _worth(trial, sweep.by, results)))
+        groups.setdefault(group(cell, sweep.tune), []).append((cell, *_worth(trial, sweep.by, results)))
     return [_choice(name, found, sweep) for name, found in groups.items()]
 
 
-def _choice(name: str, candidates: Sequence[tuple[SweepRun, float]], sweep: Sweep) -> Choice:
-    best, worth = max(candidates, key=lambda each: each[1])
-    settings = [run_settings(cell.experiment) for cell, _ in candidates]
+def _choice(name: str, candidates: Sequence[tuple[SweepRun, float, float | None]], sweep: Sweep) -> Choice:
+    best, _, score = max(candidates, key=lambda each: each[1])
+    settings = [run_settings(cell.experiment) for cell, _, _ in candidates]
     chosen = run_settings(best.experiment)
     grid = {key: _sorted([own[key] for own in settings if key in own]) for key in sweep.tune if key in chosen}
     apart = {key: chosen[key] for key in best.varied if key in chosen and key not in sweep.tune}
     if "algorithm.name" not in apart:
         apart = {"algorithm.name": best.experiment.algorithm_name, **apart}
-    return Choice(
-        name, best.identity, apart, {key: chosen[key] for key in grid}, grid, abs(worth) if worth > -inf else None
-    )
+    return Choice(name, best.identity, apart, {key: chosen[key] for key in grid}, grid, score)
 
 
 def _sorted(values: list[Any]) -> list[Any]:
@@ -182,10 +204,10 @@ def record_tuning(every: Sequence[SweepRun], sweep: Sweep, results: SweepResults
     record_choices(results.out, sweep.tune, sweep.by, folders, sorted(only_trials), choices)
 
 
-def _worth(cell: SweepRun, by: str, results: SweepResults) -> float:
-    """Return a score on validation samples of which higher is better; failed and diverged runs are worst."""
+def _worth(cell: SweepRun, by: str, results: SweepResults) -> tuple[float, float | None]:
+    """Return a number of which higher is better, and the score on validation samples; without one a run is worst."""
     if results.failed(cell):
-        return -inf
+        return -inf, None
     summary = results.summary(cell)
     # A method without this kind of model is judged by one that it has.
     scores: dict[str, Any] = next((summary[kind] for kind in (by, "personal", "global") if kind in summary), {})
@@ -193,5 +215,6 @@ def _worth(cell: SweepRun, by: str, results: SweepResults) -> float:
     if name not in scores:
         raise EquipoiseError(f"{results.path(cell)} has no score on validation samples to choose by; set data.split")
     if scores[name] is None:
-        return -inf
-    return float(scores[name]) if higher_is_better(summary) else -float(scores[name])
+        return -inf, None
+    score = float(scores[name])
+    return (score if higher_is_better(summary) else -score), score

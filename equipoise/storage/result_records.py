@@ -7,14 +7,15 @@ that affect results, so that a run that is planned later can be recognised.
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError
 from equipoise.storage import atomic_files
+from equipoise.storage.record_checks import check_curves, check_summary
 from equipoise.storage.run_folder import current_names
 from equipoise.storage.run_index import FinishedRun
 
@@ -125,14 +126,14 @@ _TYPES: dict[str, type] = {
 
 def _parse(table: Mapping[str, Any]) -> Record:
     for key, value in table.items():
-        if key in _TYPES and not isinstance(value, _TYPES[key]):
+        if key in _TYPES and (not isinstance(value, _TYPES[key]) or (key == "seed" and isinstance(value, bool))):
             raise ValueError(f"its {key} has the wrong form")
     record = Record(**{key: value for key, value in table.items() if key in _TYPES})  # later versions may add keys
-    lengths = {len(values) for values in record.curves.values()}
-    if len(lengths) > 1 or (lengths and "round" not in record.curves):
-        raise ValueError("its curves have different lengths")
-    if not record.failed and ("metric" not in record.summary or "dataset" not in record.summary):
-        raise ValueError("its summary is incomplete")
+    if not isinstance(record.settings.get("algorithm.name", ""), str):
+        raise ValueError("its algorithm.name is not a word")
+    check_curves(record.curves)
+    if not record.failed:
+        check_summary(record.summary)
     return Record(**{**vars(record), "settings": current_names(record.settings)})
 
 
@@ -167,16 +168,59 @@ def add_records(path: Path, records: Sequence[Record]) -> Added:
             kept = [other for i, other in enumerate(kept) if i not in at] + [record]
             new, replaced = (new, replaced + 1) if at else (new + 1, replaced)
         if new or replaced:
-            atomic_files.write_text(path, "".join(record.line() + "\n" for record in sorted(kept, key=_order)))
+            _write(path, kept)
     return Added(new, replaced, unchanged)
+
+
+def mark_trials(path: Path, decide: Callable[[list[Record]], Mapping[int, bool]]) -> None:
+    """Change which runs in a file are trials, and nothing else: other processes may have written newer results.
+
+    Args:
+        path: the file; nothing happens if there is none.
+        decide: gets the records that are in the file now, and returns which are trials, by their positions; records
+            that it does not name stay as they are.
+    """
+    if not path.exists():
+        return
+    with _locked(path.parent):
+        before = read_records(path)
+        trial = decide(before)
+        now = [replace(record, trial=trial.get(i, record.trial)) for i, record in enumerate(before)]
+        if now != before:
+            _write(path, now)
+
+
+def _write(path: Path, records: Sequence[Record]) -> None:
+    atomic_files.write_text(path, "".join(record.line() + "\n" for record in sorted(records, key=_order)))
+
+
+def prepare_records_file(path: Path) -> None:
+    """Raise an error unless records can be written to a file, before any work is done for it; create its folder.
+
+    Args:
+        path: the file.
+    """
+    try:
+        check_records_file(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.parent):
+            trial = path.with_name(path.name + ".part")
+            trial.touch()
+            trial.unlink()
+            if path.exists():
+                path.open("rb").close()
+    except OSError as error:
+        raise EquipoiseError(
+            f"records cannot be written to {path}: {error.strerror or error}; name a file in a folder of your own"
+        ) from None
 
 
 def check_records_file(path: Path) -> None:
     """Raise an error unless the name of a file is that of a file of records."""
-    if path.suffix != SUFFIX:
-        raise EquipoiseError(f"{path} is not allowed; records are lines of JSON, so name the file FILE{SUFFIX}")
     if path.is_dir():
         raise EquipoiseError(f"{path} is a folder; name a file of records, such as {path / 'results.jsonl'}")
+    if path.suffix != SUFFIX:
+        raise EquipoiseError(f"{path} is not allowed; records are lines of JSON, so name the file FILE{SUFFIX}")
 
 
 def _order(record: Record) -> tuple[str, str, str, int]:

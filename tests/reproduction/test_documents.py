@@ -1,5 +1,6 @@
 """Tables and plots of documents: made from recorded results, and never out of date."""
 
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -22,6 +23,7 @@ def record(method: str, seed: int, score: float, lr: float = 0.1, **more: Any) -
     settings = {"algorithm.name": method, "algorithm.lr": lr, "data.name": "digits", **more.pop("settings", {})}
     personal = {"accuracy": score, "accuracy_pooled": score / 2, "worst_decile": score / 4, "validation_accuracy": 0.5}
     summary = {"metric": "accuracy", "dataset": "digits", "personal": personal, "unconverged": score / 10}
+    summary |= {"bytes_up": 1, "bytes_down": 1, "gradient_samples": 1, "seconds": 1.0}
     summary |= {
         "unseen": {"clients": 2, "personal": {"accuracy": score - 0.125}},
         "rounds_to": {"personal": {"0.5": 7}},
@@ -87,6 +89,8 @@ def test_differences_from_a_control_are_paired_over_common_seeds(
     apart = [100 * ours[s] - 100 * theirs[s] for s in ours if s in theirs]
     text = "–" if not apart else f"{mean(apart):.3f}" + (f" ± {stdev(apart):.3f}" if len(apart) > 1 else "")
     text = f"+{text}" if apart and mean(apart) > 0 else text
+    if 0 < len(apart) < len(ours):
+        text += f" ({len(apart)} pair{'s' if len(apart) > 1 else ''})"
     assert rows[0][:2] == ["fedeq", "0.1"]
     assert rows[0][3].replace("-0.000", "0.000").lstrip("+") == text.replace("-0.000", "0.000").lstrip("+")
     for row in rows[1:]:
@@ -121,6 +125,48 @@ def test_failed_runs_are_counted(place: Path) -> None:
     assert local[1] == "failed"
 
 
+def test_runs_without_a_value_and_lost_pairs_are_counted(tmp_path: Path) -> None:
+    def diverged(method: str, seed: int) -> Record:
+        other = record(method, seed, 0.5)
+        return replace(other, summary={**other.summary, "personal": {"accuracy": None}})
+
+    def without(method: str, seed: int) -> Record:
+        other = record(method, seed, 0.5)
+        return replace(other, summary={k: v for k, v in other.summary.items() if k != "unconverged"})
+
+    records = [record("a", 0, 0.5), record("a", 1, 0.75), diverged("a", 2), record("b", 0, 0.5), without("b", 1)]
+    records += [diverged("c", 0), record("b", 2, 0.25, summary={}, curves={}, failed="x")]
+    add_records(tmp_path / "toy" / "results" / "r.jsonl", records)
+    against = {"figure": "personal", "against": {"algorithm.name": "b"}}
+    a, b, c = table(tmp_path, figures=("personal", "seeds", "unconverged", against))[1:]
+    assert a[1:3] == ["62.50 ± 17.68 (1 diverged)", "2"]
+    assert b[1:4] == ["50.00 ± 0.00 (1 failed)", "2", "0.05 (1 failed, 1 without)"]
+    assert c[1:3] == ["diverged", "0"]
+    assert a[4] == "+12.50 ± 17.68 (1 diverged)"
+    against["against"] = {"algorithm.name": "a"}
+    add_records(tmp_path / "toy" / "results" / "r.jsonl", [record("b", 2, 0.5)])
+    assert table(tmp_path, figures=(against,))[2][1] == "-12.50 ± 17.68 (2 pairs)"
+
+
+def test_values_with_one_heading_are_refused_and_lists_are_values(tmp_path: Path) -> None:
+    records = [
+        record("a", 0, score, lr, settings={"model.hidden": hidden})
+        for score, lr, hidden in ((0.5, 0.1, [64, 64]), (0.75, 0.10000001, [32]))
+    ]
+    add_records(tmp_path / "toy" / "results" / "r.jsonl", records)
+    named = {"setting": "algorithm.lr", "names": {"0.1": "same", "0.10000001": "same"}}
+    for rows, heading in ((("algorithm.lr",), "'0.1'"), ((named,), "'same'")):
+        with pytest.raises(EquipoiseError) as caught:
+            table(tmp_path, rows=rows)
+        is_one_sentence(caught.value, f"0.1 and 0.10000001 of algorithm.lr have the same heading {heading}")
+    apart = {"setting": "algorithm.lr", "names": {"0.10000001": "other"}}
+    assert table(tmp_path, rows=(apart,))[1:] == [["0.1", "50.00"], ["other", "75.00"]]
+    for values in ([[32], [64, 64]], ((32,), (64, 64))):
+        rows = table(tmp_path, rows=({"setting": "model.hidden", "values": values},))[1:]
+        assert rows == [["[32]", "75.00"], ["[64, 64]", "50.00"]]
+        assert table(tmp_path, where={"model.hidden": values[0]})[1:] == [["a", "75.00"]]
+
+
 def test_a_mean_over_different_settings_is_refused(place: Path) -> None:
     with pytest.raises(EquipoiseError) as caught:
         table(place, rows=("data.name",))
@@ -152,6 +198,21 @@ def test_curves_have_the_values_of_all_seeds(place: Path) -> None:
     assert list(curves) == ["fedeq personal", "fedeq duals.norm", "fedrep personal", "fedrep duals.norm"]
     assert curves["fedrep personal"] == [(1, [25.0, 31.25, 37.5]), (2, [50.0, 62.5, 75.0])]
     assert curves["fedeq duals.norm"] == [(1, [1.0, 1.0]), (2, [6.25, 8.75])]
+
+
+def test_named_rows_and_columns_of_curves_combine_as_in_a_table(place: Path) -> None:
+    methods = ({"label": "theirs", "where": {"algorithm.name": "fedrep"}},)
+    rates = ({"label": "slow", "where": {"algorithm.lr": 0.1}}, {"label": "fast", "where": {"algorithm.lr": 0.3}})
+    for rows, columns, names in (
+        (methods, ("algorithm.lr",), ["theirs 0.1"]),
+        (("algorithm.name",), rates, ["fedeq fast", "fedrep slow"]),
+        (methods, rates, ["theirs slow"]),
+    ):
+        view = View(files=("r",), rows=rows, columns=columns)
+        curves = dict(curves_of(view, place / "toy" / "results", "v"))
+        assert list(curves) == names
+        theirs = next(values for name, values in curves.items() if name.startswith(("theirs", "fedrep")))
+        assert theirs == [(1, [25.0, 31.25, 37.5]), (2, [50.0, 62.5, 75.0])]
 
 
 PAGE = """# Results

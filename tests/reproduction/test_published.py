@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -12,9 +13,9 @@ import tomli_w
 
 from equipoise.errors import EquipoiseError
 from equipoise.reproduction.documents import fill
-from equipoise.reproduction.exhibits import exhibits, own
+from equipoise.reproduction.exhibits import exhibits, find, own
 from equipoise.reproduction.published import count_published, published_pieces, published_runs, record_files
-from equipoise.storage.result_records import read_records
+from equipoise.storage.result_records import add_records, read_records
 from tests.support.commands import equipoise_command, one_sentence, small
 
 RATES = [0.1, 0.05]
@@ -103,6 +104,17 @@ def test_the_list_says_what_is_recorded(papers: Path) -> None:
     assert "small: 4 runs" in command(papers).stdout
     shutil.rmtree(papers / "toy" / "results")
     assert "published" not in command(papers).stdout
+
+
+def test_of_a_tuned_file_the_chosen_runs_are_shown_whatever_else_is_no_trial(papers: Path) -> None:
+    file = papers / "toy" / "results" / "lines.jsonl"
+    exhibit = find("toy-table1", papers)
+    before = [run.path.name for run in published_runs(published_pieces(exhibit, "small"))["lines"]]
+    assert len(before) == 4
+    chosen = [r for r in read_records(file) if r.settings["algorithm.name"] == "ditto" and not r.trial]
+    [other] = {0.1, 0.05} - {record.settings["algorithm.lr"] for record in chosen}
+    add_records(file, [replace(r, digest="x", settings={**r.settings, "algorithm.lr": other}) for r in chosen])
+    assert [run.path.name for run in published_runs(published_pieces(exhibit, "small"))["lines"]] == before
 
 
 def test_what_is_not_recorded_is_said(papers: Path) -> None:

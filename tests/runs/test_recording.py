@@ -151,6 +151,24 @@ def test_a_setting_matches_by_value_and_a_missing_one_by_default() -> None:
     assert not matches({"a": 1, "gone": 0}, planned, defaults)  # what a removed setting did is not known
 
 
+def test_a_setting_that_only_one_side_writes_matches_if_it_has_its_default() -> None:
+    """Versions differ in whether defaults of a model are in its tables."""
+    [cell], _ = expand_sweep(small(rounds=3, model={"name": "deq-mlp"}))
+    planned, defaults = kept_settings(flatten(cell.experiment.tables())), default_settings(cell.experiment)
+    keys = [key for key in planned if key.startswith("model.") and key in defaults]
+    assert len(keys) > 3
+    for key in keys:
+        assert planned[key] == defaults[key]
+        without = {name: value for name, value in planned.items() if name != key}
+        assert matches(without, planned, defaults)
+        assert matches(planned, without, defaults)
+        assert not matches({**planned, key: "other"}, without, defaults)
+        assert not matches(without, {**planned, key: "other"}, defaults)
+    assert not matches({**planned, "model.gone": 0}, planned, defaults)
+    empty = next(key for key, value in defaults.items() if value is None)  # such a setting is left out, and not None
+    assert not matches({**planned, empty: None}, planned, defaults)
+
+
 @pytest.mark.parametrize("file", EXPERIMENTS[::4], ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_settings_that_are_left_out_have_the_defaults(file: Path) -> None:
     """Leaving out any setting that equals its default gives the same experiment."""

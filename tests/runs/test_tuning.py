@@ -1,6 +1,7 @@
 """Tuning with trials of their own: the seeds that are reported have no part in the choice."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ from equipoise.errors import EquipoiseError
 from equipoise.runs import tuning
 from equipoise.runs.process_pool import execute
 from equipoise.runs.recorded_runs import RecordedRuns
-from equipoise.runs.sweep import expand_sweep
+from equipoise.runs.recording import kept_settings, settings_digest
+from equipoise.runs.sweep import SweepRun, expand_sweep
 from equipoise.runs.sweep_parts import divide
+from equipoise.runs.sweep_recorder import SweepRecorder
 from equipoise.runs.sweep_results import SweepResults
 from equipoise.runs.tuning import Choice, find_choices, trial_of, trials_of, tuned
-from equipoise.storage.result_records import read_records
+from equipoise.storage.result_records import Record, add_records, read_records
+from equipoise.storage.run_folder import flatten
 from equipoise.storage.run_index import search_runs
 from equipoise.storage.sweep_choices import SWEEP, record_choices, rejected_runs
-from tests.support.commands import equipoise_command, one_sentence, small
+from tests.support.commands import equipoise_command, is_one_sentence, one_sentence, small
 
 APART = {"tune": ["algorithm.lr"], "tune_rounds": 2, "tune_seed": 100}
 
@@ -76,7 +80,7 @@ def test_runs_whose_values_the_same_trials_choose_are_in_one_part() -> None:
 def worth(monkeypatch: pytest.MonkeyPatch, scores: dict[float, float]) -> None:
     """Let every trial be done, with these scores by rate."""
     monkeypatch.setattr(SweepResults, "done", lambda self, cell: True)
-    monkeypatch.setattr(tuning, "_worth", lambda cell, by, results: scores[cell.experiment.algorithm.lr])
+    monkeypatch.setattr(tuning, "_worth", lambda cell, by, results: (scores[cell.experiment.algorithm.lr],) * 2)
 
 
 def test_the_chosen_value_is_that_of_the_best_trial_and_an_end_of_the_grid_is_noted(
@@ -99,6 +103,111 @@ def test_the_chosen_value_is_that_of_the_best_trial_and_an_end_of_the_grid_is_no
         ("local", 0.1, 0),
         ("local", 0.1, 1),
     ]
+
+
+def recorded(cell: SweepRun, score: float, metric: str = "rmse", **more: Any) -> Record:
+    """Return a record of a run with a score of our own, so that nothing needs to run."""
+    experiment = cell.experiment
+    summary = {"metric": metric, "dataset": "linear", "higher_is_better": metric != "rmse", "seconds": 1.0}
+    summary |= {"bytes_up": 1, "bytes_down": 1, "gradient_samples": 1}
+    summary |= {"personal": {metric: score, f"validation_{metric}": score}}
+    settings = kept_settings(flatten(experiment.tables()))
+    return Record(settings_digest(experiment), cell.seed, settings, **{"summary": summary, **more})
+
+
+@pytest.mark.parametrize("sweep", [APART, {"tune": ["algorithm.lr"]}], ids=["own trials", "first seed"])
+def test_after_a_longer_grid_only_the_new_choice_is_no_trial(sweep: dict[str, Any], tmp_path: Path) -> None:
+    def described(*rates: float) -> dict[str, Any]:
+        return tables(algorithm={"name": "ditto", "lr": list(rates)}, sweep=sweep)
+
+    def flags() -> dict[tuple[float, int], bool]:
+        return {(r.settings["algorithm.lr"], r.seed): r.trial for r in read_records(tmp_path / "r.jsonl")}
+
+    scores = {0.1: 3.0, 0.2: 2.0, 0.3: 1.0}
+    for rates, best in (((0.1, 0.2), 0.2), ((0.1, 0.2, 0.3), 0.3)):
+        every, settings = expand_sweep(described(*rates))
+        trials = trials_of(every, settings)
+        there = read_records(tmp_path / "r.jsonl") if (tmp_path / "r.jsonl").exists() else []
+        book = RecordedRuns({tmp_path / "r.jsonl": there})
+        chosen = [cell for cell in every if cell.experiment.algorithm.lr == best]
+        new = [cell for cell in (*trials, *chosen) if book.find(cell.experiment) is None]
+        add_records(tmp_path / "r.jsonl", [recorded(cell, scores[cell.experiment.algorithm.lr]) for cell in new])
+        (tmp_path / "s.toml").write_text(tomli_w.dumps(described(*rates)))
+        done = equipoise_command("sweep", "s.toml", "--out", "runs", "--record", "r.jsonl", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert names(tmp_path / "runs") == set()
+        no_trials = {key for key, trial in flags().items() if not trial}
+        assert no_trials == {(best, 0), (best, 1)}
+
+
+def test_only_flags_of_lines_that_were_made_elsewhere_are_changed(tmp_path: Path) -> None:
+    file = tmp_path / "r.jsonl"
+    every, _ = expand_sweep(tables(algorithm={"name": "ditto", "lr": [0.1, 0.2]}, seed=0, sweep={}))
+    one, other = (recorded(cell, 1.0, trial=True) for cell in every)
+    add_records(file, [replace(one, summary={}, failed="no memory"), other])
+    results = SweepResults(tmp_path / "runs", RecordedRuns.read([file]))
+    recorder = SweepRecorder(file, results)
+    assert all(map(results.record, every))
+    newer = recorded(every[0], 2.0, trial=True)
+    add_records(file, [newer])  # by another process
+    file.write_text(newer.line() + "\n")  # and someone removed the other line
+    recorder.add(every, trial=False)
+    assert read_records(file) == [newer]
+    recorder.mark(every, every[:1])
+    assert read_records(file) == [replace(newer, trial=False)]
+    recorder.mark(every, every[1:])
+    assert read_records(file) == [newer]
+
+
+def test_variants_with_other_seeds_are_chosen_by_their_own_first_seed(tmp_path: Path) -> None:
+    rates = [0.1, 0.2]
+    variants = [
+        {"seed": [0, 1], "algorithm": {"name": "ditto", "lr": rates}},
+        {"seed": [5, 0], "algorithm": {"name": "fedavg", "lr": rates}},
+        {"seed": [6, 7], "algorithm": {"name": "local", "lr": rates}},
+    ]
+    described = small(variant=variants, sweep={"tune": ["algorithm.lr"]})
+    del described["algorithm"]
+    every, sweep = expand_sweep(described)
+    trials = trials_of(every, sweep)
+    assert {(cell.experiment.algorithm_name, cell.seed) for cell in trials} == {
+        ("ditto", 0),
+        ("fedavg", 0),
+        ("local", 6),
+    }
+    assert len(trials) == 6
+    records = [recorded(cell, cell.experiment.algorithm.lr) for cell in trials]
+    results = SweepResults(tmp_path, RecordedRuns({tmp_path / "r.jsonl": records}))
+    chosen = tuned(every, sweep, results)[1]
+    assert sorted((c.experiment.algorithm_name, c.seed) for c in chosen) == [
+        *(("ditto", 0), ("ditto", 1), ("fedavg", 0), ("fedavg", 5), ("local", 6), ("local", 7))
+    ]
+    for count in (2, 3):
+        parts = divide(every, sweep.together, count)
+        apart = [trial for part in parts for trial in trials_of(part, sweep, every[0].seed)]
+        assert {(c.identity, c.seed) for c in apart} == {(c.identity, c.seed) for c in trials}
+
+
+def test_values_with_different_seeds_are_compared_with_a_common_one_or_not_at_all() -> None:
+    def described(*seeds: list[int]) -> tuple[list[SweepRun], Any]:
+        variants = [{"seed": own, "algorithm": {"name": "ditto", "lr": 0.1 * (i + 1)}} for i, own in enumerate(seeds)]
+        given = small(variant=variants, sweep={"tune": ["algorithm.lr"]})
+        del given["algorithm"]
+        return expand_sweep(given)
+
+    assert [cell.seed for cell in trials_of(*described([0, 1], [1, 2]))] == [1, 1]
+    with pytest.raises(EquipoiseError) as caught:
+        trials_of(*described([0, 1], [2, 3]))
+    is_one_sentence(caught.value, "algorithm.lr have no seed in common", "sweep.tune_seed")
+
+
+@pytest.mark.parametrize(("metric", "best"), [("r2", -0.5), ("rmse", -2.0)])
+def test_the_score_of_a_choice_keeps_its_sign(metric: str, best: float, tmp_path: Path) -> None:
+    every, sweep = expand_sweep(tables(algorithm={"name": "ditto", "lr": [0.1, 0.2]}, seed=0))
+    cells = trials_of(every, sweep)
+    records = [recorded(cell, score, metric) for cell, score in zip(cells, (-2.0, -0.5), strict=True)]
+    [choice] = find_choices(every, sweep, SweepResults(tmp_path, RecordedRuns({tmp_path / "r.jsonl": records})))
+    assert choice.score == best
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=6, unique=True), st.data())
@@ -225,6 +334,15 @@ def test_a_recorded_failure_counts_as_a_failure(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "1 of 2 runs failed, the first in r.jsonl/" in done.stderr
     assert "remove its line from r.jsonl to run it again" in done.stderr
+
+
+def test_a_file_that_cannot_be_written_is_said_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "s.toml").write_text(tomli_w.dumps(tables()))
+    (tmp_path / "folder").mkdir()
+    for path, words in (("folder", "folder is a folder; name a file"), ("s.toml/r.jsonl", "cannot be written")):
+        one_sentence(equipoise_command("sweep", "s.toml", "--out", "runs", "--record", path, cwd=tmp_path), 2, words)
+        one_sentence(equipoise_command("record", "folder", "--to", path, cwd=tmp_path), 2, words)
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

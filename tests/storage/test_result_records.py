@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.errors import EquipoiseError
-from equipoise.storage.result_records import Record, add_records, read_records
+from equipoise.storage.result_records import Record, add_records, prepare_records_file, read_records
 from tests.support.commands import is_one_sentence
 
-SUMMARY = {"metric": "accuracy", "dataset": "digits", "personal": {"accuracy": 0.5}}
+COSTS = {"bytes_up": 1, "bytes_down": 1, "gradient_samples": 1, "seconds": 1.0}
+SUMMARY = {"metric": "accuracy", "dataset": "digits", "personal": {"accuracy": 0.5}, **COSTS}
 CURVES = {"round": [1, 2], "personal.accuracy": [0.25, 0.5], "diagnostics.dual.norm": [None, 3.0]}
 
 
@@ -80,6 +81,19 @@ def test_settings_have_their_names_of_today_and_unknown_keys_of_a_record_are_pas
         '{"digest": "a", "seed": 0, "settings": {}, "summary": {}}',
         '{"digest": "a", "seed": 0, "settings": {}, "failed": "x", "curves": {"round": [1], "loss": []}}',
         '{"digest": "a", "seed": 0, "settings": {}, "failed": "x", "curves": {"round": 1}}',
+        record(seed=True).line(),
+        record(settings={"algorithm.name": ["a"]}).line(),
+        *(record(summary={k: v for k, v in SUMMARY.items() if k != name}).line() for name in (*COSTS, "metric")),
+        record(summary={**SUMMARY, "personal": 3}).line(),
+        record(summary={**SUMMARY, "personal": {"accuracy": "high"}}).line(),
+        record(summary={**SUMMARY, "unseen": {"personal": 3}}).line(),
+        record(summary={**SUMMARY, "unseen": [1]}).line(),
+        record(summary={**SUMMARY, "metrics": {"f1": 3}}).line(),
+        record(summary={**SUMMARY, "dataset": 3}).line(),
+        record(curves={"round": [1], "duals": [1.0], "duals.norm": [2.0]}).line(),
+        record(curves={"round": [1], "duals.norm.mean": [1.0], "duals.norm": [2.0]}).line(),
+        record(curves={"round": [None], "loss": [1.0]}).line(),
+        record(curves={"round": [1], "loss": ["low"]}).line(),
     ],
 )
 def test_a_damaged_line_is_named_and_the_file_is_kept(line: str, tmp_path: Path) -> None:
@@ -99,6 +113,21 @@ def test_a_file_must_be_named_as_records_are(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").mkdir()
     with pytest.raises(EquipoiseError, match="is a folder"):
         add_records(tmp_path / "x.jsonl", [record()])
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "file").write_text("")
+    for path, words in (
+        (tmp_path / "r.json", "name the file FILE.jsonl"),
+        (tmp_path / "x.jsonl", "is a folder"),
+        (tmp_path / "runs", "is a folder; name a file of records"),
+        (tmp_path / "file" / "r.jsonl", "cannot be written"),
+        (tmp_path / ("x" * 300 + ".jsonl"), "cannot be written"),
+        (Path("/proc/r.jsonl"), "cannot be written"),
+    ):
+        with pytest.raises(EquipoiseError) as caught:
+            prepare_records_file(path)
+        is_one_sentence(caught.value, words)
+    prepare_records_file(tmp_path / "new" / "r.jsonl")
+    assert list((tmp_path / "new").iterdir()) == []
     with pytest.raises(EquipoiseError, match="there is no file"):
         read_records(tmp_path / "none.jsonl")
 
