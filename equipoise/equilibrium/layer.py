@@ -11,7 +11,7 @@ from equipoise.equilibrium.auxiliary import AuxiliaryLosses
 from equipoise.equilibrium.correction import evenly_spaced
 from equipoise.equilibrium.counted_solves import CountedSolves
 from equipoise.equilibrium.dropout import SolveMasks
-from equipoise.equilibrium.fixed_point import Solution, check_rows, residuals, solve, wrong_shape
+from equipoise.equilibrium.fixed_point import Solution, check_rows, computed, residuals, solve
 from equipoise.equilibrium.implicit_gradient import attach, neumann, phantom
 from equipoise.equilibrium.normalisation import computed_once
 from equipoise.equilibrium.options import Options
@@ -166,10 +166,11 @@ class Equilibrium(CountedSolves):
                     raise EquipoiseError(
                         "gradient = 'reversible' must know the parameters; make f a module that has them"
                     )
-        run = Reversible(call, len(call.places), self.options.damping, tol, limit, self.quiet)
-        value = reversible(run, start, call.tensors) if needed else run.run(start, tuple(call.tensors))
-        assert run.solution is not None
-        return value, run.solution
+        run = Reversible(call, len(call.places), self.options.damping, tol, limit, self.record_undone)
+        if needed:
+            return reversible(run, start, call.tensors)
+        solution, _ = run.run(start, tuple(call.tensors))
+        return solution.f, solution
 
     def _transformed(self, call: PureCall, start: Tensor) -> Tensor:
         """Return the result within transforms of torch.func."""
@@ -244,9 +245,7 @@ class Equilibrium(CountedSolves):
     def _unroll(self, function: Callable[..., Tensor], z: Tensor, inputs: tuple[Any, ...]) -> tuple[Tensor, Solution]:
         limit = self.limited(self.options.limit)
         for _ in range(limit):
-            z, before = function(z, *inputs), z
-            if z.shape != before.shape:
-                raise EquipoiseError(wrong_shape(before, z))
+            z, before = computed(function, z, *inputs), z
         with torch.no_grad():
             found, f, d = before.detach(), z.detach(), z.shape[1:].numel()
             residual = torch.from_numpy(residuals(found.reshape(len(z), d), f.reshape(len(z), d)))

@@ -2,6 +2,7 @@
 
 from torch import Tensor
 
+from equipoise.equilibrium.fixed_point import computed
 from equipoise.equilibrium.functional import Problem, fixed_point, once_differentiable, with_derivatives
 from equipoise.equilibrium.functional import Solver as Solved
 from equipoise.equilibrium.implicit_gradient import Adjoint, damped_steps
@@ -18,7 +19,7 @@ def unrolled(call: PureCall, z: Tensor, limit: int) -> Tensor:
         limit: number of iterations.
     """
     for _ in range(limit):
-        z = call(z, *call.tensors)
+        z = computed(call, z, *call.tensors)
     return z
 
 
