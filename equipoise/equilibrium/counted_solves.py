@@ -79,8 +79,8 @@ class CountedSolves(nn.Module):
         if way == "backward" and self.options.gradient == "reversible":
             return (
                 f"the equilibrium layer {self.name} cannot undo its steps exactly in {stats.unconverged} of "
-                f"{stats.solves} solves, and its gradient is wrong: going back ends up to {stats.residual:.2g} from the "
-                "start, relative to the result. A smaller damping or limit helps"
+                f"{stats.solves} solves, and its gradient is wrong: going back ends up to {stats.residual:.2g} from "
+                "the start, relative to the result. A smaller damping or limit helps"
             )
         return stats.complaint(described(self.name, way), self.options.counted_tol or tol, limit)
 
