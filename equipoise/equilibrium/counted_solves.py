@@ -3,12 +3,14 @@
 import warnings
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.equilibrium.fixed_point import Solution
 from equipoise.equilibrium.options import Options
 from equipoise.equilibrium.solve_stats import NotConverged, Solves, SolveStats
 from equipoise.equilibrium.solve_warnings import described, user_stack_level
+
+_LOST = 1e-3  # how far from its start a reversible iteration may end
 
 
 class CountedSolves(nn.Module):
@@ -53,6 +55,8 @@ class CountedSolves(nn.Module):
 
     def may_stop_unconverged(self, way: str) -> bool:
         """Tell whether unconverged solves, "forward" or "backward", may be intended: tol = 0, or a budget."""
+        if way == "backward" and self.options.gradient == "reversible":
+            return False
         return self.bounds(way)[0] == 0 or self.options.counted_tol is not None
 
     def complaints(self, solves: Solves) -> list[tuple[float, str]]:
@@ -72,6 +76,12 @@ class CountedSolves(nn.Module):
 
     def _complaint(self, stats: SolveStats, way: str) -> str:
         tol, limit = self.bounds(way)
+        if way == "backward" and self.options.gradient == "reversible":
+            return (
+                f"the equilibrium layer {self.name} cannot undo its steps exactly in {stats.unconverged} of "
+                f"{stats.solves} solves, and its gradient is wrong: going back ends up to {stats.residual:.2g} from "
+                "the start, relative to the result. A smaller damping or limit helps"
+            )
         return stats.complaint(described(self.name, way), self.options.counted_tol or tol, limit)
 
     def record(self, solution: Solution, way: str) -> Solution:
@@ -79,11 +89,25 @@ class CountedSolves(nn.Module):
         own = self.options.limit if way == "forward" else self.options.backward_limit or self.options.limit
         budgeted = self.budget is not None and self.budget < own
         now = SolveStats.of(solution, self.bounds(way)[0], budgeted, self.options.counted_tol)
+        self._count(now, way)
+        nothing = solution.z.new_empty(0)
+        return Solution(nothing, nothing, solution.iterations, solution.residual, solution.converged, solution.finite)
+
+    def record_undone(self, steps: Tensor, lost: Tensor) -> None:
+        """Count the backward pass of reversible iterations, and warn if it did not lead back to their start.
+
+        Args:
+            steps: number of steps of each sample.
+            lost: how far from its start each sample ended, relative to the result.
+        """
+        wrong = int((~(lost <= _LOST)).sum())
+        worst = float(lost.nan_to_num(1e300).max().clamp(max=1e300)) if len(lost) else 0.0
+        self._count(SolveStats(len(steps), 2 * int(steps.sum()), wrong, residual=worst), "backward")
+
+    def _count(self, now: SolveStats, way: str) -> None:
         getattr(self.solves, way).add(now)
         badness = torch.inf if now.diverged else now.residual
         # Warn once, and again only when it has become much worse.
         if now.unexpected and not self.quiet and badness > 10 * self._warned[way]:
             self._warned[way] = badness
             warnings.warn(self._complaint(now, way), NotConverged, stacklevel=user_stack_level())
-        nothing = solution.z.new_empty(0)
-        return Solution(nothing, nothing, solution.iterations, solution.residual, solution.converged, solution.finite)

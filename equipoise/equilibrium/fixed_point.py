@@ -133,9 +133,9 @@ def _solve(
             recorded[k] = z
         rows = selection.rows(active, remaining, z.device)
         if rows is None:
-            f = layout.flat(_computed(function, layout.shaped(z), *(inputs or ())))
+            f = layout.flat(computed(function, layout.shaped(z), *(inputs or ())))
         else:
-            part = _computed(function, layout.shaped(z[rows]), *selection.inputs)
+            part = computed(function, layout.shaped(z[rows]), *selection.inputs)
             f = best_f.index_copy(0, rows, layout.flat(part))
             del part
         r = f - z
@@ -166,20 +166,20 @@ def _solve(
     return Solution(layout.shaped(best_z), layout.shaped(best_f), used, reached, converged, stayed_finite, guesses)
 
 
-def _computed(function: Callable[..., Tensor], z: Tensor, *inputs: Any) -> Tensor:
+def computed(function: Callable[..., Tensor], z: Tensor, *inputs: Any) -> Tensor:
+    """Return f(z), and refuse an f that returns something else than a state or changes z in place."""
     before = -1 if z.is_inference() else z._version
     value = function(z, *inputs)
     if not isinstance(value, Tensor):
         raise EquipoiseError(f"f(z) must be a tensor of the shape of z, but it is a {type(value).__name__}")
     if value.shape != z.shape:
-        raise EquipoiseError(wrong_shape(z, value))
+        raise EquipoiseError(_wrong_shape(z, value))
     if before >= 0 and z._version != before:
         raise EquipoiseError("f changes z in place, which is not allowed in an equilibrium: no relu_, no z += ... in f")
     return value
 
 
-def wrong_shape(z: Tensor, value: Tensor) -> str:
-    """Return the sentence for an f(z) of another shape than z."""
+def _wrong_shape(z: Tensor, value: Tensor) -> str:
     return (
         f"f(z) must have the shape of z; z has {tuple(z.shape)}, f(z) has {tuple(value.shape)}; "
         "if z has another shape than the first input, give a guess: layer(x, z=guess)"

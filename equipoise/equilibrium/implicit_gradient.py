@@ -67,7 +67,7 @@ def phantom(f: Callable[[Tensor], Tensor], z: Tensor, value: Tensor, steps: int,
 def damped_steps(f: Callable[[Tensor], Tensor], z: Tensor, steps: int, damping: float) -> Tensor:
     """Return the state after steps z ← (1-λ)z + λf(z)."""
     for _ in range(steps):
-        z = f(z) if damping == 1 else torch.lerp(z, f(z), damping)
+        z = f(z) if damping == 1 else torch.lerp(z, f(z).to(z.dtype), damping)
     return z
 
 
@@ -82,7 +82,7 @@ def neumann(right_side: Callable[[Tensor], Tensor], v: Tensor, steps: int, dampi
     """
     gamma = damping * v
     for _ in range(steps - 1):
-        gamma = torch.lerp(gamma, right_side(gamma), damping)
+        gamma = torch.lerp(gamma, right_side(gamma).to(gamma.dtype), damping)
     return gamma
 
 

@@ -11,11 +11,11 @@ from equipoise.equilibrium.auxiliary import AuxiliaryLosses
 from equipoise.equilibrium.correction import evenly_spaced
 from equipoise.equilibrium.counted_solves import CountedSolves
 from equipoise.equilibrium.dropout import SolveMasks
-from equipoise.equilibrium.fixed_point import Solution, check_rows, residuals, solve, wrong_shape
+from equipoise.equilibrium.fixed_point import Solution, check_rows, computed, residuals, solve
 from equipoise.equilibrium.implicit_gradient import attach, neumann, phantom
 from equipoise.equilibrium.normalisation import computed_once
 from equipoise.equilibrium.options import Options
-from equipoise.equilibrium.pure_call import PureCall, inside_nested_jvp, inside_transform
+from equipoise.equilibrium.pure_call import PureCall, inside_nested_jvp, inside_transform, refusing_hidden_tensors
 from equipoise.equilibrium.regularisation import draw_step, jacobian_norm
 from equipoise.equilibrium.reversible import Reversible, reversible
 from equipoise.equilibrium.solve_stats import Solves, SolveStats
@@ -66,6 +66,18 @@ class Equilibrium(CountedSolves):
             raise EquipoiseError(f"an equilibrium layer needs a module or a function f(z, x), not {f!r}")
         if self.options.gradient == "reversible" and self.options.damping == 1:
             raise EquipoiseError("gradient = 'reversible' needs a damping below 1: steps of full size cannot be undone")
+        unsolved = self.options.gradient in ("unroll", "reversible")
+        if unsolved and self.options.jacobian_weight and self.options.jacobian_at == "random-step":
+            raise EquipoiseError(
+                "jacobian_at = 'random-step' needs the guesses of a solver, which gradient = "
+                f"'{self.options.gradient}' does not have; use jacobian_at = 'fixed-point' or another gradient"
+            )
+        for inner in f.modules() if isinstance(f, nn.Module) else ():
+            if isinstance(inner, Equilibrium) and inner.options.jacobian_weight:
+                raise EquipoiseError(
+                    "an equilibrium within an equilibrium cannot have a jacobian_weight, because it would count in "
+                    "every iteration of the outer one; regularise the outer one only"
+                )
         self.memory: Memory | None = None
         "returns the first guess, in place of the default one, and stores what was found (see `WarmStart`)"
         self.generator: torch.Generator | None = None
@@ -110,7 +122,7 @@ class Equilibrium(CountedSolves):
                 solution, found = self._found(inputs, start, layout, masks, steps)
                 if keep is not None:
                     keep(solution)
-        return found if layout is None else [layout.state(rows) for rows in found]
+        return found if layout is None else [layout.state(rows, copy=True) for rows in found]
 
     def _found(
         self,
@@ -160,16 +172,14 @@ class Equilibrium(CountedSolves):
         check_rows(start, [call.tensors[k] for k in range(len(call.places))])
         tol, limit = self.bounds("forward")
         needed = torch.is_grad_enabled() and any(t.requires_grad for t in call.tensors)
-        if torch.is_grad_enabled() and not isinstance(self.f, nn.Module):
-            with torch.enable_grad():
-                if call(start, *(t.detach() for t in call.tensors)).requires_grad:
-                    raise EquipoiseError(
-                        "gradient = 'reversible' must know the parameters; make f a module that has them"
-                    )
-        run = Reversible(call, len(call.places), self.options.damping, tol, limit, self.quiet)
-        value = reversible(run, start, call.tensors) if needed else run.run(start, tuple(call.tensors))
-        assert run.solution is not None
-        return value, run.solution
+        f: Callable[..., Tensor] = call
+        if torch.is_grad_enabled():
+            f = refusing_hidden_tensors(call, "with gradient = 'reversible'")
+        run = Reversible(f, len(call.places), self.options.damping, tol, limit, self.record_undone)
+        if needed:
+            return reversible(run, start, call.tensors)
+        solution, _ = run.run(start, tuple(call.tensors))
+        return solution.f, solution
 
     def _transformed(self, call: PureCall, start: Tensor) -> Tensor:
         """Return the result within transforms of torch.func."""
@@ -179,9 +189,9 @@ class Equilibrium(CountedSolves):
         return transformed(call, start, o, self.limited(o.phantom_steps), self._solved, self._neumann)
 
     def _refuse_transform(self, masks: SolveMasks) -> None:
-        masks.refuse("a transform of torch.func")
         solved = self.options.gradient != "unroll"
         refused = {
+            "variational dropout": any(layer.training and layer.p > 0 for layer in masks.layers),
             "Jacobian regularisation": self.training and self.options.jacobian_weight > 0,
             "gradient = 'reversible'": self.options.gradient == "reversible",
             "a warm start": solved and self.memory is not None,
@@ -244,9 +254,7 @@ class Equilibrium(CountedSolves):
     def _unroll(self, function: Callable[..., Tensor], z: Tensor, inputs: tuple[Any, ...]) -> tuple[Tensor, Solution]:
         limit = self.limited(self.options.limit)
         for _ in range(limit):
-            z, before = function(z, *inputs), z
-            if z.shape != before.shape:
-                raise EquipoiseError(wrong_shape(before, z))
+            z, before = computed(function, z, *inputs), z
         with torch.no_grad():
             found, f, d = before.detach(), z.detach(), z.shape[1:].numel()
             residual = torch.from_numpy(residuals(found.reshape(len(z), d), f.reshape(len(z), d)))

@@ -41,34 +41,61 @@ class PureCall:
         return value if self.layout is None else self.layout.rows(value)
 
 
-def refuse_hidden_tensors(call: PureCall, z: Tensor) -> None:
-    """Refuse a function that uses tensors of a transform of torch.func which are not its arguments.
+def refusing_hidden_tensors(call: PureCall, where: str) -> Callable[..., Tensor]:
+    """Return the call, which the first time refuses an f that uses tensors that it does not know.
 
-    Solves would take them as constants, and derivatives would be wrong.
+    Tensors that learn but are neither inputs nor parameters of f would be taken as constants, and derivatives would be
+    wrong.
+
+    Args:
+        call: f as a function of all its tensors.
+        where: what needs to know all tensors, in words.
     """
-    if isinstance(call.f, nn.Module):
-        return
-    with _KnownTensors([z, *call.tensors]):
-        call(z, *call.tensors)
+    checked = False
+
+    def function(z: Tensor, *tensors: Tensor) -> Tensor:
+        nonlocal checked
+        if checked:
+            return call(z, *tensors)
+        checked = True
+        value, unknown = _watched(call, z, tensors)
+        # What an operation made out of sight (in a transform of its own, say) is another tensor the second time.
+        if unknown and unknown.keys() & _watched(call, z, tensors)[1].keys():
+            raise EquipoiseError(
+                f"{where}, f may not use tensors that learn except its inputs; pass them as inputs (each by itself and "
+                "not in a list), or make f a module that has them as parameters"
+            )
+        return value
+
+    return function
+
+
+def _watched(call: PureCall, z: Tensor, tensors: Sequence[Tensor]) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return f(z), and the tensors that learn that it used without knowing them."""
+    # Views, so that normalised weights are not those computed before, which would be unknown.
+    views = [t.view_as(t) for t in tensors]
+    with _KnownTensors([z, *views]) as mode:
+        return call(z, *views), mode.unknown
 
 
 class _KnownTensors(TorchFunctionMode):
-    """Checks that operations get no tensors of a transform but given ones and results of other operations."""
+    """Finds the tensors that learn that operations get and that are neither given nor results of other operations."""
 
     def __init__(self, given: Sequence[Tensor]):
         super().__init__()
         self.known = {id(t): t for t in given}  # the tensors too, so that their identities stay theirs
+        self.unknown: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        for t in tree_leaves((args, kwargs)):
-            if isinstance(t, Tensor) and (of_transform(t) or t.requires_grad) and id(t) not in self.known:
-                raise EquipoiseError(
-                    "within transforms of torch.func, f may not use tensors that learn except its inputs; "
-                    "pass them as inputs, or make f a module that has them as parameters"
-                )
+        self.unknown |= {k: t for k, t in _learning((args, kwargs)).items() if k not in self.known}
         value = func(*args, **(kwargs or {}))
-        self.known |= {id(t): t for t in tree_leaves(value) if isinstance(t, Tensor)}
+        self.known |= _learning(value)
         return value
+
+
+def _learning(values: Any) -> dict[int, Tensor]:
+    found = (t for t in tree_leaves(values) if isinstance(t, Tensor))
+    return {id(t): t for t in found if of_transform(t) or t.requires_grad}
 
 
 class StackedCall:

@@ -8,27 +8,27 @@ does not depend on their number. Going back divides by 1-β, so rounding errors 
 states are therefore kept in float64, also if f is computed in float32.
 """
 
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from equipoise.equilibrium.fixed_point import Solution, wrong_shape
+from equipoise.equilibrium.fixed_point import Solution, computed
 from equipoise.equilibrium.implicit_gradient import SECOND
-from equipoise.equilibrium.solve_stats import NotConverged
 from equipoise.errors import EquipoiseError
 
-_LOST = 1e-3
 Function = Callable[..., Tensor]
 """f as a function of z and of the tensors that it uses."""
+States = tuple[Tensor, Tensor, Tensor]
+"""The last y and z in float64, and the number of steps of each sample."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class Reversible:
-    """An iteration with its settings, and its result once it was run."""
+    """An iteration with its settings."""
 
     f: Function
     per_sample: int
@@ -37,16 +37,17 @@ class Reversible:
     "β"
     tol: float
     limit: int
-    "largest number of evaluations of f; a step has two"
-    quiet: bool = False
-    "do not warn of steps that cannot be undone"
-    solution: Solution | None = None
-    _states: tuple[Tensor, Tensor, Tensor] | None = field(default=None, repr=False)
+    "largest number of evaluations of f; a step has two, and there is at least one step"
+    undone: Callable[[Tensor, Tensor], None]
+    "is told after a backward pass how many steps each sample went back, and how far from its start it ended"
 
-    def run(self, start: Tensor, tensors: tuple[Tensor, ...]) -> Tensor:
-        """Iterate until every sample has converged or the limit is reached, and return z.
+    def run(self, start: Tensor, tensors: tuple[Tensor, ...]) -> tuple[Solution, States]:
+        """Iterate until every sample has converged or the limit is reached.
 
         A sample that has converged, or whose next state would not be finite, stays as it is.
+
+        Returns:
+            the solution, whose f is z, and the states from which the iteration can go back.
         """
         n, dtype = len(start), start.dtype
         y = z = start.detach().double()
@@ -58,13 +59,12 @@ class Reversible:
                 rows = active.nonzero().flatten()
                 part = [_take(t, rows, n) if k < self.per_sample else t for k, t in enumerate(tensors)]
                 before = _take(z, rows, n)
-                f_z = self._checked(before.to(dtype), part)
+                f_z = computed(self.f, before.to(dtype), *part)
                 next_y = torch.lerp(_take(y, rows, n), f_z.double(), self.damping)
-                f_y = self.f(next_y.to(dtype), *part).double()
+                f_y = computed(self.f, next_y.to(dtype), *part).double()
                 next_z = torch.lerp(before, f_y, self.damping)
-                size = torch.finfo(torch.float64).tiny + f_y.flatten(1).norm(dim=1)
-                error = (f_y - next_y).flatten(1).norm(dim=1) / size
-                well = error.isfinite() & next_z.flatten(1).isfinite().all(1)
+                error = _lengths(f_y - next_y) / (_TINY + _lengths(f_y))
+                well = error.isfinite() & _rows(next_z).isfinite().all(1)
                 moved, kept = rows[well], well.nonzero().flatten()
                 y = _put(y, moved, _take(next_y, kept, len(rows)))
                 z = _put(z, moved, _take(next_z, kept, len(rows)))
@@ -74,54 +74,49 @@ class Reversible:
                 active &= finite & (residual > self.tol)
                 if not active.any():
                     break
-        self._states = y, z, steps
         iterations = 2 * (steps + (~finite).long())
-        self.solution = Solution(y.to(dtype), z.to(dtype), iterations, residual, residual <= self.tol, finite)
-        value: Tensor = self.solution.f
-        return value
-
-    def _checked(self, z: Tensor, tensors: list[Tensor]) -> Tensor:
-        value = self.f(z, *tensors)
-        if value.shape != z.shape:
-            raise EquipoiseError(wrong_shape(z, value))
-        return value
-
-    def states(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return y, z and the number of steps of each sample, and forget them."""
-        assert self._states is not None
-        found, self._states = self._states, None
-        return found
+        # Copies: whoever gets the result may change it, and the backward pass begins at y and z.
+        given, found = (t.to(dtype, copy=True) for t in (y, z))
+        return Solution(given, found, iterations, residual, residual <= self.tol, finite), (y, z, steps)
 
 
-def reversible(run: Reversible, start: Tensor, tensors: list[Tensor]) -> Tensor:
-    """Return the z of a reversible iteration, with the exact gradient of its steps for `tensors`."""
-    result: Tensor = _Reversible.apply(run, start, *tensors)
-    return result
+def reversible(run: Reversible, start: Tensor, tensors: list[Tensor]) -> tuple[Tensor, Solution]:
+    """Return the z of a reversible iteration, with the exact gradient of its steps for `tensors`, and the solution."""
+    found: list[Solution] = []
+    result: Tensor = _Reversible.apply(run, found, start, *tensors)
+    return result, found[0]
 
 
 class _Reversible(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, run: Reversible, start: Tensor, *tensors: Tensor) -> Tensor:
-        value = run.run(start, tensors)
-        ctx.run, ctx.last, ctx.start = run, run.states(), start.detach()
+    def forward(ctx: Any, run: Reversible, found: list[Solution], start: Tensor, *tensors: Tensor) -> Tensor:
+        # The context must not lead to the result, which leads to it: both would stay until garbage is collected.
+        solution, ctx.last = run.run(start, tensors)
+        ctx.run, ctx.start, ctx.autocast = run, start.detach(), _autocast(start.device.type)
         ctx.save_for_backward(*tensors)
+        found.append(solution)
+        value: Tensor = solution.f
         return value
 
     @staticmethod
     def backward(ctx: Any, v: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise EquipoiseError(SECOND)
-        wanted = list(ctx.needs_input_grad[2:])
-        return (None, None, *_backward(ctx.run, ctx.start, ctx.last, ctx.saved_tensors, wanted, v))
+        wanted = list(ctx.needs_input_grad[3:])
+        with ctx.autocast():
+            return (None, None, None, *_backward(ctx.run, ctx.start, ctx.last, ctx.saved_tensors, wanted, v))
+
+
+def _autocast(device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what restores the present state of autocast, so that f is the same function in the backward pass."""
+    if not torch.amp.is_autocast_available(device):
+        return nullcontext
+    enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+    return lambda: torch.autocast(device, dtype, enabled, cache_enabled=False)
 
 
 def _backward(
-    run: Reversible,
-    start: Tensor,
-    last: tuple[Tensor, Tensor, Tensor],
-    tensors: tuple[Tensor, ...],
-    wanted: list[bool],
-    v: Tensor,
+    run: Reversible, start: Tensor, last: States, tensors: tuple[Tensor, ...], wanted: list[bool], v: Tensor
 ) -> list[Tensor | None]:
     y, z, steps = last
     beta, dtype = run.damping, v.dtype
@@ -134,31 +129,29 @@ def _backward(
         # z' = (1-β)z + βf(y'): find z, then pass the gradient of z' on to y' and z.
         f_y, back = _with_products(run, y_k.to(dtype), tensors, wanted, rows)
         z_k = (z_k - beta * f_y) / (1 - beta)
-        gy = gy + back((beta * gz).to(dtype), totals)
+        gy = gy + back(beta * gz, totals)
         gz = (1 - beta) * gz
         # y' = (1-β)y + βf(z): the same for y.
         f_z, back = _with_products(run, z_k.to(dtype), tensors, wanted, rows)
         y_k = (y_k - beta * f_z) / (1 - beta)
-        gz = gz + back((beta * gy).to(dtype), totals)
+        gz = gz + back(beta * gy, totals)
         gy = (1 - beta) * gy
         y, z, to_y, to_z = _put(y, rows, y_k), _put(z, rows, z_k), _put(to_y, rows, gy), _put(to_z, rows, gz)
-    if not run.quiet:
-        _warn_if_lost(start, z, last)
+    # Where going back does not end at the start, rounding has spoilt the early states.
+    run.undone(steps, _lengths(z - start.double()) / (_TINY + _lengths(last[1])))
     return totals
 
 
-def _warn_if_lost(start: Tensor, found: Tensor, last: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Warn if going back did not end where the iteration began: rounding has then spoilt the early states."""
-    _, z, steps = last
-    size = torch.finfo(torch.float64).tiny + z.flatten(1).norm(dim=1)
-    lost = ((found - start.double()).flatten(1).norm(dim=1) / size).max() if len(steps) else torch.zeros(())
-    if not lost <= _LOST:
-        warnings.warn(
-            f"a reversible equilibrium cannot undo its {int(steps.max())} steps exactly: it ends {float(lost):.2g} "
-            "from its start, relative to the result. A smaller damping or limit helps",
-            NotConverged,
-            stacklevel=2,
-        )
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def _rows(states: Tensor) -> Tensor:
+    return states.reshape(len(states), states.shape[1:].numel())
+
+
+def _lengths(states: Tensor) -> Tensor:
+    found: Tensor = torch.linalg.vector_norm(_rows(states), dim=1)
+    return found
 
 
 def _take(t: Tensor, rows: Tensor, n: int) -> Tensor:
@@ -185,8 +178,8 @@ def _with_products(
     def back(v: Tensor, totals: list[Tensor | None]) -> Tensor:
         learning = [t for t, w in zip(given, wanted, strict=True) if w]
         if not value.requires_grad:
-            return torch.zeros_like(v).double()
-        by_z, *found = torch.autograd.grad(value, [at, *learning], v, allow_unused=True)
+            return torch.zeros_like(v)
+        by_z, *found = torch.autograd.grad(value, [at, *learning], v.to(value.dtype), allow_unused=True)
         places = [k for k, w in enumerate(wanted) if w]
         for k, g in zip(places, found, strict=True):
             total = totals[k]
@@ -195,6 +188,6 @@ def _with_products(
                     total.index_add_(0, rows, g)
                 else:
                     total += g
-        return torch.zeros_like(v).double() if by_z is None else by_z.double()
+        return torch.zeros_like(v) if by_z is None else by_z.double()
 
     return value.detach().double(), back

@@ -41,6 +41,10 @@ class StateLayout:
         if not _same(state, self.like):
             raise EquipoiseError(f"{what} must have the structure of z; z is {_show(self.like)}, {what} {_show(state)}")
         parts = list(_tensors(state, what))
+        rows = {tuple(part.shape[:1]) for part in parts}
+        if len(rows) > 1 or () in rows:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise EquipoiseError(f"the tensors of {what} must have one row per sample each; their shapes are {shapes}")
         for part, shape in zip(parts, self.shapes, strict=True):
             if part.shape[1:] != shape:
                 raise EquipoiseError(
@@ -49,13 +53,18 @@ class StateLayout:
                 )
         return torch.cat([p.reshape(len(p), size) for p, size in zip(parts, self.sizes, strict=True)], dim=1)
 
-    def state(self, rows: Tensor) -> State:
-        """Return rows of numbers as a state of this layout."""
+    def state(self, rows: Tensor, copy: bool = False) -> State:
+        """Return rows of numbers as a state of this layout.
+
+        Args:
+            rows: the numbers, one row per sample.
+            copy: whether the state's tensors are copies, which may be changed in place.
+        """
         pieces = iter(zip(rows.split(self.sizes, dim=1), self.shapes, strict=True))
 
         def next_part(_: None) -> Tensor:
             piece, shape = next(pieces)
-            part: Tensor = piece.reshape(len(rows), *shape)
+            part: Tensor = (piece.clone() if copy else piece).reshape(len(rows), *shape)
             return part
 
         return _map(self.like, next_part)

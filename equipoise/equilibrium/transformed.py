@@ -2,11 +2,12 @@
 
 from torch import Tensor
 
+from equipoise.equilibrium.fixed_point import computed
 from equipoise.equilibrium.functional import Problem, fixed_point, once_differentiable, with_derivatives
 from equipoise.equilibrium.functional import Solver as Solved
 from equipoise.equilibrium.implicit_gradient import Adjoint, damped_steps
 from equipoise.equilibrium.options import Options
-from equipoise.equilibrium.pure_call import PureCall, refuse_hidden_tensors
+from equipoise.equilibrium.pure_call import PureCall, refusing_hidden_tensors
 
 
 def unrolled(call: PureCall, z: Tensor, limit: int) -> Tensor:
@@ -18,7 +19,7 @@ def unrolled(call: PureCall, z: Tensor, limit: int) -> Tensor:
         limit: number of iterations.
     """
     for _ in range(limit):
-        z = call(z, *call.tensors)
+        z = computed(call, z, *call.tensors)
     return z
 
 
@@ -34,7 +35,7 @@ def transformed(call: PureCall, start: Tensor, o: Options, steps: int, solved: S
         series: sums the Neumann series of `gradient = "neumann"`.
     """
     tensors = call.tensors
-    refuse_hidden_tensors(call, start)
+    refusing_hidden_tensors(call, "within transforms of torch.func")(start, *tensors)
     problem = Problem(call, solved, series if o.gradient == "neumann" else None)
     z = fixed_point(problem, start, tensors)
     if o.gradient in ("implicit", "neumann"):

@@ -79,8 +79,9 @@ class _Slot:
 
     def load(self, z: Tensor, known: Tensor) -> None:
         n = min(len(z), self.samples)
-        self.z = z.new_zeros(self.samples, *z.shape[1:])
-        self.known = known.new_zeros(self.samples)
+        with torch.inference_mode(False):
+            self.z = z.new_zeros(self.samples, *z.shape[1:])
+            self.known = known.new_zeros(self.samples)
         self.z[:n], self.known[:n] = z[:n], known[:n]
 
     def opened(self, index: Tensor) -> Memory:
@@ -91,8 +92,9 @@ class _Slot:
             index = index.to(default.device)
             like = self.z is not None and (self.z.shape[1:], self.z.dtype) == (default.shape[1:], default.dtype)
             if not like:  # nothing is known yet, or the samples have another shape
-                self.z = default.new_zeros(self.samples, *default.shape[1:])
-                self.known = torch.zeros(self.samples, dtype=torch.bool, device=default.device)
+                with torch.inference_mode(False):  # tables of inference mode could not be changed in training
+                    self.z = default.new_zeros(self.samples, *default.shape[1:])
+                    self.known = torch.zeros(self.samples, dtype=torch.bool, device=default.device)
             assert self.z is not None
             known = self.known[index].view(-1, *(1 for _ in default.shape[1:]))
             start = torch.where(known, self.z[index], default)

@@ -69,7 +69,7 @@ class FedeqModel(EquilibriumModel, ABC):
     """The settings of a model with an equilibrium layer, with FeDEQ's gradient as the default."""
 
     gradient: Gradient = "jacobian-free"
-    "jacobian-free, as in the paper; implicit is exact; phantom and neumann lie between; unroll records every iteration"
+    "jacobian-free, as in the paper; implicit and reversible are exact; phantom, neumann lie between; unroll: for tests"
 
 
 class _Dense(nn.Module):
