@@ -4,6 +4,7 @@ Both are parametrisations of torch: a layer's `weight` is computed from its para
 equilibrium layer computes it once per forward pass and not in every iteration (`computed_once`).
 """
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,15 +16,17 @@ from torch.nn.grad import conv2d_input
 from torch.nn.utils import parametrize
 
 from equipoise.equilibrium.pure_call import inside_transform
+from equipoise.equilibrium.solve_warnings import user_stack_level
 from equipoise.errors import EquipoiseError
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def weight_norm(f: _Module) -> _Module:
-    """Give every linear layer and convolution in f the weight g v / ‖v‖, row by row; g and v are its parameters.
+    """Give every nn.Linear and nn.Conv2d in f the weight g v / ‖v‖, row by row; g and v are its parameters.
 
-    The layers compute the same as before. f is changed in place and returned (Salimans and Kingma, 2016).
+    A warning names other matrices and kernels in f, which stay as they are. The layers compute the same as
+    before. f is changed in place and returned (Salimans and Kingma, 2016).
     """
     for layer in _layers(f):
         parametrize.register_parametrization(layer, "weight", WeightNorm())
@@ -31,7 +34,9 @@ def weight_norm(f: _Module) -> _Module:
 
 
 def spectral_norm(f: _Module, kappa: float = 0.95, iterations: int = 10, size: int = 16) -> _Module:
-    """Scale the weight of every linear layer and convolution in f down to a spectral norm of kappa, if it is larger.
+    """Scale the weight of every nn.Linear and nn.Conv2d in f down to a spectral norm of kappa, if it is larger.
+
+    A warning names other matrices and kernels in f, which stay as they are.
 
     The norm is estimated by power iterations, from below; they always begin at the same vector, so nothing but the
     parameters has to be kept or sent. A convolution's norm is that of the map of images that it is, and not that of its
@@ -63,7 +68,25 @@ def _layers(f: nn.Module) -> list[nn.Linear | nn.Conv2d]:
             raise EquipoiseError(
                 f"the weights of a {type(layer).__name__} in f are already normalised or projected; do one of the two"
             )
+    _warn_of_others(f, found)
     return found
+
+
+def _warn_of_others(f: nn.Module, normalised: list[nn.Linear | nn.Conv2d]) -> None:
+    """Warn of matrices and kernels in f, such as those of transposed convolutions, that are not normalised."""
+    known = {id(layer) for layer in normalised}
+    others = [
+        f"{place}.{name} ({type(layer).__name__})".removeprefix(".")
+        for place, layer in f.named_modules()
+        if id(layer) not in known and not isinstance(layer, (nn.LayerNorm, nn.RMSNorm, nn.Embedding))
+        for name, parameter in layer.named_parameters(recurse=False)
+        if parameter.ndim >= 2 and "bias" not in name
+    ]
+    if others:
+        warnings.warn(
+            f"only nn.Linear and nn.Conv2d are normalised; these weights in f stay as they are: {', '.join(others)}",
+            stacklevel=user_stack_level(),
+        )
 
 
 class WeightNorm(nn.Module):

@@ -54,7 +54,8 @@ def jacobian_norm(
                 value, z, v, create_graph=recorded, retain_graph=True, materialize_grads=True
             )
             total = total + product.square().sum()
-    return total / max(1, probes * z.numel())
+    mean: Tensor = total / max(1, probes * z.numel())
+    return mean
 
 
 def with_derivatives(f: Callable[..., State], z: State, name: str) -> tuple[Callable[..., Tensor], Tensor]:

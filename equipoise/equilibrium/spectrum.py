@@ -44,7 +44,8 @@ def spectral_radius(
         z = z.detach().requires_grad_()
         f_z = f(z, *(x.detach() if isinstance(x, Tensor) else x for x in inputs))
     if not f_z.requires_grad:
-        return z.new_zeros(len(z))
+        nothing: Tensor = z.new_zeros(len(z))
+        return nothing
 
     def product(rows: Tensor) -> Tensor:
         (found,) = torch.autograd.grad(f_z, z, rows.view_as(z), retain_graph=True, materialize_grads=True)

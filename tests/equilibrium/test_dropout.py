@@ -235,3 +235,8 @@ def test_bad_probabilities_are_named(p: Any) -> None:
 def test_inputs_without_a_row_per_sample_are_an_error_and_not_a_wrong_mask() -> None:
     with pytest.raises(EquipoiseError, match="one row per sample"):
         Equilibrium(Mixed(), tol=1e-6)(torch.randn(3, 4))
+
+
+def test_the_warning_of_ordinary_dropout_names_the_one_for_equilibria() -> None:
+    with pytest.warns(UserWarning, match="and VariationalDropout"):
+        Equilibrium(Masked(nn.Dropout(0.5)))

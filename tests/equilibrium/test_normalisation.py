@@ -1,5 +1,6 @@
 """Normalised weights: the bounds they promise, computed once per pass, with gradients that reach the parameters."""
 
+import warnings
 from typing import Any, get_args
 
 import numpy as np
@@ -281,3 +282,25 @@ def test_dense_layers_are_left_out_of_nothing() -> None:
 
     f = spectral_norm(Two())
     assert [parametrize.is_parametrized(layer, "weight") for layer in (f.a, f.b)] == [True, True]
+
+
+@pytest.mark.parametrize("normalise", [weight_norm, spectral_norm])
+def test_weights_that_are_not_normalised_are_named(normalise: Any) -> None:
+    f = nn.ModuleDict(
+        {
+            "linear": nn.Linear(4, 4),
+            "norm": nn.LayerNorm((2, 2)),
+            "up": nn.ConvTranspose2d(2, 2, 2),
+            "line": nn.Conv1d(2, 2, 1),
+            "look": nn.MultiheadAttention(4, 2),
+        }
+    )
+    with pytest.warns(UserWarning, match="only nn.Linear") as seen:
+        normalise(f)
+    (warning,) = seen
+    named = "up.weight (ConvTranspose2d), line.weight (Conv1d), look.in_proj_weight (MultiheadAttention)"
+    assert str(warning.message).endswith(f"stay as they are: {named}")
+    assert warning.filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        normalise(nn.ModuleList([nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.LayerNorm((2, 2))]))

@@ -166,8 +166,7 @@ def test_a_layer_may_be_called_often_in_one_pass_and_losses_that_nobody_collects
             layer(x)
     assert auxiliary_loss(layer) is not None
     with pytest.warns(UserWarning, match=r"add auxiliary_loss\(model\)") as seen:
-        for _ in range(130):
-            layer(x)
+        [layer(x) for _ in range(130)]
     assert len(seen) == 1
     assert seen[0].filename == __file__
 
