@@ -129,10 +129,16 @@ def main(arguments: list[str] | None = None) -> float:
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args(arguments)
+    if given.epochs < 1:
+        raise SystemExit(f"--epochs {given.epochs} is not allowed; it must be at least 1")
     torch.manual_seed(given.seed)
     torch.set_num_threads(1)
     x, y, test_x, test_y = read(given.data)
+    if given.images is not None and given.images < 64:
+        raise SystemExit(f"--images {given.images} is not allowed; training needs at least one batch of 64 images")
     x, y = x[: given.images], y[: given.images]
+    if len(x) < 64:
+        raise SystemExit(f"{given.data} has {len(x)} training images; training needs at least one batch of 64")
     model = network(given.channels, given.dropout, given.jacobian_weight)
     ((_, layer),) = layers(model)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.02)

@@ -244,6 +244,9 @@ def test_the_example_of_an_equilibrium_on_cifar_10_runs(tmp_path: Path, capsys: 
     assert "spectral radius at the fixed point" in capsys.readouterr().out
     with pytest.raises(SystemExit, match="has neither"):
         example["read"](tmp_path / "nothing")
+    for wrong in (["--epochs", "0"], ["--images", "32"]):
+        with pytest.raises(SystemExit, match=f"{' '.join(wrong)} is not allowed"):
+            example["main"](["--data", str(tmp_path), *wrong])
 
 
 def test_equilibrium_layers_load_nothing_of_federations() -> None:

@@ -1,12 +1,13 @@
 """Auxiliary losses: what layers add to the loss of a training step, beside the loss of the outputs."""
 
+import warnings
 from typing import Any
 
 from torch import Tensor, nn
 
-from equipoise.errors import EquipoiseError
+from equipoise.equilibrium.solve_warnings import user_stack_level
 
-_MOST_UNCOLLECTED = 16  # calls of one layer in one forward pass; more mean that nobody collects
+_MANY_UNCOLLECTED = 100  # a model may call a layer often, such as for every step of a sequence; rarely so often
 
 
 class AuxiliaryLosses:
@@ -14,15 +15,18 @@ class AuxiliaryLosses:
 
     def __init__(self) -> None:
         self.losses: list[Tensor] = []
+        self._warned = False
 
     def add(self, loss: Tensor) -> None:
         """Add the loss of one call; each holds the memory of a backward pass, so somebody must collect them."""
-        if len(self.losses) >= _MOST_UNCOLLECTED:
-            raise EquipoiseError(
-                f"{_MOST_UNCOLLECTED} auxiliary losses of a layer were computed and none was used; add "
-                "auxiliary_loss(model) to the loss of every training step"
-            )
         self.losses.append(loss)
+        if len(self.losses) >= _MANY_UNCOLLECTED and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"a layer has {_MANY_UNCOLLECTED} auxiliary losses that have not been used yet, and each holds memory; "
+                "add auxiliary_loss(model) to the loss of every training step",
+                stacklevel=user_stack_level(),
+            )
 
     def take(self) -> Tensor | None:
         """Return the sum of the losses, or None if there are none, and forget them."""

@@ -42,6 +42,8 @@ class VariationalDropout(nn.Module):
         "number of samples in the next call, if a solver makes it"
         self.passes = 0
         "number of forward passes of equilibria that are under way, one inside the other"
+        self.within = False
+        "whether it has been part of such a pass"
 
     def extra_repr(self) -> str:
         return f"p={self.p:g}"
@@ -50,16 +52,17 @@ class VariationalDropout(nn.Module):
         """Return the input with some entries set to zero, if the layer is training."""
         if not self.training or self.p == 0:
             return x
+        if self.mask is None:
+            self._refuse_new_mask_in_backward()
+        if not self.passes:
+            return x * self._drawn(x)
         if self.samples not in (None, len(x)):
             raise EquipoiseError(
                 f"a variational dropout got an input of shape {tuple(x.shape)} for {self.samples} samples; within an "
                 "equilibrium its inputs need one row per sample"
             )
-        if self.mask is None or (not self.passes and len(self.mask) != len(x)):
-            drawn = self._drawn(x)
-            if not self.passes:  # not within an equilibrium, or called on its own for other samples
-                return x * drawn
-            self.mask = drawn
+        if self.mask is None:
+            self.mask = self._drawn(x)
         mask = self.mask if self.rows is None else self.mask[self.rows]
         if mask.shape != self.shape(x):
             raise EquipoiseError(
@@ -71,6 +74,25 @@ class VariationalDropout(nn.Module):
     def shape(self, x: Tensor) -> tuple[int, ...]:
         """Return the shape of the mask of an input."""
         return tuple(x.shape)
+
+    def _refuse_new_mask_in_backward(self) -> None:
+        """Refuse to be computed again in a backward pass, if the mask would be another than in the forward pass.
+
+        `checkpoint` restores torch's global source of random numbers, so that only a mask that is drawn from it by the
+        same call is the same again.
+        """
+        if torch._C._current_graph_task_id() == -1:
+            return
+        if self.within and not self.passes:
+            raise EquipoiseError(
+                "a variational dropout in f cannot be computed again in a backward pass; use torch.utils.checkpoint "
+                "around parts of f without dropout, or around the whole equilibrium layer"
+            )
+        if self.generator is not None:
+            raise EquipoiseError(
+                "a variational dropout with its own source of random numbers, as in a run, cannot be computed again in "
+                "a backward pass; use torch.utils.checkpoint around parts of the model without dropout"
+            )
 
     @torch.no_grad()
     def _drawn(self, x: Tensor) -> Tensor:
@@ -112,15 +134,14 @@ class SolveMasks:
     def __enter__(self) -> "SolveMasks":
         """Begin a forward pass with new masks, unless it is part of the pass of an outer equilibrium."""
         for layer in self.layers:
-            if not layer.passes:
-                layer.mask = None
-            layer.passes += 1
+            layer.passes, layer.within = layer.passes + 1, True
         return self
 
     def __exit__(self, *error: object) -> None:
-        # The masks stay until the next pass, because a backward pass may compute f again.
         for layer in self.layers:
             layer.passes -= 1
+            if not layer.passes:
+                layer.mask, layer.rows, layer.samples = None, None, None
 
     def refuse(self, where: str) -> None:
         """Raise an error if masks are needed where they cannot follow their samples.

@@ -154,7 +154,8 @@ class Equilibrium(CountedSolves):
         if jacobian_step is not None:
             at_step = jacobian_step and solution.guesses
             self._regularise(f, solution.guesses[-1] if at_step else solution.z, inputs)
-        if o.spectral_radius and self.training and not self.solves.forward.measured:
+        measurable = self.training and not torch.is_inference_mode_enabled()
+        if o.spectral_radius and measurable and not self.solves.forward.measured:
             self._measure(f, solution.z, inputs)
         if o.gradient not in ("unroll", "reversible") and self._needs_gradient(inputs):
             value = self._differentiable(lambda z: f(z, *inputs), solution)

@@ -4,32 +4,39 @@ Both are parametrisations of torch: a layer's `weight` is computed from its para
 equilibrium layer computes it once per forward pass and not in every iteration (`computed_once`).
 """
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, parametrize
+from torch.nn.grad import conv2d_input
+from torch.nn.utils import parametrize
 
+from equipoise.equilibrium.pure_call import inside_transform
+from equipoise.equilibrium.solve_warnings import user_stack_level
 from equipoise.errors import EquipoiseError
 
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
 def weight_norm(f: _Module) -> _Module:
-    """Give every linear layer and convolution in f the weight g v / ‖v‖, row by row; g and v are its parameters.
+    """Give every nn.Linear and nn.Conv2d in f the weight g v / ‖v‖, row by row; g and v are its parameters.
 
-    The layers compute the same as before. f is changed in place and returned (Salimans and Kingma, 2016).
+    A warning names other matrices and kernels in f, which stay as they are. The layers compute the same as
+    before. f is changed in place and returned (Salimans and Kingma, 2016).
     """
     for layer in _layers(f):
-        parametrizations.weight_norm(layer)
+        parametrize.register_parametrization(layer, "weight", WeightNorm())
     return f
 
 
 def spectral_norm(f: _Module, kappa: float = 0.95, iterations: int = 10, size: int = 16) -> _Module:
-    """Scale the weight of every linear layer and convolution in f down to a spectral norm of kappa, if it is larger.
+    """Scale the weight of every nn.Linear and nn.Conv2d in f down to a spectral norm of kappa, if it is larger.
+
+    A warning names other matrices and kernels in f, which stay as they are.
 
     The norm is estimated by power iterations, from below; they always begin at the same vector, so nothing but the
     parameters has to be kept or sent. A convolution's norm is that of the map of images that it is, and not that of its
@@ -61,7 +68,41 @@ def _layers(f: nn.Module) -> list[nn.Linear | nn.Conv2d]:
             raise EquipoiseError(
                 f"the weights of a {type(layer).__name__} in f are already normalised or projected; do one of the two"
             )
+    _warn_of_others(f, found)
     return found
+
+
+def _warn_of_others(f: nn.Module, normalised: list[nn.Linear | nn.Conv2d]) -> None:
+    """Warn of matrices and kernels in f, such as those of transposed convolutions, that are not normalised."""
+    known = {id(layer) for layer in normalised}
+    others = [
+        f"{place}.{name} ({type(layer).__name__})".removeprefix(".")
+        for place, layer in f.named_modules()
+        if id(layer) not in known and not isinstance(layer, (nn.LayerNorm, nn.RMSNorm, nn.Embedding))
+        for name, parameter in layer.named_parameters(recurse=False)
+        if parameter.ndim >= 2 and "bias" not in name
+    ]
+    if others:
+        warnings.warn(
+            f"only nn.Linear and nn.Conv2d are normalised; these weights in f stay as they are: {', '.join(others)}",
+            stacklevel=user_stack_level(),
+        )
+
+
+class WeightNorm(nn.Module):
+    """The parametrisation (g, v) ↦ g v / ‖v‖, row by row; torch's own has no derivatives in forward mode."""
+
+    def forward(self, g: Tensor, v: Tensor) -> Tensor:
+        return v * (g / _row_norms(v).clamp(min=torch.finfo(v.dtype).tiny))
+
+    def right_inverse(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return g and v of a weight."""
+        return _row_norms(weight), weight
+
+
+def _row_norms(weight: Tensor) -> Tensor:
+    norms: Tensor = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
+    return norms
 
 
 class SpectralNorm(nn.Module):
@@ -91,27 +132,33 @@ class SpectralNorm(nn.Module):
 
     def norm(self, weight: Tensor) -> Tensor:
         """Return the estimate of ‖W‖₂, a differentiable function of W."""
-        if self.image is None:
-            apply: Callable[[Tensor, Tensor], Tensor] = F.linear
-        else:
-            image = self.image
-
-            def apply(x: Tensor, weight: Tensor) -> Tensor:
-                y: Tensor = F.conv2d(x, weight, **image)
-                return y
-
-        fixed, v = weight.detach(), self.start.to(weight.dtype)
-        with torch.enable_grad():  # the adjoint of a map is its backward pass
-            x = v.detach().requires_grad_()
-            y = apply(x, fixed)
-        with torch.no_grad():
-            for _ in range(self.iterations):
-                u = _unit(apply(v, fixed))
-                (back,) = torch.autograd.grad(y, x, u, retain_graph=True)
-                v = _unit(back)
-            u = _unit(apply(v, fixed))
-        norm: Tensor = (u * apply(v, weight)).sum()
+        if inside_transform():
+            u, v = self._vectors(weight)
+        else:  # the first derivative of the norm is uᵀ dW v, as if u and v did not move; without a record it is cheap
+            with torch.no_grad():
+                u, v = self._vectors(weight)
+        norm: Tensor = (u * self._product(v, weight)).sum()
         return norm
+
+    def _vectors(self, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Return estimates of the first singular vectors, u and v."""
+        v = self.start.to(weight.dtype)
+        for _ in range(self.iterations):
+            v = _unit(self._adjoint(_unit(self._product(v, weight)), weight))
+        return _unit(self._product(v, weight)), v
+
+    def _product(self, v: Tensor, weight: Tensor) -> Tensor:
+        if self.image is None:
+            return F.linear(v, weight)
+        y: Tensor = F.conv2d(v, weight, **self.image)
+        return y
+
+    def _adjoint(self, u: Tensor, weight: Tensor) -> Tensor:
+        """Return Wᵀu, without autograd, which inference mode and transforms of torch.func do not have."""
+        if self.image is None:
+            return u @ weight
+        back: Tensor = conv2d_input(self.start.shape, weight, u, **self.image)
+        return back
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -128,16 +175,19 @@ def computed_once(f: object) -> Iterator[None]:
     needs to change.
 
     Args:
-        f: the function; without effect if it is not a module.
+        f: the function; without effect if it is not a module, and within transforms of torch.func.
     """
-    modules = f.modules() if isinstance(f, nn.Module) else ()
+    # A weight that is computed within a transform of torch.func belongs to it, and solves are outside of it.
+    modules = f.modules() if isinstance(f, nn.Module) and not inside_transform() else ()
     lists = [m for m in modules if isinstance(m, parametrize.ParametrizationList) and "forward" not in vars(m)]
-    for each in lists:
-        _fix(each, each())
+    fixed = []
     try:
+        for each in lists:
+            _fix(each, each())
+            fixed.append(each)
         yield
     finally:
-        for each in lists:
+        for each in fixed:
             del each.forward
 
 

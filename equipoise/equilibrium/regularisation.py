@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from equipoise.equilibrium.options import Options
+from equipoise.equilibrium.states import State, StateLayout
 from equipoise.errors import EquipoiseError
 
 Probes = Literal["rademacher", "gaussian"]
 
 
 def jacobian_norm(
-    f: Callable[..., Tensor],
-    z: Tensor,
+    f: Callable[..., State],
+    z: State,
     *inputs: Any,
     probes: int = 1,
     distribution: Probes = "rademacher",
@@ -31,7 +32,7 @@ def jacobian_norm(
 
     Args:
         f: a function of (z, *inputs) that does not mix samples.
-        z: where the Jacobian is taken, one row per sample.
+        z: where the Jacobian is taken, one row per sample: a tensor, or a tuple, list or dictionary of tensors.
         inputs: further arguments of f.
         probes: number of random vectors, each of which costs one backward pass through f.
         distribution: "rademacher" (entries ±1), which has the smaller variance, or "gaussian".
@@ -41,6 +42,7 @@ def jacobian_norm(
         raise EquipoiseError(f"probes = {probes!r} is not allowed; it must be a whole number >= 1")
     if distribution not in ("rademacher", "gaussian"):
         raise EquipoiseError(f"distribution = {distribution!r} is not allowed; it must be 'rademacher' or 'gaussian'")
+    f, z = with_derivatives(f, z, "jacobian_norm")
     recorded = torch.is_grad_enabled()
     with torch.enable_grad():
         z = z.detach().requires_grad_()
@@ -52,7 +54,24 @@ def jacobian_norm(
                 value, z, v, create_graph=recorded, retain_graph=True, materialize_grads=True
             )
             total = total + product.square().sum()
-    return total / max(1, probes * z.numel())
+    mean: Tensor = total / max(1, probes * z.numel())
+    return mean
+
+
+def with_derivatives(f: Callable[..., State], z: State, name: str) -> tuple[Callable[..., Tensor], Tensor]:
+    """Return f and z for backward passes through f; a state of several tensors as rows of numbers.
+
+    Args:
+        f: the function.
+        z: where its Jacobian is taken.
+        name: the function that needs it, for errors.
+    """
+    if torch.is_inference_mode_enabled():
+        raise EquipoiseError(f"{name} needs backward passes, which inference mode does not have; use torch.no_grad()")
+    if isinstance(z, Tensor):
+        return f, z
+    layout = StateLayout(z)
+    return layout.of_rows(f), layout.rows(z, "z")
 
 
 def random_like(z: Tensor, distribution: Probes, generator: torch.Generator | None) -> Tensor:

@@ -16,7 +16,7 @@ def warn_if_calls_differ(f: object) -> None:
         if isinstance(layer, varying):
             warnings.warn(
                 f"f has a {type(layer).__name__}, so that f(z) differs between calls and there may be no fixed point; "
-                "use GroupNorm or LayerNorm, and put dropout outside f",
+                "use GroupNorm or LayerNorm, and VariationalDropout",
                 stacklevel=user_stack_level(),
             )
             return

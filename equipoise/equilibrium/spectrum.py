@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.equilibrium.regularisation import random_like
+from equipoise.equilibrium.regularisation import random_like, with_derivatives
+from equipoise.equilibrium.states import State
 from equipoise.errors import EquipoiseError
 
 
 def spectral_radius(
-    f: Callable[..., Tensor],
-    z: Tensor,
+    f: Callable[..., State],
+    z: State,
     *inputs: Any,
     iterations: int = 20,
     probes: int = 1,
@@ -28,7 +29,8 @@ def spectral_radius(
 
     Args:
         f: a function of (z, *inputs) that does not mix samples.
-        z: where the Jacobian is taken, one row per sample; a fixed point, as a rule.
+        z: where the Jacobian is taken, one row per sample: a tensor, or a tuple, list or dictionary of tensors; a fixed
+            point, as a rule.
         inputs: further arguments of f.
         iterations: number of power iterations, each of which is one backward pass through f.
         probes: number of random vectors to start from; the largest result counts.
@@ -37,15 +39,17 @@ def spectral_radius(
     for name, value in (("iterations", iterations), ("probes", probes)):
         if not isinstance(value, int) or value < 1:
             raise EquipoiseError(f"{name} = {value!r} is not allowed; it must be a whole number >= 1")
+    f, z = with_derivatives(f, z, "spectral_radius")
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         f_z = f(z, *(x.detach() if isinstance(x, Tensor) else x for x in inputs))
     if not f_z.requires_grad:
-        return z.new_zeros(len(z))
+        nothing: Tensor = z.new_zeros(len(z))
+        return nothing
 
     def product(rows: Tensor) -> Tensor:
         (found,) = torch.autograd.grad(f_z, z, rows.view_as(z), retain_graph=True, materialize_grads=True)
-        return found.reshape(len(z), -1)
+        return found.reshape(len(z), z.shape[1:].numel())
 
     with torch.no_grad():
         found = [_largest(product, _unit(_start(z, generator))[0], iterations) for _ in range(probes)]
@@ -53,7 +57,7 @@ def spectral_radius(
 
 
 def _start(z: Tensor, generator: torch.Generator | None) -> Tensor:
-    return random_like(z.detach().contiguous(), "gaussian", generator).reshape(len(z), -1)
+    return random_like(z.detach().contiguous(), "gaussian", generator).reshape(len(z), z.shape[1:].numel())
 
 
 def _largest(product: Callable[[Tensor], Tensor], v: Tensor, iterations: int) -> Tensor:
@@ -67,8 +71,9 @@ def _largest(product: Callable[[Tensor], Tensor], v: Tensor, iterations: int) ->
     u = product(across)
     matrix = torch.stack([along, (v * u).sum(1), length, (across * u).sum(1)], dim=1).view(-1, 2, 2)
     finite = matrix.isfinite().all(-1).all(-1)
-    found: Tensor = torch.linalg.eigvals(torch.where(finite[:, None, None], matrix, 0)).abs().amax(1)
-    return torch.where(finite, found, torch.nan)
+    matrix = torch.where(finite[:, None, None], matrix, 0)
+    matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))  # eigenvalues need at least this precision
+    return torch.where(finite, torch.linalg.eigvals(matrix).abs().amax(1).to(v.dtype), torch.nan)
 
 
 def _unit(rows: Tensor) -> tuple[Tensor, Tensor]:

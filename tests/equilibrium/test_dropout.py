@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from equipoise.equilibrium import (
     SOLVERS,
@@ -27,17 +28,19 @@ class Masked(nn.Module):
         self.dropout = dropout
         self.w = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
         self.sizes: list[int] = []
+        self.mask: Tensor | None = None
 
     def forward(self, z: Tensor, x: Tensor, s: Tensor) -> Tensor:
         self.sizes.append(len(z))
         out: Tensor = self.w * s * self.dropout(z) + x
+        self.mask = self.dropout.mask  # type: ignore[assignment]
         return out
 
 
 def closed_form(f: Masked, x: Tensor, s: Tensor) -> Tensor:
     """The fixed point with the masks of the last pass: z = x / (1 - w s m), entry by entry."""
-    assert f.dropout.mask is not None
-    return x / (1 - f.w * s * f.dropout.mask)  # type: ignore[operator]
+    assert f.mask is not None
+    return x / (1 - f.w * s * f.mask)
 
 
 def different(n: int, *shape: int) -> tuple[Tensor, Tensor]:
@@ -56,7 +59,7 @@ def test_masks_follow_their_samples_when_others_have_converged(solver: str) -> N
     assert len(set(f.sizes)) > 2  # fewer and fewer samples: the case that matters
     expected = closed_form(f, x, s)
     torch.testing.assert_close(out, expected, rtol=1e-8, atol=1e-8)
-    assert set(f.dropout.mask.unique().tolist()) == {0.0, 2.0}  # type: ignore[union-attr, operator]
+    assert set(f.mask.unique().tolist()) == {0.0, 2.0}  # type: ignore[union-attr]
     (found,) = torch.autograd.grad(out.square().sum(), f.w)
     (exact,) = torch.autograd.grad(expected.square().sum(), f.w)
     torch.testing.assert_close(found, exact, rtol=1e-6, atol=0)
@@ -81,7 +84,7 @@ def test_whole_channels_are_dropped_in_two_dimensions() -> None:
     f = Masked(VariationalDropout2d(0.5))
     x, s = different(8, 6, 3, 4)
     out = Equilibrium(f, solver="plain", tol=1e-11, limit=2000)(x, s)
-    assert f.dropout.mask.shape == (8, 6, 1, 1)  # type: ignore[union-attr]
+    assert f.mask.shape == (8, 6, 1, 1)  # type: ignore[union-attr]
     torch.testing.assert_close(out, closed_form(f, x, s), rtol=1e-8, atol=1e-8)
     with pytest.raises(EquipoiseError, match="images of 4 axes"):
         VariationalDropout2d(0.5)(torch.ones(2, 3))
@@ -99,6 +102,65 @@ def test_outside_an_equilibrium_it_is_ordinary_dropout() -> None:
     layer, x = VariationalDropout(0.5), torch.ones(3, 20)
     assert not torch.equal(layer(x), layer(x))
     assert layer.mask is None
+
+
+def test_a_dropout_that_is_used_in_f_and_outside_draws_anew_outside() -> None:
+    torch.manual_seed(0)
+    f = Masked(VariationalDropout(0.5))
+    layer = Equilibrium(f, tol=1e-11, limit=200)
+    x, s = different(4, 30)
+    layer(x, s)
+    assert (f.dropout.mask, f.dropout.rows, f.dropout.samples) == (None, None, None)
+    ones = torch.ones_like(x)
+    first, second = f.dropout(ones), f.dropout(ones)
+    assert not torch.equal(first, f.mask)  # type: ignore[arg-type]
+    assert not torch.equal(first, second)
+    f.dropout(ones[:, :7])  # of another shape as well
+
+
+@pytest.mark.parametrize("gradient", ["implicit", "neumann", "phantom", "jacobian-free", "unroll"])
+def test_a_backward_pass_after_another_call_has_the_masks_of_its_own_forward_pass(gradient: Any) -> None:
+    """Two calls, then both backward passes: in closed form, d/dw x / (1 - w s m) = s m x / (1 - w s m)²."""
+    torch.manual_seed(0)
+    f = Masked(VariationalDropout(0.5))
+    layer = Equilibrium(f, gradient=gradient, solver="plain", tol=1e-13, limit=200, phantom_steps=200, damping=0.9)
+    x, s = different(4, 6)
+    outs, expected = [], []
+    for scale in (1, 2):
+        outs.append(layer(scale * x, s))
+        m = s * f.mask  # type: ignore[operator]
+        one_step = m * scale * x / (1 - f.w * m)
+        expected.append((one_step if gradient == "jacobian-free" else one_step / (1 - f.w * m)).sum())
+    for out, exact in zip(outs, expected, strict=True):
+        (found,) = torch.autograd.grad(out.sum(), f.w)
+        torch.testing.assert_close(found, exact, rtol=1e-8, atol=0)
+
+
+class Checkpointed(Masked):
+    def forward(self, z: Tensor, x: Tensor, s: Tensor) -> Tensor:
+        out: Tensor = checkpoint(super().forward, z, x, s, use_reentrant=False)
+        return out
+
+
+def test_a_checkpoint_in_f_is_refused_and_one_around_the_layer_has_the_same_masks() -> None:
+    torch.manual_seed(0)
+    x, s = different(4, 6)
+    inside = Equilibrium(Checkpointed(VariationalDropout(0.5)), tol=1e-11, limit=200)(x, s)
+    with pytest.raises(EquipoiseError, match="around the whole equilibrium layer"):
+        inside.sum().backward()
+    f = Masked(VariationalDropout(0.5))
+    layer = Equilibrium(f, tol=1e-11, limit=200)
+    outs, expected = [], []
+    for scale in (1, 2):
+        outs.append(checkpoint(layer, scale * x, s, use_reentrant=False))
+        expected.append(closed_form(f, scale * x, s).sum())
+    for out, value in zip(outs, expected, strict=True):
+        (found,) = torch.autograd.grad(out.sum(), f.w)
+        torch.testing.assert_close(found, torch.autograd.grad(value, f.w)[0], rtol=1e-6, atol=0)
+    f.dropout.generator = torch.Generator().manual_seed(0)  # which a checkpoint does not restore
+    with pytest.raises(EquipoiseError, match="own source of random numbers"):
+        checkpoint(layer, x, s, use_reentrant=False).sum().backward()
+    assert f.dropout.passes == 0
 
 
 class Nested(nn.Module):
@@ -119,7 +181,7 @@ def test_masks_last_for_the_pass_of_the_outer_of_two_equilibria() -> None:
     x, s = different(12, 6)
     out = outer(x, 0.5 * s).detach()
     masked = f.inner.f
-    expected = (x + 0.2 * s * torch.tanh(out)) / (1 - masked.w * 0.5 * s * masked.dropout.mask)
+    expected = (x + 0.2 * s * torch.tanh(out)) / (1 - masked.w * 0.5 * s * masked.mask)
     torch.testing.assert_close(out, expected, rtol=1e-8, atol=1e-8)
     assert masked.dropout.passes == 0
 
@@ -131,7 +193,7 @@ def test_the_jacobian_and_the_states_on_the_way_have_the_same_masks() -> None:
     layer.budget = 3
     x, s = different(4, 6)
     states = layer.states(x, s, at=(0, 1))
-    m = f.w * s * f.dropout.mask  # type: ignore[operator]
+    m = f.w * s * f.mask  # type: ignore[operator]
     for found, expected in zip(states, (x, m * x + x, m * (m * x + x) + x), strict=True):
         torch.testing.assert_close(found, expected)
     torch.testing.assert_close(auxiliary_loss(layer), m.square().mean())  # J is diagonal, so the estimate is exact
@@ -146,7 +208,7 @@ def test_masks_come_from_the_generator_that_a_run_gives() -> None:
         f.dropout.generator = torch.Generator().manual_seed(seed)
         torch.manual_seed(len(masks))
         Equilibrium(f)(x, s)
-        masks.append(f.dropout.mask)
+        masks.append(f.mask)
     assert torch.equal(masks[0], masks[1])  # type: ignore[arg-type]
     assert not torch.equal(masks[0], masks[2])  # type: ignore[arg-type]
     copied = copy.deepcopy(f)
@@ -173,3 +235,8 @@ def test_bad_probabilities_are_named(p: Any) -> None:
 def test_inputs_without_a_row_per_sample_are_an_error_and_not_a_wrong_mask() -> None:
     with pytest.raises(EquipoiseError, match="one row per sample"):
         Equilibrium(Mixed(), tol=1e-6)(torch.randn(3, 4))
+
+
+def test_the_warning_of_ordinary_dropout_names_the_one_for_equilibria() -> None:
+    with pytest.warns(UserWarning, match="and VariationalDropout"):
+        Equilibrium(Masked(nn.Dropout(0.5)))

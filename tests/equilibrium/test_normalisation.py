@@ -1,12 +1,13 @@
 """Normalised weights: the bounds they promise, computed once per pass, with gradients that reach the parameters."""
 
-from typing import Any
+import warnings
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.utils import parametrize
 
 from equipoise.equilibrium import (
@@ -18,6 +19,7 @@ from equipoise.equilibrium import (
     spectral_norm,
     weight_norm,
 )
+from equipoise.equilibrium.options import Gradient
 from equipoise.errors import EquipoiseError
 from equipoise.parameter_space import ParameterSpace
 from tests.support.fixed_points import EXACT, Dense, random
@@ -134,6 +136,88 @@ def test_the_gradient_is_that_of_unrolled_iterations(normalise: Any) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.parametrize("normalise", [weight_norm, spectral_norm])
+@pytest.mark.parametrize("gradient", get_args(Gradient))
+def test_every_gradient_mode_works_in_training_and_in_inference_mode(normalise: Any, gradient: Any) -> None:
+    """Each mode comes near the implicit gradient with many steps, and inference gives the result of training."""
+    x, found = random(3, 5), []
+    for mode in ("implicit", gradient):
+        f = normalise(Dense(scale=0.7))
+        layer = Equilibrium(f, gradient=mode, tol=1e-12, limit=80, phantom_steps=80, damping=0.5, solver="plain")
+        layer.quiet = True
+        out = layer(x)
+        out.square().sum().backward()
+        found.append([p.grad for p in f.parameters()])
+        with torch.inference_mode():
+            torch.testing.assert_close(layer(x), out.detach())
+    for ours, exact in zip(*found, strict=True):
+        cosine = torch.cosine_similarity(ours.flatten(), exact.flatten(), dim=0)  # type: ignore[union-attr]
+        assert float(cosine) > (0.5 if gradient == "jacobian-free" else 1 - 1e-6)
+
+
+class Images(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.b = nn.Conv2d(2, 2, 3, padding=1, dtype=torch.float64)
+        nn.init.normal_(self.b.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+        nn.init.zeros_(self.b.bias)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(0.5 * self.b(z) + x)
+
+
+@pytest.mark.parametrize(("kind", "images"), [("weight", False), ("spectral", False), ("spectral", True)])
+def test_normalised_weights_have_all_derivatives_of_torch_func(kind: str, images: bool) -> None:
+    f: nn.Module = Images() if images else Dense(3, scale=0.7)
+    f = weight_norm(f) if kind == "weight" else spectral_norm(f, kappa=0.3, iterations=4, size=3)
+    layer = Equilibrium(f, tol=1e-9, limit=100)
+    x = random(2, *((2, 3, 3) if images else (3,)))
+    parameters = {name: p.detach() for name, p in layer.named_parameters()}
+    (name,) = (n for n in parameters if n.endswith(("original", "original1")))
+    w, direction = parameters[name], random(*parameters[name].shape, seed=5)
+
+    def loss(w: Tensor, x: Tensor) -> Tensor:
+        out: Tensor = functional_call(layer, {**parameters, name: w}, (x,)).square().sum()
+        return out
+
+    h = 1e-4
+    gradient = grad(loss)(w, x)
+    slope = jvp(lambda w: loss(w, x), (w,), (direction,))[1]
+    torch.testing.assert_close(slope, (gradient * direction).sum(), rtol=1e-5, atol=1e-7)
+    rise = (loss(w + h * direction, x) - loss(w - h * direction, x)) / (2 * h)
+    torch.testing.assert_close(slope, rise, rtol=1e-4, atol=1e-5)
+    bent = (grad(loss)(w + h * direction, x) - grad(loss)(w - h * direction, x)) / (2 * h)
+    torch.testing.assert_close(jvp(lambda w: grad(loss)(w, x), (w,), (direction,))[1], bent, rtol=1e-4, atol=1e-4)
+    bent = (grad(loss, 1)(w, x + h) - grad(loss, 1)(w, x - h)) / (2 * h)
+    ones = torch.ones_like(x)
+    torch.testing.assert_close(jvp(lambda x: grad(loss, 1)(w, x), (x,), (ones,))[1], bent, rtol=1e-4, atol=1e-4)
+    both = vmap(loss, (0, None))(torch.stack([w, 2 * w]), x)
+    torch.testing.assert_close(both, torch.stack([loss(w, x), loss(2 * w, x)]))
+
+
+def test_weights_of_a_row_of_zeros_stay_zeros() -> None:
+    layer = nn.Linear(3, 2)
+    nn.init.zeros_(layer.weight)
+    weight_norm(layer)(torch.ones(1, 3)).sum().backward()
+    assert layer.weight.abs().max() == 0
+    assert all(p.grad.isfinite().all() for p in layer.parameters())  # type: ignore[union-attr]
+
+
+def test_an_error_in_one_normalisation_leaves_the_others_as_they_were() -> None:
+    f = weight_norm(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    f[1].parametrizations.weight[0].register_forward_pre_hook(_fail)
+    with pytest.raises(ValueError, match="broken"):
+        Equilibrium(nn.ModuleList([f]))(torch.zeros(2, 3))
+    before = f[0].weight.detach().clone()
+    f[0].parametrizations.weight.original0.data *= 2
+    torch.testing.assert_close(f[0].weight.detach(), 2 * before)
+    assert all("forward" not in vars(layer.parametrizations.weight) for layer in f)
+
+
+def _fail(*_: object) -> None:
+    raise ValueError("broken")
+
+
 def test_weights_follow_a_step_of_training_and_errors_leave_nothing_behind() -> None:
     f, x = weight_norm(Dense()), random(3, 5)
     layer = Equilibrium(f, **EXACT)
@@ -198,3 +282,25 @@ def test_dense_layers_are_left_out_of_nothing() -> None:
 
     f = spectral_norm(Two())
     assert [parametrize.is_parametrized(layer, "weight") for layer in (f.a, f.b)] == [True, True]
+
+
+@pytest.mark.parametrize("normalise", [weight_norm, spectral_norm])
+def test_weights_that_are_not_normalised_are_named(normalise: Any) -> None:
+    f = nn.ModuleDict(
+        {
+            "linear": nn.Linear(4, 4),
+            "norm": nn.LayerNorm((2, 2)),
+            "up": nn.ConvTranspose2d(2, 2, 2),
+            "line": nn.Conv1d(2, 2, 1),
+            "look": nn.MultiheadAttention(4, 2),
+        }
+    )
+    with pytest.warns(UserWarning, match="only nn.Linear") as seen:
+        normalise(f)
+    (warning,) = seen
+    named = "up.weight (ConvTranspose2d), line.weight (Conv1d), look.in_proj_weight (MultiheadAttention)"
+    assert str(warning.message).endswith(f"stay as they are: {named}")
+    assert warning.filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        normalise(nn.ModuleList([nn.Linear(4, 4), nn.GroupNorm(2, 4), nn.LayerNorm((2, 2))]))

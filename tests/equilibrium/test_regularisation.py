@@ -1,6 +1,7 @@
 """Jacobian regularisation: the estimate against exact Jacobians, its gradient, and the layer's auxiliary loss."""
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from equipoise.equilibrium import Equilibrium, auxiliary_loss, jacobian_norm, solve
+from equipoise.equilibrium import Equilibrium, auxiliary_loss, jacobian_norm, solve, spectral_radius
 from equipoise.equilibrium.regularisation import random_like
 from equipoise.errors import EquipoiseError
 from equipoise.models.blocks import EquilibriumBlock
@@ -156,12 +157,42 @@ def test_a_layer_that_is_called_twice_has_the_sum_of_both_losses() -> None:
     torch.testing.assert_close(auxiliary_loss(layer), first + second)
 
 
-def test_losses_that_nobody_collects_are_an_error_before_they_fill_the_memory() -> None:
-    layer = Equilibrium(Dense(), jacobian_weight=1)
-    for _ in range(16):
-        layer(random(1, 5))
-    with pytest.raises(EquipoiseError, match=r"add auxiliary_loss\(model\)"):
-        layer(random(1, 5))
+def test_a_layer_may_be_called_often_in_one_pass_and_losses_that_nobody_collects_cause_one_warning() -> None:
+    layer, x = Equilibrium(Dense(), jacobian_weight=1, limit=1), random(1, 5)
+    layer.budget, layer.quiet = 1, True
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(60):
+            layer(x)
+    assert auxiliary_loss(layer) is not None
+    with pytest.warns(UserWarning, match=r"add auxiliary_loss\(model\)") as seen:
+        [layer(x) for _ in range(130)]
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+
+
+@pytest.mark.parametrize("measure", [jacobian_norm, spectral_radius])
+def test_states_of_several_tensors_are_one_long_row(measure: Any) -> None:
+    f, z, x = Dense(), random(3, 5), random(3, 5, seed=2)
+
+    def parts(state: dict[str, Tensor], x: Tensor) -> dict[str, Tensor]:
+        value = f(torch.cat([state["a"].flatten(1), state["b"]], dim=1), x)
+        return {"a": value[:, :4].reshape(-1, 2, 2), "b": value[:, 4:]}
+
+    found = measure(parts, {"a": z[:, :4].reshape(-1, 2, 2), "b": z[:, 4:]}, x, generator=seeded())
+    torch.testing.assert_close(found, measure(f, z, x, generator=seeded()))
+
+
+@pytest.mark.parametrize("measure", [jacobian_norm, spectral_radius])
+def test_inference_mode_is_refused_where_there_would_be_a_wrong_zero(measure: Any) -> None:
+    f, x = Dense(), random(3, 5)
+    layer = Equilibrium(f, jacobian_weight=1, spectral_radius=True)
+    with torch.inference_mode():
+        with pytest.raises(EquipoiseError, match=f"{measure.__name__} needs backward passes"):
+            measure(f, x, x)
+        layer(x)
+    assert layer.solves.forward.measured == 0
+    assert auxiliary_loss(layer) is None
 
 
 def test_random_steps_have_the_loss_as_often_as_asked_for() -> None:

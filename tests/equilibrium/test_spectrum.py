@@ -116,3 +116,15 @@ def test_a_layer_measures_once_per_statistics_and_only_in_training() -> None:
     assert layer.solves.forward.measured == 3
     exact = spectral_radius(f, layer(x).detach(), x, generator=torch.Generator().manual_seed(0))
     assert layer.solves.forward.radius == pytest.approx(float(exact.sum()), rel=1e-6)
+
+
+def test_empty_batches_and_small_dtypes_are_measured() -> None:
+    f, x = Dense(), random(3, 5)
+    assert spectral_radius(f, x[:0], x[:0]).shape == (0,)
+    Equilibrium(f, spectral_radius=True)(x[:0])
+    assert spectral_radius(lambda z: 0.5 * z, torch.ones(3)).tolist() == [0.5, 0.5, 0.5]  # without further axes
+    exact = spectral_radius(f, x, x, generator=torch.Generator().manual_seed(0))
+    small = x.bfloat16()
+    rough = spectral_radius(f.bfloat16(), small, small, generator=torch.Generator().manual_seed(0))
+    assert rough.dtype == torch.bfloat16
+    torch.testing.assert_close(rough.double(), exact, rtol=0.05, atol=0)
