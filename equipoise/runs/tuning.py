@@ -102,7 +102,7 @@ def _first_seeds(runs: Mapping[str, Mapping[int, SweepRun]], sweep: Sweep, first
     groups: dict[str, list[str]] = {}
     for identity, seeds in runs.items():
         groups.setdefault(group(next(iter(seeds.values())), sweep.tune), []).append(identity)
-    found = {}
+    found: dict[str, int] = {}
     for identities in groups.values():
         own = [first, *runs[identities[0]]]
         seed = next((seed for seed in own if all(seed in runs[identity] for identity in identities)), None)
