@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -101,9 +102,16 @@ def test_a_killed_child_is_a_killed_program_and_the_next_one_runs(shared: Instal
     assert json.loads(shared.call("facts").stdout)["warm"] is True
 
 
+def catches(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def test_signals_reach_the_child(shared: Installed) -> None:
     process = shared.start("work", "never")
     pid = pid_of(process)
+    until(lambda: catches(process.pid, signal.SIGTERM))  # before that, a signal ends the shim and so the child
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert process.returncode == 7
