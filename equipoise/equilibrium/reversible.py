@@ -4,8 +4,8 @@
 
 Each line can be solved for what it replaced, so the backward pass recomputes every state from the last one, and
 backpropagates through one call of f at a time: the exact gradient of the iterations that were performed, in memory that
-does not depend on their number. Going back divides by 1-β, so rounding errors grow by up to (1 + βL)/(1-β) per step, where
-L is the Lipschitz constant of f. The two states are therefore kept in float64, also if f is computed in float32.
+does not depend on their number. Going back divides by 1-β, so rounding errors grow by up to (1 + βL)/(1-β) per step,
+where L is the Lipschitz constant of f. The two states are therefore kept in float64, also if f is computed in float32.
 """
 
 from collections.abc import Callable
