@@ -16,11 +16,23 @@ from equipoise.settings import Count, NonNegative
 Layers = Annotated[int, Field(ge=2, le=10)]
 
 
+class _PooledStem(Stem):
+    """Settings of the layers before the unit or the blocks, which then keep the resolution."""
+
+    pool: Annotated[int, Field(ge=1, le=4)] = 1
+    "side of the squares of max pooling after the first convolution; 1 does without, as in the paper"
+
+    def stem(self, inputs: int, channels: int, *activation: nn.Module) -> list[nn.Module]:
+        """Return the first convolution, its normalisation, the activation if there is one, and the pooling."""
+        pool = [nn.MaxPool2d(self.pool)] if self.pool > 1 else []
+        return [conv3x3(inputs, channels, self.stride), norm(channels), *activation, *pool]
+
+
 def _pooled(outputs: int, channels: int) -> tuple[list[nn.Module], nn.Linear]:
     return [nn.AdaptiveAvgPool2d(1), nn.Flatten()], nn.Linear(channels, outputs)
 
 
-class _FlDeq(EquilibriumModel, Bounded, Stem):
+class _FlDeq(EquilibriumModel, Bounded, _PooledStem):
     """Common settings of the two equilibrium networks of FL-DEQ."""
 
     tol: NonNegative = 1e-2
@@ -36,7 +48,7 @@ class _FlDeq(EquilibriumModel, Bounded, Stem):
         inputs, *_ = image_shape(shape, 1, name)
         pool, head = _pooled(outputs, self.channels)
         # The input of the unit has as many channels as the unit itself, so a convolution comes first.
-        stem = [conv3x3(inputs, self.channels, self.stride), norm(self.channels)]
+        stem = self.stem(inputs, self.channels)
         return BodyAndHead(nn.Sequential(*stem, self.equilibrium(self.normalised(f)), *pool), head)
 
 
@@ -98,7 +110,7 @@ class DeqCNN(_FlDeq):
         return self.network("deq-cnn", _Convolutions(self.channels, self.layers, self.bound), shape, outputs)
 
 
-class ResNet5Blocks(ModelSettings, Stem):
+class ResNet5Blocks(ModelSettings, _PooledStem):
     """A convolution, five residual blocks at full resolution, and the head."""
 
     paper: ClassVar[str] = "the explicit counterpart of FL-DEQ's residual blocks in equilibrium"
@@ -112,11 +124,11 @@ class ResNet5Blocks(ModelSettings, Stem):
         inputs, *_ = image_shape(shape, 1, "resnet-5-blocks")
         pool, head = _pooled(outputs, self.channels)
         blocks = [BasicBlock(self.channels, self.channels, 1, self.activation) for _ in range(5)]
-        stem = [conv3x3(inputs, self.channels, self.stride), norm(self.channels), MODULES[self.activation]()]
+        stem = self.stem(inputs, self.channels, MODULES[self.activation]())
         return BodyAndHead(nn.Sequential(*stem, *blocks, *pool), head)
 
 
-class CnnL(ModelSettings, Stem):
+class CnnL(ModelSettings, _PooledStem):
     """Two to ten convolutions at full resolution, and the head."""
 
     paper: ClassVar[str] = "the explicit counterparts of FL-DEQ's convolutions in equilibrium"
@@ -128,9 +140,8 @@ class CnnL(ModelSettings, Stem):
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
         inputs, *_ = image_shape(shape, 1, "cnn-L")
-        layers: list[nn.Module] = []
-        for k in range(self.layers):
-            layers += [conv3x3(inputs, self.channels, 1 if k else self.stride), norm(self.channels), nn.ReLU()]
-            inputs = self.channels
+        layers = self.stem(inputs, self.channels, nn.ReLU())
+        for _ in range(self.layers - 1):
+            layers += [conv3x3(self.channels, self.channels), norm(self.channels), nn.ReLU()]
         pool, head = _pooled(outputs, self.channels)
         return BodyAndHead(nn.Sequential(*layers, *pool), head)
