@@ -26,6 +26,7 @@ Told = Callable[[SweepRun, Notes], None]
 """Is called with each run that ends, and its messages."""
 Chain = tuple[list[SweepRun], Path | None]
 """Runs with the same training that are still to do, and the folder of a finished one, if there is one."""
+_WAIT = 0.05  # seconds between two looks for workers that have started, after Ctrl-C
 _stopping = threading.Event()
 """In a worker: start no further run."""
 
@@ -132,9 +133,11 @@ def _in_processes(left: Sequence[Chain], out: Path, data: Path | None, jobs: int
                 if (rest := _remaining(chain, out, report)) is not None:
                     todo.append(rest)
     except KeyboardInterrupt:
-        while not pids.empty():  # Ctrl-C does not reach the workers: signal each once, so that it saves its state
-            os.kill(pids.get(), signal.SIGINT)
-        wait(waiting)
+        # Ctrl-C does not reach the workers: each is signalled once, so that it saves its state. One that is still
+        # starting names itself only when it can handle the signal.
+        while wait(waiting, timeout=_WAIT).not_done:
+            while not pids.empty():
+                os.kill(pids.get(), signal.SIGINT)
         raise Interrupted from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -153,20 +156,26 @@ def _blocked_sigint() -> Iterator[None]:
 def _init_worker(pids: Any) -> None:
     """Shield a new worker from the terminal's Ctrl-C, and let it exit when its parent does."""
     os.setpgrp()
-    signal.signal(signal.SIGINT, lambda *_: _stopping.set())
+    signal.signal(signal.SIGINT, _start_no_further_run)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     pids.put(os.getpid())
     exit_with_parent()
+
+
+def _start_no_further_run(*_: object) -> None:
+    _stopping.set()
 
 
 def _work(
     tables: dict[str, Any], folders: tuple[Path, ...], folder: Path, data: Path | None, trained: Path | None
 ) -> Notes | None:
     """Do one run; return its messages, or None if it was interrupted."""
-    if _stopping.is_set():
-        return None
+    # Until the simulation handles Ctrl-C itself, while it reads the data, there is nothing to save.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return work(Experiment.parse(tables, folders=folders), folder, data, trained)
-    except Interrupted:
+        return None if _stopping.is_set() else work(Experiment.parse(tables, folders=folders), folder, data, trained)
+    except (Interrupted, KeyboardInterrupt):
         _stopping.set()
         return None
+    finally:
+        signal.signal(signal.SIGINT, _start_no_further_run)

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import tomli_w
 from equipoise.algorithms import ALGORITHMS
 from equipoise.config.experiment import override
 from equipoise.engine.simulation import Simulation
-from equipoise.errors import EquipoiseError
-from equipoise.runs import sweep
+from equipoise.errors import EquipoiseError, Interrupted
+from equipoise.runs import process_pool, sweep
 from equipoise.runs.process_pool import execute
 from equipoise.runs.sweep import expand_sweep, grid
 from equipoise.runs.sweep_results import SweepResults
@@ -158,6 +159,23 @@ def test_ctrl_c_with_several_at_a_time_saves_every_run(tmp_path: Path) -> None:
     saved = [list(run.glob("checkpoint/round-*.json")) for run in tmp_path.glob("runs/*")]
     assert len(saved) == 2
     assert all(saved)
+
+
+@pytest.mark.slow
+def test_ctrl_c_reaches_workers_that_are_still_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    every, _ = expand_sweep(small(rounds=FOREVER, checkpoint_every=FOREVER, algorithm={"lam": [0.1, 1.0, 2.0]}))
+    waited: list[object] = []
+
+    def interrupt_first(*given: Any, **options: Any) -> Any:
+        waited.append(given)
+        if len(waited) == 1:
+            raise KeyboardInterrupt  # right after the processes were created, which then load PyTorch for a second
+        return wait(*given, **options)
+
+    monkeypatch.setattr(process_pool, "wait", interrupt_first)
+    with pytest.raises(Interrupted):
+        execute(every, tmp_path, None, 2, nobody)
+    assert not any(cell.done(tmp_path) for cell in every)
 
 
 @pytest.mark.slow
