@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError
-from equipoise.settings import Settings, nearest, read
+from equipoise.settings import Count, Settings, nearest, read
 from equipoise.storage.result_records import Record, read_records
 from equipoise.storage.run_folder import read_toml
 
@@ -39,6 +39,8 @@ class Figure(Settings):
     "settings of a control: shows differences from the runs with these settings and the same seeds"
     where: dict[str, Any] = {}
     "further settings of the runs in this column"
+    round: Count | None = None
+    "an evaluated round, at which the curves have the figure; left out: the end of the run, by its summary"
 
 
 class Axis(Settings):

@@ -73,16 +73,21 @@ def _look_up(table: Mapping[str, Any], field: str) -> Any:
     return next((found for key in heads if (found := _look_up(table[key], field[len(key) + 1 :])) is not None), None)
 
 
-def value_of(record: Record, figure: str) -> float | None:
-    """Return a figure of a run; None if it has none, failed or diverged."""
+def value_of(record: Record, figure: Figure) -> float | None:
+    """Return a figure of a run, at the end or at a round; None if it has none, failed or diverged."""
     if record.failed:
         return None
-    field = _field_in(record, figure)
-    at = _look_up(record.summary, field)
+    field = _field_in(record, figure.figure)
+    at = _look_up(record.summary, field) if figure.round is None else _at_round(record, field, figure.round)
     if at is None or isinstance(at, (str, list, Mapping)):
         return None
     percent = record.summary["metric"] == "accuracy" and field.rpartition(".")[2] in _OF_SCALE
     return 100 * float(at) if percent else float(at)
+
+
+def _at_round(record: Record, field: str, number: int) -> Any:
+    points = zip(record.curves.get("round", ()), record.curves.get(field, ()), strict=False)
+    return next((value for at, value in points if at == number), None)
 
 
 def _number(values: Sequence[float], figure: Figure, percent: bool, signed: bool = False) -> str:
@@ -94,7 +99,7 @@ def _number(values: Sequence[float], figure: Figure, percent: bool, signed: bool
     return f"+{text}" if signed and mean(values) > 0 else text
 
 
-def _values(records: Sequence[Record], figure: str) -> dict[int, float]:
+def _values(records: Sequence[Record], figure: Figure) -> dict[int, float]:
     """Return a figure of each run that has it, by seed."""
     found = {record.seed: value_of(record, figure) for record in records}
     return {seed: value for seed, value in found.items() if value is not None}
@@ -108,13 +113,13 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record])
         return str(len({record.seed for record in records if _has_results(record)}))
     if any(figure.figure in record.settings for record in records):
         return ", ".join(dict.fromkeys(text_of(record.settings.get(figure.figure)) for record in records))
-    found = _values(records, figure.figure)
-    notes = _lost(records, figure.figure)
+    found = _values(records, figure)
+    notes = _lost(records, figure)
     if not found:
         return next((reason for reason in notes if reason != _WITHOUT), MISSING)
     said = [f"{number} {reason}" for reason, number in notes.items()]
     if figure.against:
-        control = _values(controls, figure.figure)
+        control = _values(controls, figure)
         pairs = {seed: value - control[seed] for seed, value in found.items() if seed in control}
         if not pairs:
             return MISSING
@@ -125,16 +130,18 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record])
     return f"{text} ({', '.join(said)})" if said else text
 
 
-def _lost(records: Sequence[Record], figure: str) -> dict[str, int]:
+def _lost(records: Sequence[Record], figure: Figure) -> dict[str, int]:
     """Return how many runs have no value of a figure, by the reason."""
     lost = [record for record in records if value_of(record, figure) is None]
     reasons = ["failed" if record.failed else _DIVERGED if _is_empty(record, figure) else _WITHOUT for record in lost]
     return {reason: reasons.count(reason) for reason in ("failed", _DIVERGED, _WITHOUT) if reason in reasons}
 
 
-def _is_empty(record: Record, figure: str) -> bool:
+def _is_empty(record: Record, figure: Figure) -> bool:
     """Tell whether a run has a figure that is no number, as scores of models that diverged are."""
-    group, _, last = _field_in(record, figure).rpartition(".")
+    if figure.round is not None:
+        return False
+    group, _, last = _field_in(record, figure.figure).rpartition(".")
     table = _look_up(record.summary, group) if group else record.summary
     return isinstance(table, Mapping) and last in table and table[last] is None
 

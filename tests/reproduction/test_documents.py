@@ -215,6 +215,15 @@ def test_named_rows_and_columns_of_curves_combine_as_in_a_table(place: Path) -> 
         assert theirs == [(1, [25.0, 31.25, 37.5]), (2, [50.0, 62.5, 75.0])]
 
 
+def test_a_figure_at_a_round_is_that_of_the_curves(place: Path) -> None:
+    first, last = ({"figure": "personal", "label": f"round {k}", "round": k} for k in (1, 2))
+    norm = {"figure": "duals.norm", "label": "norm", "round": 2, "digits": 1}
+    heads, fedeq, fedrep = table(place, figures=(first, last, norm, {"figure": "personal", "label": "x", "round": 3}))
+    assert heads[1:] == ["round 1", "round 2", "norm", "x"]
+    assert fedrep[1:] == ["31.25 ± 6.25", "62.50 ± 12.50", "6.2 ± 1.2", "–"]
+    assert fedeq[2] == table(place, figures=("personal",))[1][1]
+
+
 PAGE = """# Results
 <!-- table: toy/methods -->
 old
