@@ -13,7 +13,9 @@ from tests.support.waiting import LIMIT
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # What stacked runs import late comes along.
-_CONTEXT.set_forkserver_preload(["tests.support.flower_memory", "tests.support.process_runs", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(
+    ["tests.support.flower_memory", "tests.support.process_runs", "tests.support.forked_commands", "torch._dynamo"]
+)
 
 
 class Forked:
