@@ -1,6 +1,7 @@
 """Commands in processes of their own, which are forked and not started: importing PyTorch takes seconds."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,26 +21,33 @@ __all__ = ["ForkedCommand", "forked_command", "launch"]  # the last one is what 
 class ForkedCommand(Forked):
     """The command line in a process that may be killed or interrupted; those that it starts are forked, too."""
 
-    def __init__(self, *arguments: object, cwd: Path, log: Path | None = None):
+    def __init__(self, *arguments: object, cwd: Path, log: Path | None = None, largest_file: int | None = None):
         """Start the command.
 
         Args:
             arguments: the words after `equipoise`.
             cwd: the folder in which it runs.
             log: gets what it prints; command.log in that folder if it is left out.
+            largest_file: the size in bytes above which it cannot write a file, as on a full disk.
         """
         environment = {**os.environ, "COLUMNS": str(WIDTH), "EQUIPOISE_DATA": str(cwd / "data")}
-        super().__init__(log or cwd / "command.log", _command, cwd, *map(str, arguments), environment=environment)
+        super().__init__(
+            log or cwd / "command.log", _command, cwd, largest_file, *map(str, arguments), environment=environment
+        )
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""
-        assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGINT)
+        os.kill(self._pid(), signal.SIGINT)
 
     def children(self) -> list[int]:
         """Return the numbers of the processes that it has started, in that order."""
-        pid = self.process.pid
+        pid = self._pid()
         return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+    def _pid(self) -> int:
+        assert self.process.pid is not None
+        assert self.process.is_alive(), self.said()
+        return self.process.pid
 
 
 def forked_command(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -49,8 +57,10 @@ def forked_command(*arguments: object, cwd: Path) -> "subprocess.CompletedProces
     return subprocess.CompletedProcess([*map(str, arguments)], code, "", process.said())
 
 
-def _command(folder: Path, *arguments: str) -> None:
+def _command(folder: Path, largest_file: int | None, *arguments: str) -> None:
     os.chdir(folder)
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     _be_the_program(arguments)
 
 
