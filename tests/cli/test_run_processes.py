@@ -212,7 +212,7 @@ def test_two_machines_with_a_common_folder_give_the_same_bytes(
     (tmp_path / "small.toml").write_text(CONTENT.format(rounds=12, name="ditto"))
     runs = []
     for number, host in enumerate(two_hosts):
-        where = ["--nnodes", 2, "--node-rank", number, "--nproc-per-node", 2]
+        where = ["--nnodes", 2, "--node-rank", number, "--nproc-per-node", 1]
         where += ["--master-addr", "10.77.0.1", "--master-port", 29517, "--local-addr", f"10.77.0.{number + 1}"]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": host}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
