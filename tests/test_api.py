@@ -170,7 +170,7 @@ def test_data_sets_by_name_serve_train_as_they_serve_a_run(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_names_come_when_they_are_asked_for() -> None:
+def test_names_come_when_they_are_asked_for_and_torchmetrics_with_metrics_that_need_it() -> None:
     """Without PyTorch, which takes seconds to load; so Ctrl-C at the start of a command finds somebody who listens."""
     code = """
 import sys
@@ -181,5 +181,9 @@ assert "train" in dir(equipoise)
 from equipoise import *
 assert Ditto is equipoise.Ditto is equipoise.ALGORITHMS["ditto"]
 assert not hasattr(equipoise, "nothing")
+import numpy, torch
+clients = [(numpy.random.rand(9, 2).astype("float32"), numpy.arange(9) % 2) for _ in range(2)]
+equipoise.train(torch.nn.Linear(2, 2), clients, equipoise.FedAvg(), head=None, rounds=1)
+assert "torchmetrics" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=LIMIT)

@@ -4,7 +4,7 @@ import io
 import os
 import pty
 import re
-import subprocess
+import select
 import sys
 import types
 import warnings
@@ -20,9 +20,8 @@ from torch import nn
 import equipoise as eq
 from equipoise.callbacks.progress import BarCallback, in_notebook, progress_from_python
 from tests.support.callbacks import StopAt, train
-from tests.support.commands import ROOT
+from tests.support.forked import Forked
 from tests.support.problems import classification
-from tests.support.waiting import LIMIT
 
 
 def overflowing(*clients: int) -> eq.Federation:
@@ -130,28 +129,24 @@ def test_a_notebook_gets_lines_on_its_output(monkeypatch: pytest.MonkeyPatch, ca
     assert progress_from_python(None) == []
 
 
-SCRIPT = """
-from tests.support.callbacks import StopAt, train
-train([StopAt(round=3)], rounds=6)
-"""
+def train_at(terminal: str) -> None:
+    """Train, with a terminal as standard error."""
+    os.dup2(os.open(terminal, os.O_RDWR | os.O_NOCTTY), 2)
+    train([StopAt(round=3)], rounds=6)
 
 
 @pytest.mark.slow
-def test_a_terminal_gets_a_bar() -> None:
-    master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150", "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=slave
-    )
-    os.close(slave)
+def test_a_terminal_gets_a_bar(tmp_path: Path) -> None:
+    screen, terminal = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "150"}
     shown = b""
-    try:
-        while chunk := os.read(master, 4096):
-            shown += chunk
-    except OSError:  # the other end is closed
-        pass
-    assert process.wait(timeout=LIMIT) == 0
-    os.close(master)
+    with Forked(tmp_path / "log", train_at, os.ttyname(terminal), environment=environment) as process:
+        while (alive := process.process.is_alive()) or select.select([screen], [], [], 0)[0]:
+            if select.select([screen], [], [], 0.05 if alive else 0)[0]:
+                shown += os.read(screen, 4096)
+        assert process.wait() == 0, process.said()
+    os.close(terminal)
+    os.close(screen)
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
     assert "ditto" in text
     assert "3/6 rounds" in text

@@ -1,9 +1,7 @@
 """The command line, used as a person would."""
 
 import json
-import resource
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,8 @@ import equipoise
 from equipoise.data.federation import Federation
 from equipoise.runs.launch import reopen
 from tests.support.commands import SMALL, equipoise_command, one_sentence
-from tests.support.waiting import FOREVER, interrupted, start
+from tests.support.forked_commands import ForkedCommand
+from tests.support.waiting import FOREVER, until
 
 
 @pytest.fixture
@@ -25,8 +24,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_run_compare_and_export(file: Path, tmp_path: Path) -> None:
-    for seed in (0, 1):
-        done = equipoise_command("run", file, "--set", f"seed={seed}", cwd=tmp_path, real=True)
+    for seed, real in ((0, True), (1, False)):
+        done = equipoise_command("run", file, "--set", f"seed={seed}", cwd=tmp_path, real=real)
         assert done.returncode == 0, done.stderr
         assert f"runs/small-ditto-seed{seed}" in done.stdout
         assert "ditto" in done.stdout
@@ -91,11 +90,12 @@ def test_resume_goes_on_and_may_go_further(file: Path, tmp_path: Path) -> None:
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     file = tmp_path / "long.toml"
     file.write_text(SMALL.format(rounds=FOREVER, name="fedrep"))
-    command = [sys.executable, "-m", "equipoise", "run", str(file), "--out", "long", "--quiet"]
-    child = start(command, cwd=tmp_path, stderr=subprocess.PIPE)
     log = tmp_path / "long" / "metrics.jsonl"
-    said = interrupted(child, lambda: log.exists() and log.read_text().count("\n") > 4)
-    assert child.returncode == 130
+    with ForkedCommand("run", file, "--out", "long", "--quiet", cwd=tmp_path) as child:
+        until(lambda: (log.exists() and log.read_text().count("\n") > 4) or not child.process.is_alive())
+        child.interrupt()
+        assert child.wait() == 130, child.said()
+    said = child.said()
     assert "Traceback" not in said
     assert "--resume" in said
     rounds = len(log.read_text().splitlines())
@@ -110,7 +110,6 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 def test_bad_input_gets_one_sentence(file: Path, tmp_path: Path) -> None:
     run = lambda *a: equipoise_command("run", *a, cwd=tmp_path)  # noqa: E731
     one_sentence(run("nothing.toml"), 2, "there is no file nothing.toml")
-    one_sentence(equipoise_command("run", "nothing.toml", cwd=tmp_path, real=True), 2, "there is no file nothing.toml")
     one_sentence(run(file, "--set", "algorithm.lrr=1"), 2, "algorithm.lrr", "did you mean 'lr'")
     missing = run(file, "--set", "data.name=fashion-mnist", "--set", "data.partition={kind='iid'}")
     one_sentence(missing, 2, "train-images-idx3-ubyte", str(tmp_path / "data"), "equipoise data get fashion-mnist")
@@ -143,10 +142,9 @@ def test_a_run_that_diverges_stops_with_a_sentence_and_its_checkpoint(file: Path
 
 @pytest.mark.slow
 def test_a_full_disk_brings_a_sentence_and_spoils_nothing(file: Path, tmp_path: Path) -> None:
-    def small_files_only() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-
-    done = equipoise_command("run", file, "--out", "run", "--quiet", cwd=tmp_path, preexec_fn=small_files_only)
+    with ForkedCommand("run", file, "--out", "run", "--quiet", cwd=tmp_path, largest_file=60_000) as process:
+        code = process.wait()
+    done = subprocess.CompletedProcess([], code, "", process.said())
     one_sentence(done, 2, "cannot write", "run/checkpoint/clients-000000.safetensors")
     assert not list((tmp_path / "run").rglob("*.part"))
     assert equipoise_command("run", file, "--out", "run", "--resume", "--quiet", cwd=tmp_path).returncode == 0

@@ -1,4 +1,8 @@
-"""`equipoise run --processes`, and runs that torchrun starts: ends, interruptions, losses, several machines."""
+"""`equipoise run --processes`, and runs that torchrun starts: ends, interruptions, losses, several machines.
+
+Where a process is lost, and where one ends while others start, the processes are started as a user would, and by
+torchrun. Elsewhere they are forked, as starting three takes longer than all that they do.
+"""
 
 import os
 import shutil
@@ -13,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import ROOT, SMALL, equipoise_command, one_sentence
+from tests.support.forked_commands import ForkedCommand, forked_command
 from tests.support.waiting import FOREVER, LIMIT, start, until
 
 pytestmark = pytest.mark.slow
@@ -58,6 +63,11 @@ def begin(folder: Path, rounds: int, *more: object) -> "subprocess.Popen[str]":
     return start(command(*more), cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, **pipes)
 
 
+def begin_forked(folder: Path) -> ForkedCommand:
+    (folder / "small.toml").write_text(CONTENT.format(rounds=FOREVER, name="ditto"))
+    return ForkedCommand(*command("--processes", 2)[3:], cwd=folder)
+
+
 def test_a_killed_process_ends_the_run_with_one_sentence_and_it_resumes_to_the_same_bytes(
     tmp_path: Path, alone: Path
 ) -> None:
@@ -74,17 +84,17 @@ def test_a_killed_process_ends_the_run_with_one_sentence_and_it_resumes_to_the_s
     (tmp_path / "small.toml").write_text(CONTENT.format(rounds=12, name="ditto"))
     done = [int(path.stem.split("-")[1]) for path in (tmp_path / "run" / "checkpoint").glob("round-*.json")]
     if max(done) <= 12:  # on a slow machine it has gone on for longer before it was killed
-        again = equipoise_command(*command("--resume", "--processes", 3)[3:], cwd=tmp_path, real=True)
+        again = forked_command(*command("--resume", "--processes", 3)[3:], cwd=tmp_path)
         assert again.returncode == 0, again.stderr
         assert_same(tmp_path / "run", alone)
 
 
 def test_ctrl_c_saves_all_rounds_and_tells_how_to_resume(tmp_path: Path) -> None:
-    run = begin(tmp_path, FOREVER, "--processes", 2)
-    until(lambda: lines(tmp_path / "run") >= 3, run)
-    run.send_signal(signal.SIGINT)
-    _, said = run.communicate(timeout=LIMIT)
-    assert run.returncode == 130
+    with begin_forked(tmp_path) as run:
+        until(lambda: lines(tmp_path / "run") >= 3 or not run.process.is_alive())
+        run.interrupt()
+        assert run.wait() == 130, run.said()
+    said = run.said()
     assert "Traceback" not in said
     assert "all rounds are saved; resume with:" in said
     assert "--resume --processes 2" in said
@@ -93,11 +103,10 @@ def test_ctrl_c_saves_all_rounds_and_tells_how_to_resume(tmp_path: Path) -> None
 
 
 def test_processes_do_not_outlive_the_one_that_started_them(tmp_path: Path) -> None:
-    run = begin(tmp_path, FOREVER, "--processes", 2)
-    until(lambda: lines(tmp_path / "run") >= 1, run)
-    children = processes_of(run.pid).values()
-    run.kill()
-    run.communicate(timeout=LIMIT)
+    with begin_forked(tmp_path) as run:
+        until(lambda: lines(tmp_path / "run") >= 1 or not run.process.is_alive())
+        children = run.children()
+        assert len(children) == 2, run.said()
     until(lambda: not any(Path(f"/proc/{child}").exists() for child in children))
 
 
@@ -109,7 +118,7 @@ def test_mistakes_are_one_sentence_whichever_process_finds_them(tmp_path: Path) 
     one_sentence(wrong, 2, "algorithm.lrr", "did you mean")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "something").touch()
-    full = equipoise_command(*given, 2, cwd=tmp_path, real=True)
+    full = forked_command(*given, 2, cwd=tmp_path)
     one_sentence(full, 2, "is not empty and not a run")
     assert full.stderr.count("equipoise: ") == 1
 
@@ -117,7 +126,7 @@ def test_mistakes_are_one_sentence_whichever_process_finds_them(tmp_path: Path) 
 def test_an_error_of_all_processes_is_said_once(tmp_path: Path) -> None:
     (tmp_path / "small.toml").write_text(CONTENT.format(rounds=4, name="fedavg"))
     given = [*command("--processes", 2, "--set", "algorithm.lr=1e30", "--set", "model.name=mlp")[3:]]
-    done = equipoise_command(*given, cwd=tmp_path, real=True)
+    done = forked_command(*given, cwd=tmp_path)
     one_sentence(done, 1, "every client's update has NaN or infinite numbers")
     assert done.stderr.count("every client's update") == 1
 
@@ -125,7 +134,7 @@ def test_an_error_of_all_processes_is_said_once(tmp_path: Path) -> None:
 def test_processes_that_cannot_meet_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "small.toml").write_text(CONTENT.format(rounds=2, name="ditto"))
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "nonexistent")
-    done = equipoise_command(*command("--processes", 2)[3:], cwd=tmp_path, real=True)
+    done = forked_command(*command("--processes", 2)[3:], cwd=tmp_path)
     one_sentence(done, 2, "cannot join the others", "GLOO_SOCKET_IFNAME")
 
 
@@ -149,7 +158,7 @@ def test_the_data_folder_of_a_run_is_found_by_all_processes(tmp_path: Path) -> N
     given = ["run", "own.toml", "--data", "elsewhere", "--out", "first", "--quiet"]
     first = equipoise_command(*given, cwd=tmp_path)
     assert first.returncode == 0, first.stderr
-    again = equipoise_command("run", "first/run.toml", "--out", "second", "--processes", 2, cwd=tmp_path, real=True)
+    again = forked_command("run", "first/run.toml", "--out", "second", "--processes", 2, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert_same(tmp_path / "first", tmp_path / "second")
 
@@ -203,7 +212,7 @@ def test_two_machines_with_a_common_folder_give_the_same_bytes(
     (tmp_path / "small.toml").write_text(CONTENT.format(rounds=12, name="ditto"))
     runs = []
     for number, host in enumerate(two_hosts):
-        where = ["--nnodes", 2, "--node-rank", number, "--nproc-per-node", 2]
+        where = ["--nnodes", 2, "--node-rank", number, "--nproc-per-node", 1]
         where += ["--master-addr", "10.77.0.1", "--master-port", 29517, "--local-addr", f"10.77.0.{number + 1}"]
         env = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": host}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

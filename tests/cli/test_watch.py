@@ -22,6 +22,7 @@ from equipoise.reporting.live_view import RunView, clock, render
 from equipoise.runs.launch import run
 from equipoise.storage.run_folder import RunFolder
 from tests.support.commands import SMALL, equipoise_command, small
+from tests.support.forked_commands import ForkedCommand
 from tests.support.waiting import FOREVER, LIMIT, start
 
 
@@ -144,50 +145,42 @@ def test_a_run_that_stopped_is_said_and_one_that_never_began(tmp_path: Path) -> 
     assert "there is no run in nothing" in done.stderr
 
 
-COMMAND = [sys.executable, "-m", "equipoise"]
-
-
 @pytest.mark.slow
 def test_a_real_run_is_followed_to_its_end(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL.format(rounds=60, name="fedavg"))
-    worker = start([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
-    try:
-        done = equipoise_command("watch", "out", "--wait", LIMIT, "--every", "0.2", cwd=tmp_path, real=True)
+    with ForkedCommand("run", "run.toml", "--out", "out", "--quiet", cwd=tmp_path) as worker:
+        done = equipoise_command("watch", "out", "--wait", LIMIT, "--every", "0.2", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "60/60 rounds" in done.stdout
         assert "finished" in done.stdout
-        assert worker.wait(LIMIT) == 0
-    finally:
-        worker.kill()
+        assert worker.wait() == 0
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_the_look_and_not_the_run(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(SMALL.format(rounds=FOREVER, name="fedavg"))
-    worker = start([*COMMAND, "run", "run.toml", "--out", "out", "--quiet"], cwd=tmp_path)
     screen, terminal = pty.openpty()  # only there it shows what it sees before it ends
-    watch = [*COMMAND, "watch", "out", "--wait", str(LIMIT), "--every", "0.2"]
-    with os.fdopen(screen, "rb", buffering=0) as screen_file:
-        try:
-            env = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
-            pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": terminal, "stderr": subprocess.PIPE}
-            watcher = start(watch, cwd=tmp_path, env=env, **pipes)
-            os.close(terminal)
-            shown = b""
-            while b"rounds" not in shown:
-                assert select.select([screen_file], [], [], LIMIT)[0], "it shows nothing"
-                shown += screen_file.read(4096)
-            watcher.send_signal(signal.SIGINT)
-            with suppress(OSError):  # the end of a terminal
-                while screen_file.read(4096):
-                    pass
-            _, said = watcher.communicate(timeout=LIMIT)
-            assert watcher.returncode == 0, said
-            assert "the run continues" in said
-            assert worker.poll() is None
-        finally:
-            worker.kill()
-            worker.wait()
+    watch = [sys.executable, "-m", "equipoise", "watch", "out", "--wait", str(LIMIT), "--every", "0.2"]
+    with (
+        os.fdopen(screen, "rb", buffering=0) as screen_file,
+        ForkedCommand("run", "run.toml", "--out", "out", "--quiet", cwd=tmp_path) as worker,
+    ):
+        env = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": terminal, "stderr": subprocess.PIPE}
+        watcher = start(watch, cwd=tmp_path, env=env, **pipes)
+        os.close(terminal)
+        shown = b""
+        while b"rounds" not in shown:
+            assert select.select([screen_file], [], [], LIMIT)[0], "it shows nothing"
+            shown += screen_file.read(4096)
+        watcher.send_signal(signal.SIGINT)
+        with suppress(OSError):  # the end of a terminal
+            while screen_file.read(4096):
+                pass
+        _, said = watcher.communicate(timeout=LIMIT)
+        assert watcher.returncode == 0, said
+        assert "the run continues" in said
+        assert worker.process.is_alive(), worker.said()
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0.4, "0:00:00"), (59.6, "0:01:00"), (3723, "1:02:03")])

@@ -45,9 +45,9 @@ def alive(home: Path) -> list[str]:
     return found
 
 
-def deploy(folder: Path, *more: str) -> "subprocess.Popen[str]":
+def deploy(folder: Path, *more: str, what: str = "digits.toml") -> "subprocess.Popen[str]":
     """As a user would: from the folder that everything is in."""
-    command = [str(BIN / "equipoise"), "deploy", "local", "digits.toml", "--out", "out", *more]
+    command = [str(BIN / "equipoise"), "deploy", "local", what, "--out", "out", *more]
     return start(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
@@ -91,3 +91,5 @@ def test_a_deployment_from_beginning_to_end(tmp_path: Path) -> None:
     assert (out / "deployment").stat().st_mode & 0o077 == 0
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["mode"], summary["refused"]) == ("flower", {})
+    assert len((out / "clients.csv").read_text().splitlines()) == 1 + 2
+    assert len(list(out.glob("deployment/clients/client-*/state/*/personal.safetensors"))) == 2

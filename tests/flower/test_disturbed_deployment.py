@@ -1,5 +1,5 @@
-"""A real deployment that is disturbed: strangers and intruders try to join, a warm client and the resident process are
-killed, and the rounds go on until Ctrl-C."""
+"""A real deployment of one's own app that is disturbed: strangers and intruders try to join, a warm client and the
+resident process are killed, and the rounds go on until Ctrl-C."""
 
 import json
 import os
@@ -12,10 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+import tomli_w
 
 from equipoise.flower.credentials import write_certificates, write_key
 from equipoise.flower.processes import free_ports
-from tests.flower.test_deployment import BIN, EXPERIMENT, alive, deploy
+from tests.flower.test_deployment import BIN, alive, deploy
+from tests.flower.test_own_apps import APP, DEPLOY
 from tests.support.waiting import FOREVER, LIMIT, interrupted, until
 
 if sys.platform != "linux":
@@ -85,12 +87,14 @@ def test_the_rounds_go_on_whatever_disturbs_them(tmp_path: Path) -> None:
     """One test, because a deployment takes long to start, and Flower long to miss a dead child."""
     out = tmp_path / "out"
     home, metrics = out / "deployment" / "flwr", out / "metrics.jsonl"
-    (tmp_path / "digits.toml").write_text(EXPERIMENT.format(rounds=FOREVER))
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "app.py").write_text(APP)
+    (tmp_path / "app" / "experiment.toml").write_text(tomli_w.dumps({"rounds": FOREVER, "deploy": DEPLOY}))
 
     def rounds() -> int:
         return len(metrics.read_text().splitlines()) if metrics.exists() else 0
 
-    running = deploy(tmp_path, "--clients", "2")
+    running = deploy(tmp_path, "--clients", "2", what="app")
     try:
         until(lambda: rounds() >= 1, running)
         pid = resident(out)
@@ -121,6 +125,8 @@ def test_the_rounds_go_on_whatever_disturbs_them(tmp_path: Path) -> None:
     assert alive(home) == []
     assert "--resume" in said
     assert "Traceback" not in said
+    written = tomllib.loads((out / "run.toml").read_text())
+    assert (written["algorithm"]["name"], written["algorithm"]["extra"]) == ("app.py:Mine", 2.0)
     assert "warm-clients ended" in said
     assert said.count("ran cold, which is slower and gives the same results") == 1
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]

@@ -1,4 +1,7 @@
-"""Own code in deployments: only what app.py passes is used, and an app of one's own is rehearsed with one command."""
+"""Own code in deployments: only what app.py passes is used, and an app of one's own is rehearsed with one command.
+
+tests/flower/test_disturbed_deployment.py really deploys the app.
+"""
 
 import sys
 import tomllib
@@ -21,7 +24,6 @@ from equipoise.flower.client_data import client_data
 from equipoise.flower.local_apps import OwnApp
 from tests.support.commands import equipoise_command, is_one_sentence, one_sentence, small
 from tests.support.own_code import write_experiment
-from tests.support.waiting import LIMIT, start
 
 DEPLOY = {"shape": [4], "outputs": 3}
 OWN_MODULES = {"helper", "mine", "net", "rest", "blobs", "equipoise_app", "trap", "local_package", "sibling_of_it"}
@@ -372,19 +374,3 @@ def test_check_tells_in_one_sentence_that_data_failed(app: Path, tmp_path: Path)
     equipoise_command("deploy", "client", "ward", "--name", "broken", cwd=tmp_path)
     done = equipoise_command("deploy", "check", "ward/client.toml", "--app", "app", cwd=tmp_path)
     one_sentence(done, 2, "the function data() of app.py failed for 'broken': OSError: the disk")
-
-
-@pytest.mark.deployment
-@pytest.mark.slow
-def test_an_app_of_ones_own_runs_with_one_command(app: Path, tmp_path: Path) -> None:
-    command = [str(Path(sys.executable).parent / "equipoise"), "deploy", "local", "app", "--clients", "2", "--quiet"]
-    run = start(command, cwd=tmp_path)
-    try:
-        assert run.wait(timeout=LIMIT) == 0
-    finally:
-        run.kill()
-    out = tmp_path / "runs" / "app-Mine-seed0-deployed"
-    written = tomllib.loads((out / "run.toml").read_text())
-    assert (written["algorithm"]["name"], written["algorithm"]["extra"]) == ("app.py:Mine", 2.0)
-    assert len((out / "clients.csv").read_text().splitlines()) == 3
-    assert list(out.glob("deployment/clients/client-000/state/*/personal.safetensors"))

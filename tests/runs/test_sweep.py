@@ -22,6 +22,7 @@ from equipoise.runs.sweep_results import SweepResults
 from equipoise.runs.tuning import tuned
 from equipoise.storage.run_folder import RunFolder, read_toml
 from tests.support.commands import ROOT, equipoise_command, small
+from tests.support.forked import forked_workers
 from tests.support.waiting import FOREVER, interrupted, start
 
 EXPERIMENTS = [
@@ -256,7 +257,8 @@ def test_methods_that_train_alike_train_once_and_score_as_if_they_had_trained(jo
     every, _ = expand_sweep(small(algorithm=ALIKE, seed=[0, 1], data={"unseen": 0.3}))
     chained = sweep.chains(every)
     assert [len(chain) for chain in chained] == [3, 3]
-    execute(every, tmp_path / "shared", None, jobs, nobody)
+    with forked_workers():
+        execute(every, tmp_path / "shared", None, jobs, nobody)
     for cell in every:
         execute([cell], tmp_path / cell.identity, None, 1, nobody)
         ours, own = (RunFolder(cell.folder(tmp_path / place)) for place in ("shared", cell.identity))

@@ -11,6 +11,7 @@ from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_folder import RunFolder
 from equipoise.storage.run_index import find_runs, grouped
 from tests.support.commands import equipoise_command, small
+from tests.support.forked import forked_workers
 
 STOP = {"name": "early-stopping", "patience": 1}
 ALIKE = [{"name": "fedavg", "lr": 0.1}, {"name": "fedavg-ft", "lr": 0.1}]
@@ -36,7 +37,8 @@ def test_runs_of_different_lengths_are_compared_plotted_and_reported(tmp_path: P
     tables = small(rounds=12, seed=[0, 1, 2], algorithm=[{"name": "fedavg", "lr": 0.9}, {"name": "ditto", "lr": 0.9}])
     tables |= {"callbacks": [STOP], "targets": [0.5]}
     (tmp_path / "sweep.toml").write_text(tomli_w.dumps(tables))
-    done = equipoise_command("sweep", "sweep.toml", "--out", "runs", "--jobs", "2", cwd=tmp_path, real=True)
+    with forked_workers():
+        done = equipoise_command("sweep", "sweep.toml", "--out", "runs", "--jobs", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "the run stopped after round" in done.stderr
     found = find_runs([tmp_path / "runs"])

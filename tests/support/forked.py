@@ -4,16 +4,28 @@ import multiprocessing
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from equipoise.runs import process_pool
 from tests.support.waiting import LIMIT
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 # What stacked runs import late comes along.
-_CONTEXT.set_forkserver_preload(["tests.support.flower_memory", "tests.support.process_runs", "torch._dynamo"])
+_CONTEXT.set_forkserver_preload(
+    ["tests.support.flower_memory", "tests.support.process_runs", "tests.support.forked_commands", "torch._dynamo"]
+)
+
+
+@contextmanager
+def forked_workers() -> Iterator[None]:
+    """Let the worker processes of sweeps be forked, too; they get what they need as those that are started do."""
+    with mock.patch.object(process_pool, "get_context", return_value=_CONTEXT):
+        yield
 
 
 class Forked:

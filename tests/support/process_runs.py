@@ -42,23 +42,30 @@ def normalized() -> nn.Module:
         return BodyAndHead(nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU()), nn.Linear(8, 3))
 
 
+def uploads(method: str, settings: UploadSettings) -> dict[str, Any]:
+    return {"algorithm": registered(method), "uploads": settings, "rounds": 2}
+
+
 def cases() -> dict[str, dict[str, Any]]:
-    """Return arguments of `simulation` by the name of the case."""
+    """Return arguments of `simulation` by the name of the case.
+
+    What happens to uploads is the same in every round, so two are enough; methods may do more after the second one.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name in ALGORITHMS:
-        found[f"{name} threads"] = {"algorithm": registered(name)}
+        found[f"{name} threads"] = {"algorithm": registered(name), "rounds": 3}
     for name in KINDS:
-        found[f"{name} stacked"] = {"algorithm": registered(name), "mode": "stacked"}
+        found[f"{name} stacked"] = {"algorithm": registered(name), "mode": "stacked", "rounds": 3}
     for method in ("fedavg", "flame"):
         for rule, reducer in REDUCERS.items():
-            found[f"{method} {rule}"] = {"algorithm": registered(method), "uploads": UploadSettings(None, reducer())}
+            found[f"{method} {rule}"] = uploads(method, UploadSettings(None, reducer()))
         for attack in [*(cls(fraction=0.3) for cls in ATTACKS.values()), Average()]:
             settings = UploadSettings(attack, REDUCERS["krum"]())
-            found[f"{method} {type(attack).__name__}"] = {"algorithm": registered(method), "uploads": settings}
+            found[f"{method} {type(attack).__name__}"] = uploads(method, settings)
         for where in ("local", "central"):
             privacy = Privacy(clip=1.0, sigma=0.1, where=where)
             settings = UploadSettings(None, REDUCERS["weighted-mean"](), privacy)
-            found[f"{method} {where}"] = {"algorithm": registered(method), "uploads": settings}
+            found[f"{method} {where}"] = uploads(method, settings)
     found["statistics"] = {"algorithm": registered("fedavg"), "module": normalized()}
     found["unseen"] = {"algorithm": registered("fedavg-ft"), "federation": classification(CLIENTS).holding_out(0.4, 0)}
     found["metrics"] = {"algorithm": registered("ditto"), "metrics": ("macro-f1", "auroc", "accuracy")}
