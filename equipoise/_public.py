@@ -21,9 +21,11 @@ from equipoise.algorithms import (
     FlDEQ,
     KnnPer,
     Learn2pFed,
+    LeastSquares,
     Local,
     LpProj,
     PFedMe,
+    SharedLeastSquares,
 )
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import LocalData, Start
@@ -110,6 +112,7 @@ __all__ = [
     "Krum",
     "LabelPoison",
     "Learn2pFed",
+    "LeastSquares",
     "LoadRequest",
     "Local",
     "LocalData",
@@ -133,6 +136,7 @@ __all__ = [
     "RunFailed",
     "RunWarning",
     "SameValue",
+    "SharedLeastSquares",
     "SignFlip",
     "Source",
     "Start",

@@ -234,21 +234,3 @@ def _shown(which: Any) -> str:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join([*names[:_LISTED], *([f"and {len(names) - _LISTED} more"] if len(names) > _LISTED else [])])
-
-
-def linear_head(space: ParameterSpace) -> tuple[int, int, bool]:
-    """Return the shape of a head that is one linear layer, or raise an error if the head is anything else.
-
-    Returns:
-        Its number of inputs, including the constant of a bias; its number of outputs; whether it has a bias.
-    """
-    entries = [entry for entry in space.entries if entry.offset >= space.body_size]
-    matrix = next((entry for entry in entries if len(entry.shape) == 2), None)
-    biases = [entry for entry in entries if entry is not matrix]
-    if matrix is None or len(biases) > 1 or any(entry.shape != matrix.shape[:1] for entry in biases):
-        raise EquipoiseError(
-            "the algorithm fits the model's head by least squares, so the head must be one linear layer; here "
-            f"it is {', '.join(entry.name for entry in entries) or 'nothing (name it with head=)'}"
-        )
-    outputs, inputs = matrix.shape
-    return inputs + len(biases), outputs, bool(biases)

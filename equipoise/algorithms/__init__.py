@@ -19,9 +19,11 @@ from equipoise.algorithms.fl_deq import FlDEQ
 from equipoise.algorithms.flame import Flame
 from equipoise.algorithms.knn_per import KnnPer
 from equipoise.algorithms.learn2pfed.learn2pfed import Learn2pFed
+from equipoise.algorithms.least_squares import LeastSquares
 from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.pfedme import PFedMe
+from equipoise.algorithms.shared_least_squares import SharedLeastSquares
 from equipoise.registry import Registry
 
 __all__ = [
@@ -45,9 +47,11 @@ __all__ = [
     "FlameLpProj",
     "KnnPer",
     "Learn2pFed",
+    "LeastSquares",
     "Local",
     "LpProj",
     "PFedMe",
+    "SharedLeastSquares",
 ]
 
 ALGORITHMS = Registry(
@@ -76,5 +80,7 @@ ALGORITHMS = Registry(
         "fedbabu": FedBABU,
         "fedpac": FedPAC,
         "fedcr": FedCR,
+        "least-squares": LeastSquares,
+        "shared-least-squares": SharedLeastSquares,
     },
 )

@@ -13,12 +13,13 @@ from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import ReportsDiagnostics
 from equipoise.algorithms.local_data import DataSplit, LocalData, Start
 from equipoise.errors import EquipoiseError
-from equipoise.parameter_space import linear_head
 from equipoise.representations.head_moments import Moments
+from equipoise.representations.linear_head import linear_head
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
 from equipoise.settings import nearest
 from equipoise.state import State, Upload
+from equipoise.torch_device import widened
 
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -143,7 +144,7 @@ class ShapeProbe:
         return self.start.w0.new_zeros(self.outputs, columns)
 
     def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
-        inputs, outputs = linear_head(self.space)[:2]
-        x = torch.eye(inputs, dtype=self.dtype, device=self.size.device).expand(groups, -1, -1)
-        new = self.start.w0
+        inputs, outputs, _ = linear_head(self.space)
+        new = widened(self.start.w0)
+        x = torch.eye(inputs, dtype=new.dtype, device=new.device).expand(groups, -1, -1)
         return Moments(x, new.new_zeros(groups, inputs, outputs), new.new_ones(groups, 1, 1))

@@ -19,7 +19,8 @@ def find_traps(
         clients: number of clients that train.
     """
     name, found = type(algorithm).__name__, []
-    if algorithm.requires.head and space.body_size == 0 and schema.parameters_shared == 0:
+    # Who sends nothing by design is not mistaken.
+    if algorithm.requires.head and space.body_size == 0 and schema.up and schema.parameters_shared == 0:
         found.append(
             f"{name} shares all of the model but its head, and here the whole model is head: nothing is shared, and "
             "every client trains alone; use a model with layers before the head, or another algorithm"

@@ -36,6 +36,13 @@ class Moments:
         )
 
     @classmethod
+    def none(cls, inputs: int, outputs: int, like: Tensor) -> "Moments":
+        """Return the moments of no points, as one group."""
+        new = widened(like)
+        shapes = ((1, inputs, inputs), (1, inputs, outputs), (1, 1, 1))
+        return cls(*(new.new_zeros(shape) for shape in shapes))
+
+    @classmethod
     def stack(cls, clients: Iterable["Moments"]) -> "Moments":
         """Stack the moments of several clients."""
         each = [(m.xx, m.xy, m.n) for m in clients]

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
-from equipoise.parameter_space import linear_head
 from equipoise.representations.head_features import HeadTargets
 from equipoise.representations.head_moments import Moments
+from equipoise.representations.linear_head import linear_head
 from equipoise.representations.points import ForwardHook
 from equipoise.training.task import Task
 
@@ -37,7 +37,7 @@ def client_moments(task: Task, forward: Forward, module: nn.Module, x: Tensor, y
         features = x.new_empty((0, inputs - bias), dtype=task.dtype)
     if bias:
         features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
-    return Moments.of(features, targets.values(y, outputs, task.dtype), groups).to(task.dtype)
+    return Moments.of(features, targets.values(y, outputs, task.dtype), groups)
 
 
 def client_class_sums(

@@ -30,6 +30,7 @@ from equipoise.algorithms import (
     Local,
     LpProj,
     PFedMe,
+    SharedLeastSquares,
 )
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import from_clients
@@ -64,10 +65,14 @@ def fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss(p: LeastSqu
 
 def _fine_tuned(p: LeastSquares, algorithm: FedAvgFT | FedProxFT) -> None:
     run = least_squares(p, algorithm, rounds=1)
+    for i in range(p.clients):
+        np.testing.assert_allclose(_personal_vector(run, i), p.local(i), rtol=1e-8)
+
+
+def _personal_vector(run: Simulation, who: int) -> np.ndarray:
     from equipoise.runs.result import Result
 
-    for i in range(p.clients):
-        np.testing.assert_allclose(Result(run).personal_vector(i).vector.numpy(), p.local(i), rtol=1e-8)
+    return Result(run).personal_vector(who).vector.numpy()
 
 
 def fine_tuning_for_long_reaches_each_clients_least_squares(p: LeastSquares) -> None:
@@ -244,6 +249,22 @@ def fedcr_without_pull_is_fedper(p: LeastSquares) -> None:
     assert torch.equal(cr.server.phi, per.server.w_b)
 
 
+def least_squares_is_each_clients_and_the_pooled_one(p: LeastSquares) -> None:
+    run = least_squares(p, ALGORITHMS["least-squares"](), rounds=1)
+    np.testing.assert_allclose(run.server.w, p.pooled(), rtol=1e-10)
+    for i in range(p.clients):
+        np.testing.assert_allclose(_personal_vector(run, i), p.local(i), rtol=1e-10)
+
+
+def shared_least_squares_has_no_gradient_left(p: LeastSquares) -> None:
+    """Own coefficients are where each client's gradient is zero; shared ones where the sum of all gradients is."""
+    run = least_squares(p, SharedLeastSquares(shared=(1,)), rounds=1)
+    slopes = [len(p.x[i]) * (p.hessian(i) @ _personal_vector(run, i) - p.right(i)) for i in range(p.clients)]
+    np.testing.assert_allclose(np.delete(slopes, 1, axis=1), 0, atol=1e-9)
+    np.testing.assert_allclose(np.sum(slopes, axis=0), 0, atol=1e-9)
+    assert np.abs(slopes).max() > 0.1
+
+
 FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "local": local_reaches_each_clients_least_squares,
     "fedavg": fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss,
@@ -267,6 +288,8 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "learn2pfed": learn2pfed_without_ties_reaches_each_clients_least_squares,
     "knn-per": the_nearest_neighbour_of_a_training_sample_is_itself,
     "flame-lp-proj": flame_in_the_projection_agrees_on_the_projection,
+    "least-squares": least_squares_is_each_clients_and_the_pooled_one,
+    "shared-least-squares": shared_least_squares_has_no_gradient_left,
 }
 
 

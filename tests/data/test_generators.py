@@ -49,6 +49,44 @@ def test_polynomial_points_lie_on_their_polynomial(layout: str) -> None:
         assert all(ends[i][1] <= ends[i + 1][0] for i in range(9))
 
 
+def in_both_bases(**data: object) -> tuple[Federation, Federation]:
+    powers, legendre = (federation(name="polynomial", basis=basis, **data) for basis in ("monomials", "legendre"))
+    return powers, legendre
+
+
+@pytest.mark.parametrize("layout", ["alike", "segments"])
+def test_the_basis_changes_inputs_and_nothing_else(layout: str) -> None:
+    """The same noisy values, the same span, and so the same least squares."""
+    powers, legendre = in_both_bases(layout=layout, setting=2)
+    assert np.array_equal(powers.y, legendre.y)
+    x, z = (each.x.double().numpy() for each in (powers, legendre))
+    change = np.linalg.lstsq(z, x, rcond=None)[0]  # powers in terms of the basis
+    np.testing.assert_allclose(z @ change, x, atol=1e-12)
+    np.testing.assert_allclose(np.tril(change, -1), 0, atol=1e-12)  # coefficient k mixes those of x^k and above
+    a = Polynomial(setting=2).coefficients(10, seed=0)
+    test = powers.test[4]
+    np.testing.assert_allclose(z[test] @ (change @ a[4]), powers.y[test, 0], atol=1e-12)  # without noise in this part
+    assert np.ptp(a @ change.T, axis=0).min() > 0.1  # no coefficient is shared
+    for i in range(10):
+        rows, y = powers.train[i], powers.y[powers.train[i]].numpy()
+        one, two = (np.linalg.lstsq(each[rows], y, rcond=None)[0] for each in (x, z))
+        np.testing.assert_allclose(x[powers.test[i]] @ one, z[powers.test[i]] @ two, atol=1e-8)
+
+
+def test_legendre_inputs_are_orthonormal() -> None:
+    def gram(clients: Federation) -> np.ndarray:
+        x = clients.x[np.concatenate([clients.train[i] for i in range(10)])].double().numpy()
+        return x.T @ x / len(x)
+
+    powers, legendre = map(gram, in_both_bases(points=100_000))
+    np.testing.assert_allclose(legendre, np.eye(4), atol=0.03)
+    assert np.linalg.cond(legendre) < 1.1
+    assert np.linalg.cond(powers) > 10_000
+    nodes, weights = np.polynomial.legendre.leggauss(4)  # exact for products of cubics
+    z = Polynomial(basis="legendre")._inputs((nodes + 1) / 2)
+    np.testing.assert_allclose(z.T @ (weights[:, None] / 2 * z), np.eye(4), atol=1e-13)
+
+
 def test_an_oracle_and_local_least_squares_on_the_polynomials() -> None:
     """With 100 points a client and noise 0.1: some 0.018 alone, some 0.009 for who knows what is shared."""
     alone, oracle = [], []

@@ -66,7 +66,12 @@ def images(name: str) -> Federation:
     return from_clients(clients)
 
 
-PAIRS = [(algorithm, DEQ[(k + 1) % len(DEQ)]) for k, algorithm in enumerate(ALGORITHMS)]
+def with_head(algorithm: str, name: str) -> str:
+    """A model whose head is a linear layer, where the algorithm needs one."""
+    return "deq-mlp" if name == "deq-transformer" and registered(algorithm).requires.linear_head else name
+
+
+PAIRS = [(algorithm, with_head(algorithm, DEQ[(k + 1) % len(DEQ)])) for k, algorithm in enumerate(ALGORITHMS)]
 PAIRS = [(algorithm, name) for algorithm, name in PAIRS if algorithm != "fedcr"]  # it has models of its own kind
 PAIRS += [("fedeq", name) for name in DEQ if ("fedeq", name) not in PAIRS]
 

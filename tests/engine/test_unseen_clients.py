@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import equipoise
-from equipoise.algorithms import FedBABU, FedReCo
+from equipoise.algorithms import FedBABU, FedReCo, LeastSquares, SharedLeastSquares
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.data.federation import RaggedIndices
@@ -57,6 +57,11 @@ def test_they_adapt_the_head_or_all_as_the_method_says(in_mode: tuple[Algorithm,
     start = run.algorithm.global_model(run.server)
     if isinstance(algorithm, PredictsFromSamples):  # its own samples are all that is personal
         assert torch.equal(model.vector, start)
+        assert run.summary()["unseen"]["adaptation_samples"] == 0
+        return
+    if isinstance(algorithm, (LeastSquares, SharedLeastSquares)):  # the head in closed form, on the initial body
+        assert torch.equal(space.body(model.vector), space.body(run.task.w0))
+        assert not torch.equal(space.head(model.vector), space.head(run.task.w0))
         assert run.summary()["unseen"]["adaptation_samples"] == 0
         return
     all_of_it = isinstance(algorithm, (FedBABU, FedReCo)) or "network" in algorithm.init_client(run.start)

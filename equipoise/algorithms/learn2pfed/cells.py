@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.algorithms._ridge import Spectrum
 from equipoise.algorithms.learn2pfed.learnables import SCALARS, Layout, set_of
 from equipoise.torch_device import widened
 
@@ -21,11 +22,8 @@ class Fit(NamedTuple):
     @classmethod
     def of(cls, xx: Tensor, xy: Tensor) -> "Fit":
         """Factorise X'X; a client whose numbers are not finite gets NaN, so that the failure is seen."""
-        bad = ~xx.isfinite().all(-1).all(-1)
-        d, U = torch.linalg.eigh(widened(xx).masked_fill(bad[..., None, None], 0))
-        d = d.clamp(min=0).masked_fill(bad[..., None], torch.nan)
-        found = (U, d.unsqueeze(-1), U.mT @ widened(xy))
-        return cls(*(t.to(xx.dtype) for t in found))
+        U, d = Spectrum.of(xx)
+        return cls(*(t.to(xx.dtype) for t in (U, d, U.mT @ widened(xy))))
 
     def solved(self, rho: Tensor, q: Tensor) -> Tensor:
         """Minimise ½|Xv - Y|² + rho/2 |v - q|²: (X'X + rho I)⁻¹ (rho q + X'Y)."""

@@ -13,7 +13,7 @@ from equipoise.state import State
 
 def network_with_head(layout: Layout, space: ParameterSpace, client: State, matrices: Tensor) -> Tensor:
     """Return the client's network with the last of these matrices as its head."""
-    head = layout.head(matrices[..., -1, :, :])
+    head = layout.head.vector(matrices[..., -1, :, :])
     return space.join(space.body(client.network), head) if space.body_size else head
 
 
@@ -27,8 +27,8 @@ def measure(model: Tensor, client: State, data: LocalData, outer: str, folds: in
         outer: the samples on which the learnables are judged: "train", "validation" or "folds".
         folds: number of folds.
     """
-    seen = data.moments(model, groups=folds if outer == "folds" else 1)
-    judged = data.moments(model, of="validation") if outer == "validation" else seen
+    seen = data.moments(model, groups=folds if outer == "folds" else 1).to(model.dtype)
+    judged = data.moments(model, of="validation").to(model.dtype) if outer == "validation" else seen
     xx, xy, n = seen.xx, seen.xy, judged.n.sum(-3, keepdim=True).clamp(min=1)
     outer_xx, outer_xy = judged.xx / n, judged.xy / n
     if outer == "folds":

@@ -14,6 +14,7 @@ from equipoise.algorithms.learn2pfed.head import measure, network_with_head
 from equipoise.algorithms.learn2pfed.learnables import SCALARS, Descent, Layout, initial_learnables, layout, set_of
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.parameter_space import ParameterSpace
+from equipoise.representations.linear_head import linear_head
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import RoundUploads, State, Upload, Uploads
 from equipoise.torch_device import widened
@@ -128,7 +129,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         return found.to(start.w0.dtype).to(start.w0.device)
 
     def init_server(self, start: Start) -> State:
-        v = self._layout(start.space).matrix(start.space.head(start.w0))
+        v = linear_head(start.space).matrix(start.space.head(start.w0))
         w = v.expand(self._networks, -1, -1).clone()
         zero = v.new_zeros((self._sets, start.clients))
         raw = torch.stack([zero, zero + log(self.gamma)])  # log of p over its initial value, and of gamma
@@ -147,7 +148,7 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Algorithm):
         return state
 
     def init_client(self, start: Start) -> State:
-        v = self._layout(start.space).matrix(start.space.head(start.w0)).expand(self._networks, -1, -1)
+        v = linear_head(start.space).matrix(start.space.head(start.w0)).expand(self._networks, -1, -1)
         raw, square = self._raw(start), v.new_zeros((self._networks, v.shape[-2], v.shape[-2]))
         state = State(
             raw=raw,

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from equipoise import randomness
 from equipoise.optimizers import adam
-from equipoise.parameter_space import ParameterSpace, linear_head
+from equipoise.parameter_space import ParameterSpace
+from equipoise.representations.linear_head import LinearHead, linear_head
 from equipoise.state import State
 
 SCALARS = ("rho", "eta", "theta")
@@ -18,19 +19,21 @@ SCALARS = ("rho", "eta", "theta")
 
 @dataclass(frozen=True)
 class Layout:
-    """The head as a matrix, with one row per input; and the learnables Λ, rho, eta, theta, set by set, as a vector."""
+    """The head as a matrix, and the learnables Λ, rho, eta, theta, set by set, as a vector."""
 
-    inputs: int
-    "inputs of the head, including a constant one if it has a bias"
-    outputs: int
-    bias: bool
+    head: LinearHead
     sets: int
     "number of sets of learnables: one, or one per cell"
 
     @property
+    def size(self) -> int:
+        """Return the number of entries of Λ in a set."""
+        return self.head.inputs * self.head.outputs
+
+    @property
     def slices(self) -> dict[str, slice]:
         """Return where each family of learnables lies."""
-        size = self.sets * self.inputs * self.outputs
+        size = self.sets * self.size
         return {"lam": slice(0, size)} | {
             name: slice(size + k * self.sets, size + (k + 1) * self.sets) for k, name in enumerate(SCALARS)
         }
@@ -39,27 +42,15 @@ class Layout:
         """Return the places of all learnables of these families."""
         return [k for name in names for k in range(self.slices[name].start, self.slices[name].stop)]
 
-    def matrix(self, head: Tensor) -> Tensor:
-        """Turn the head's vector (weights output by output, then the bias) into a matrix."""
-        inputs = self.inputs - self.bias
-        weight = head[..., : inputs * self.outputs].unflatten(-1, (self.outputs, inputs)).mT
-        return torch.cat([weight, head[..., None, inputs * self.outputs :]], dim=-2) if self.bias else weight
-
-    def head(self, matrix: Tensor) -> Tensor:
-        """Turn the matrix back into the head's vector."""
-        inputs = self.inputs - self.bias
-        weight = matrix[..., :inputs, :].mT.flatten(-2)
-        return torch.cat([weight, matrix[..., inputs, :]], dim=-1) if self.bias else weight
-
     def lam(self, raw: Tensor, k: int) -> Tensor:
         """Return the learnables behind Λ of set k, as matrices with a leading axis for the networks."""
-        size = self.inputs * self.outputs
-        lam: Tensor = raw[..., k * size : (k + 1) * size].unflatten(-1, (1, self.inputs, self.outputs))
+        piece = raw[..., k * self.size : (k + 1) * self.size]
+        lam: Tensor = piece.unflatten(-1, (1, self.head.inputs, self.head.outputs))
         return lam
 
     def scalars(self, raw: Tensor, k: int) -> tuple[Tensor, ...]:
         """Return rho, eta and theta of set k, to be multiplied with matrices of several networks."""
-        first = self.sets * self.inputs * self.outputs + k
+        first = self.sets * self.size + k
         return raw[..., first :: self.sets].exp()[..., None, None, None].unbind(-4)
 
     def gradient(self, k: int, lam: Tensor, scalars: Tensor) -> Tensor:
@@ -70,7 +61,7 @@ class Layout:
             lam: the gradient of its Λ.
             scalars: the gradient of its scalars.
         """
-        size = self.inputs * self.outputs
+        size = self.size
         gradient = lam.new_zeros((*scalars.shape[:-1], self.sets * (size + len(SCALARS))))
         gradient[..., k * size : (k + 1) * size] = lam.flatten(-3)
         gradient[..., self.sets * size + k :: self.sets] = scalars
@@ -85,7 +76,7 @@ def set_of(cell: int, sets: int) -> int:
 @lru_cache(maxsize=16)
 def layout(space: ParameterSpace, sets: int) -> Layout:
     """Return the layout for a model and a number of sets."""
-    return Layout(*linear_head(space), sets)
+    return Layout(linear_head(space), sets)
 
 
 def initial_learnables(
@@ -101,7 +92,7 @@ def initial_learnables(
         draw: whether Λ is multiplied by random numbers from 0 to 1.
         log: whether Λ is the exponential of what is learned.
     """
-    size = layout.inputs * layout.outputs
+    size = layout.size
     generator = randomness.torch_generator(seed, "learn2pfed")
     drawn = torch.rand(size, generator=generator, dtype=torch.float64) if draw else torch.ones(size).double()
     raw = (lam * drawn).clamp(min=1e-6 * lam).repeat(layout.sets)

@@ -4,6 +4,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.polynomial.legendre import legvander
 
 from equipoise import randomness
 from equipoise.data.pool import Pool
@@ -17,7 +18,14 @@ BASE = np.array([0.0, -6.0, 18.0, -12.0])
 
 
 class Polynomial(Source):
-    """Noisy values of one cubic polynomial per client, with shared lower coefficients; inputs 1, x, x^2, x^3."""
+    """Noisy values of one cubic polynomial per client, with shared lower coefficients; inputs are powers of x.
+
+    The powers are nearly parallel, so gradient steps on their coefficients are slow. With basis = "legendre" the inputs
+    are orthonormal polynomials of the same degrees: the same functions and the same least squares, but no coefficient
+    is shared any more. Coefficient k of that basis mixes those of x^k and all higher powers (the change of basis is
+    triangular), and the highest one differs in all settings. So an oracle that knows what is shared, and areas under
+    the ROC curve, belong to the powers.
+    """
 
     paper: ClassVar[str] = "Learn2pFed, Section IV-B: Settings 1, 2 and 3"
     draws: ClassVar[bool] = True
@@ -26,6 +34,8 @@ class Polynomial(Source):
     "shared coefficients; 1: those of 1, x and x^2; 2: those of 1 and x; 3: that of 1"
     layout: Literal["alike", "segments"] = "alike"
     "distribution of x; alike: uniform on 0..1 for all; segments: sorted and cut into one interval per client"
+    basis: Literal["monomials", "legendre"] = "monomials"
+    "inputs made of x; monomials: 1, x, x^2, x^3; legendre: Legendre polynomials, orthonormal for x uniform on 0..1"
     points: Count = 1000
     "number of training points of all clients together"
     noise: NonNegative = 0.1
@@ -37,15 +47,21 @@ class Polynomial(Source):
 
     @property
     def shared(self) -> int:
-        """Return the number of coefficients that all clients share."""
+        """Return the number of coefficients of powers of x that all clients share, whatever the basis."""
         return 4 - self.setting
 
     def coefficients(self, clients: int, seed: int) -> np.ndarray:
-        """Return the coefficients a_i, one row per client."""
+        """Return the coefficients a_i of the powers of x, one row per client, whatever the basis."""
         a = np.tile(BASE, (clients, 1))
         rng = randomness.generator(seed, "polynomial coefficients")
         a[:, self.shared :] += rng.uniform(-10, 10, (clients, 4 - self.shared))
         return a
+
+    def _inputs(self, x: np.ndarray) -> np.ndarray:
+        """Return the polynomials of the basis at x, one column each."""
+        if self.basis == "monomials":
+            return _powers(x)
+        return legvander(2 * x - 1, 3) * np.sqrt(2 * np.arange(4) + 1)
 
     def load(self, ask: LoadRequest) -> Pool:
         clients = ask.clients or 10
@@ -62,10 +78,9 @@ class Polynomial(Source):
             train = stretch if self.layout == "segments" else rng.uniform(0, 1, len(stretch))
             drawn = (train, rng.uniform(low, high, self.validation), rng.uniform(0, 1, self.test))
             for part, x in enumerate(drawn):
-                features = x[:, None] ** np.arange(4)
                 noise = self.noise * rng.normal(size=len(x)) if part < 2 else 0.0
-                xs.append(features)
-                ys.append(features @ a_i + noise)
+                xs.append(self._inputs(x))
+                ys.append(_powers(x) @ a_i + noise)
                 owner.append(np.full(len(x), i))
                 parts.append(np.full(len(x), part))
         return Pool(
@@ -76,3 +91,8 @@ class Polynomial(Source):
             names=tuple(names),
             part=np.concatenate(parts),
         )
+
+
+def _powers(x: np.ndarray) -> np.ndarray:
+    powers: np.ndarray = x[:, None] ** np.arange(4)
+    return powers
