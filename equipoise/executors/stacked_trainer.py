@@ -16,11 +16,11 @@ from equipoise.data.federation import STREAMED_BYTES, BatchBuffer, Federation
 from equipoise.executors.traced_gradient import StackedModule
 from equipoise.optimizers import Rate
 from equipoise.parameter_space import Part
-from equipoise.representations.head_moments import Moments
+from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.training.batches import Batch, batch_indices, batch_order
-from equipoise.training.head_statistics import client_class_sums, client_moments
+from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
 from equipoise.training.local_trainer import LocalTrainer
 
 _PLANNED_STEPS = 16  # whose targets are fetched together
@@ -121,14 +121,25 @@ class StackedTrainer(LocalTrainer):
             found.append(client_class_sums(self.task, call, scoring, x, y, of, at))
         return torch.stack(found)
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
-        scoring, found = self.worker.scoring, []
+    def head_samples(self, v: Tensor, grouped: Callable[[int], list[slice]], of: DataSplit) -> Iterator[HeadSamples]:
+        scoring = self.worker.scoring
         for who, row in zip(self.who, v, strict=True):
-            x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[who]))
-            views = self.space.views(row)
-            call = partial(functional_call, scoring, views)
-            found.append(client_moments(self.task, call, scoring, x, y, groups))
-        return Moments.stack(found)
+            rows, count = self.own_rows(who, of)
+            x, y = self.federation.gather(rows)
+            call = partial(functional_call, scoring, self.space.views(row))
+            yield head_samples(self.task, call, scoring, x, y, count, grouped(count))
+
+    def pull_back(self, v: Tensor, adjoints: Sequence[Tensor], of: DataSplit) -> Tensor:
+        scoring, total = self.worker.scoring, torch.zeros_like(v)
+        for k, who in enumerate(self.who):
+            rows, count = self.own_rows(who, of)
+            self.samples[k] += count
+            row = v[k].detach().clone().requires_grad_()
+            with torch.enable_grad():
+                call = partial(functional_call, scoring, self.space.views(row))
+            for features, bars in pull_back(self.task, call, scoring, *self.federation.gather(rows), adjoints[k]):
+                total[k] += torch.autograd.grad(features, row, bars)[0]
+        return total
 
     def batches(
         self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None

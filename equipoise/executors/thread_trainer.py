@@ -1,6 +1,6 @@
 """Local training of one client in a thread, on the thread's replica of the module."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 
@@ -19,14 +19,14 @@ from equipoise.executors.base import FIXED_POINTS, algorithm_state
 from equipoise.executors.compiled_step import CompiledSteps
 from equipoise.optimizers import Rate, as_number, move
 from equipoise.parameter_space import Part
-from equipoise.representations.head_moments import Moments
+from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.state import State, Upload
 from equipoise.torch_device import is_accelerator
 from equipoise.training.batches import Batch, batch_indices, batch_order
 from equipoise.training.buffers import BUFFERS, BufferTracker
-from equipoise.training.head_statistics import client_class_sums, client_moments
+from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
 from equipoise.training.local_trainer import LocalTrainer
 from equipoise.training.replica import Replica
 from equipoise.training.task import Task
@@ -151,11 +151,23 @@ class ThreadTrainer(LocalTrainer):
     def eval_mode(self) -> None:
         self.replica.module.eval()
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
+    def head_samples(self, v: Tensor, grouped: Callable[[int], list[slice]], of: DataSplit) -> Iterator[HeadSamples]:
         self._load(v)
         self.eval_mode()
-        x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[self.who]))
-        return client_moments(self.task, self.replica.module, self.replica.module, x, y, groups)
+        rows, count = self.own_rows(self.who, of)
+        x, y = self.federation.gather(rows)
+        module = self.replica.module
+        yield head_samples(self.task, module, module, x, y, count, grouped(count))
+
+    def pull_back(self, v: Tensor, adjoints: Sequence[Tensor], of: DataSplit) -> Tensor:
+        self.open(v, "body")
+        self.eval_mode()
+        rows, count = self.own_rows(self.who, of)
+        self.samples += count
+        module = self.replica.module
+        for features, bars in pull_back(self.task, module, module, *self.federation.gather(rows), adjoints[0]):
+            features.backward(bars)
+        return self.space.join(self.gradients, torch.zeros_like(self.space.head(v)))
 
     def shares(self, batch: Batch) -> Tensor:
         return len(batch.y) / self.size

@@ -1,7 +1,7 @@
 """The inner loop of local training: gradient steps on a vector, or on a stack of vectors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -9,10 +9,12 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
+from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError
 from equipoise.optimizers import LocalOptimizer, Rate, move
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
+from equipoise.representations.head_problem import GroupOrder, HeadProblem, HeadSamples, groups_of
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
 from equipoise.training.batches import Batch, steps_in_epoch
@@ -26,6 +28,7 @@ class LocalTrainer(ABC):
     """
 
     task: Task
+    federation: Federation
     space: ParameterSpace
     size: Tensor
     seed: int
@@ -204,9 +207,50 @@ class LocalTrainer(ABC):
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
         """Sum over the samples of each class; see `LocalData.class_sums`."""
 
-    @abstractmethod
-    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
+    def moments(self, v: Tensor, *, groups: int = 1, order: GroupOrder = "auto", of: DataSplit = "train") -> Moments:
         """Return the second moments of the inputs of the head; see `LocalData.moments`."""
+        return self.head_problem(v, groups=groups, order=order, of=of).moments()
+
+    def head_problem(
+        self, v: Tensor, *, groups: int = 1, order: GroupOrder = "auto", of: DataSplit = "train"
+    ) -> HeadProblem:
+        """Return the task's loss as a function of the head's matrix; see `LocalData.head_problem`."""
+        blocks = order == "blocks" or (order == "auto" and self.federation.chronological)
+        clients = tuple(self.head_samples(v, lambda count: groups_of(count, groups, blocks), of))
+        return HeadProblem(clients, self.size.ndim > 1, self.task.loss)
+
+    def body_gradient(
+        self,
+        v: Tensor,
+        objective: Callable[..., Tensor],
+        *,
+        groups: int = 1,
+        order: GroupOrder = "auto",
+        of: Sequence[DataSplit] = ("train",),
+    ) -> Tensor:
+        """Return the gradient of a function of the head's problems; see `LocalData.body_gradient`."""
+        problems = [self.head_problem(v, groups=groups, order=order, of=split) for split in of]
+        leaves = [client.features.requires_grad_() for problem in problems for client in problem.clients]
+        with torch.enable_grad():
+            value = objective(*problems).sum()
+        adjoints = torch.autograd.grad(value, leaves, materialize_grads=True)
+        total, clients = torch.zeros_like(v), len(leaves) // len(of)
+        for k, split in enumerate(of):
+            total += self.pull_back(v, adjoints[k * clients : (k + 1) * clients], split)
+        return total
+
+    def own_rows(self, who: int, of: DataSplit) -> tuple[Tensor, int]:
+        """Return which samples a client has, and how many; if there are none, one of its others that does not count."""
+        own = getattr(self.federation, of)[who]
+        return torch.from_numpy(own if len(own) else self.federation.train[who][:1]), len(own)
+
+    @abstractmethod
+    def head_samples(self, v: Tensor, grouped: Callable[[int], list[slice]], of: DataSplit) -> Iterator[HeadSamples]:
+        """Yield each client's samples as its head sees them; `grouped` divides so many samples into groups."""
+
+    @abstractmethod
+    def pull_back(self, v: Tensor, adjoints: Sequence[Tensor], of: DataSplit) -> Tensor:
+        """Return the derivatives at v of what has these derivatives with respect to each client's features."""
 
     @abstractmethod
     def shares(self, batch: Batch) -> Tensor:
