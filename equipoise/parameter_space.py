@@ -247,7 +247,7 @@ def linear_head(space: ParameterSpace) -> tuple[int, int, bool]:
     biases = [entry for entry in entries if entry is not matrix]
     if matrix is None or len(biases) > 1 or any(entry.shape != matrix.shape[:1] for entry in biases):
         raise EquipoiseError(
-            "the algorithm fits the model's head by least squares, so the head must be one linear layer; here "
+            "the algorithm fits the model's head by itself, so the head must be one linear layer; here "
             f"it is {', '.join(entry.name for entry in entries) or 'nothing (name it with head=)'}"
         )
     outputs, inputs = matrix.shape
