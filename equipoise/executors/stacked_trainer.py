@@ -20,6 +20,7 @@ from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.training.batches import Batch, batch_indices, batch_order
+from equipoise.training.feature_memory import FeatureMemory
 from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
 from equipoise.training.local_trainer import LocalTrainer
 
@@ -75,7 +76,7 @@ class StackedTrainer(LocalTrainer):
         self.task = worker.module.task
         self.space, self.dtype = self.task.space, self.task.dtype
         self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
-        self.factor = factor
+        self.factor, self.features = factor, FeatureMemory()
         self.samples = np.zeros(len(who), dtype=np.int64)
         self.lengths = federation.train.lengths[list(who)].tolist()
         self.size = self._column(self.lengths)
@@ -121,24 +122,22 @@ class StackedTrainer(LocalTrainer):
             found.append(client_class_sums(self.task, call, scoring, x, y, of, at))
         return torch.stack(found)
 
-    def head_samples(self, v: Tensor, grouped: Callable[[int], list[slice]], of: DataSplit) -> Iterator[HeadSamples]:
-        scoring = self.worker.scoring
-        for who, row in zip(self.who, v, strict=True):
-            rows, count = self.own_rows(who, of)
-            x, y = self.federation.gather(rows)
-            call = partial(functional_call, scoring, self.space.views(row))
-            yield head_samples(self.task, call, scoring, x, y, count, grouped(count))
+    @property
+    def clients(self) -> Sequence[int]:
+        return self.who
 
-    def pull_back(self, v: Tensor, adjoints: Sequence[Tensor], of: DataSplit) -> Tensor:
-        scoring, total = self.worker.scoring, torch.zeros_like(v)
-        for k, who in enumerate(self.who):
-            rows, count = self.own_rows(who, of)
-            self.samples[k] += count
-            row = v[k].detach().clone().requires_grad_()
-            with torch.enable_grad():
-                call = partial(functional_call, scoring, self.space.views(row))
-            for features, bars in pull_back(self.task, call, scoring, *self.federation.gather(rows), adjoints[k]):
-                total[k] += torch.autograd.grad(features, row, bars)[0]
+    def head_samples(self, who: int, v: Tensor, of: DataSplit) -> HeadSamples:
+        scoring = self.worker.scoring
+        call = partial(functional_call, scoring, self.space.views(v))
+        return head_samples(self.task, call, scoring, *self.own_samples(who, of))
+
+    def pull_back(self, who: int, v: Tensor, adjoint: Tensor, of: DataSplit) -> Tensor:
+        scoring, total, v = self.worker.scoring, torch.zeros_like(v), v.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            call = partial(functional_call, scoring, self.space.views(v))
+        x, y, _ = self.own_samples(who, of)
+        for features, bars in pull_back(self.task, call, scoring, x, y, adjoint):
+            total += torch.autograd.grad(features, v, bars)[0]
         return total
 
     def batches(

@@ -26,6 +26,7 @@ from equipoise.state import State, Upload
 from equipoise.torch_device import is_accelerator
 from equipoise.training.batches import Batch, batch_indices, batch_order
 from equipoise.training.buffers import BUFFERS, BufferTracker
+from equipoise.training.feature_memory import FeatureMemory
 from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
 from equipoise.training.local_trainer import LocalTrainer
 from equipoise.training.replica import Replica
@@ -71,6 +72,7 @@ class ThreadTrainer(LocalTrainer):
         self.samples = np.zeros(1, dtype=np.int64)
         self.tracker: BufferTracker | None = None
         "which buffers belong to which model, where statistics are averaged"
+        self.features = FeatureMemory()
         self.compiled: CompiledSteps = {}
         "the steps that are compiled; all others run as they are"
         sample_bytes = max(1, federation.x[0].numel() * (federation.pixels or federation.x.dtype).itemsize)
@@ -151,21 +153,26 @@ class ThreadTrainer(LocalTrainer):
     def eval_mode(self) -> None:
         self.replica.module.eval()
 
-    def head_samples(self, v: Tensor, grouped: Callable[[int], list[slice]], of: DataSplit) -> Iterator[HeadSamples]:
+    @property
+    def clients(self) -> Sequence[int]:
+        return (self.who,)
+
+    def head_samples(self, who: int, v: Tensor, of: DataSplit) -> HeadSamples:
         self._load(v)
         self.eval_mode()
-        rows, count = self.own_rows(self.who, of)
-        x, y = self.federation.gather(rows)
         module = self.replica.module
-        yield head_samples(self.task, module, module, x, y, count, grouped(count))
+        return head_samples(self.task, module, module, *self.own_samples(who, of))
 
-    def pull_back(self, v: Tensor, adjoints: Sequence[Tensor], of: DataSplit) -> Tensor:
+    def body_of(self, v: Tensor) -> Tensor:
+        buffers = self.replica.read_buffers() if self.tracker is None else self.tracker.of(v)
+        return torch.cat([self.space.body(v), buffers])
+
+    def pull_back(self, who: int, v: Tensor, adjoint: Tensor, of: DataSplit) -> Tensor:
         self.open(v, "body")
         self.eval_mode()
-        rows, count = self.own_rows(self.who, of)
-        self.samples += count
+        x, y, _ = self.own_samples(who, of)
         module = self.replica.module
-        for features, bars in pull_back(self.task, module, module, *self.federation.gather(rows), adjoints[0]):
+        for features, bars in pull_back(self.task, module, module, x, y, adjoint):
             features.backward(bars)
         return self.space.join(self.gradients, torch.zeros_like(self.space.head(v)))
 

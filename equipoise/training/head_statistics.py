@@ -1,6 +1,6 @@
 """One client's representations: its samples as its head sees them, and sums by class."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -16,9 +16,7 @@ from equipoise.training.task import Task
 Forward = Callable[[Tensor], Tensor]
 
 
-def head_samples(
-    task: Task, forward: Forward, module: nn.Module, x: Tensor, y: Tensor, count: int, groups: Sequence[slice]
-) -> HeadSamples:
+def head_samples(task: Task, forward: Forward, module: nn.Module, x: Tensor, y: Tensor, count: int) -> HeadSamples:
     """Return a client's samples as the head of `module` sees them.
 
     Args:
@@ -28,7 +26,6 @@ def head_samples(
         x: inputs of the client's samples.
         y: their targets.
         count: number of samples that count.
-        groups: the samples in each group.
     """
     _, outputs, bias = linear_head(task.space)
     with torch.no_grad():
@@ -36,7 +33,7 @@ def head_samples(
     features = features.to(task.dtype)
     if bias:
         features = torch.cat([features, torch.ones_like(features[..., :1])], dim=-1)
-    return HeadSamples(features, y, count, groups, found.shape[1:], outputs)
+    return HeadSamples(features, y, count, (), found.shape[1:], outputs)
 
 
 def pull_back(

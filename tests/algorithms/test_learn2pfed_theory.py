@@ -156,12 +156,12 @@ def test_the_direction_as_printed_can_lead_upwards() -> None:
         torch.cat([own[name] for own in whole.gradients(detach) for name in FAMILIES]) for detach in (True, False)
     )
     assert float(alone @ exact) < -0.1 * float(alone.norm() * exact.norm())
-    before = float(whole.loss())
+    before = whole.loss().item()
     with torch.no_grad():
         for own, step in zip(whole.leaves, alone.split(4), strict=True):
             for name, change in zip(FAMILIES, step, strict=True):
                 own[name] -= 1e-3 * change
-    assert float(whole.loss()) > before
+    assert whole.loss().item() > before
 
 
 # Cells that step on the task's own loss.
