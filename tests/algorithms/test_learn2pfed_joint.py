@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from equipoise.algorithms import Learn2pFed
-from equipoise.data.federation import RaggedIndices
+from equipoise.data.federation import RaggedIndices, from_clients
+from equipoise.models.base import BodyAndHead
 from tests.support.problems import classification, simulation, small_mlp
 from tests.support.unrolled import BEGIN, LOSS, central, forecasting, gap, trained
 
@@ -77,6 +79,24 @@ def test_more_samples_than_run_through_the_model_at_once(monkeypatch: pytest.Mon
         parts = trained("classification", algorithm, mode=mode)
         for one, other in zip(body_steps(whole), body_steps(parts), strict=True):
             torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-12)
+
+
+def test_convolutions_move_alike_in_both_modes() -> None:
+    draw = torch.Generator().manual_seed(2)
+    parts = [(torch.randn(n, 1, 6, 6, generator=draw), torch.randint(3, (n,), generator=draw)) for n in (9, 13)]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten())
+        module = BodyAndHead(body, nn.Linear(64, 3))
+    threads, stacked = (
+        simulation(Learn2pFed(**BEGIN, **JOINT, **LOSS), from_clients(parts), module, mode=mode, participation=1.0)
+        for mode in ("threads", "stacked")
+    )
+    threads.run()
+    stacked.run()
+    for one, other in zip(body_steps(threads), body_steps(stacked), strict=True):
+        assert one.any()
+        torch.testing.assert_close(other, one, rtol=1e-9, atol=1e-11)
 
 
 def test_passes_through_the_body_are_counted() -> None:

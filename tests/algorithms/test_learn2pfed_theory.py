@@ -24,7 +24,7 @@ from tests.support.unrolled import BEGIN, FAMILIES, LOSS, Central, central, fore
 
 
 @dataclass
-class Path:
+class Iterates:
     """All iterates of some clients with closed solves: alpha, v, z by client and cell; w by cell."""
 
     alpha: list[list[Tensor]]
@@ -33,12 +33,12 @@ class Path:
     w: list[Tensor]
 
 
-def run_cells(unit: Cells, fits: Sequence[HeadFit], cells: int, *constants: float) -> Path:
+def run_cells(unit: Cells, fits: Sequence[HeadFit], cells: int, *constants: float) -> Iterates:
     """Run cells from zero, the clients with equal weights in w; the constants are Λ, rho, eta and theta."""
     shape = unit.layout.inputs, unit.layout.outputs
     raw = torch.cat([torch.full(shape, constants[0]).flatten(), torch.tensor(constants[1:]).log()]).double()
     zero, clients = torch.zeros(1, *shape).double(), range(len(fits))
-    path = Path(*([[zero] for _ in clients] for _ in range(3)), [zero])
+    path = Iterates(*([[zero] for _ in clients] for _ in range(3)), [zero])
     for cell in range(cells):
         for i in clients:
             found = unit.forward(cell, fits[i], raw, path.alpha[i][-1], path.v[i][-1], path.z[i][-1], path.w[-1])
@@ -48,7 +48,7 @@ def run_cells(unit: Cells, fits: Sequence[HeadFit], cells: int, *constants: floa
     return path
 
 
-def solved_cells(x: list[Tensor], y: list[Tensor], cells: int, *constants: float) -> Path:
+def solved_cells(x: list[Tensor], y: list[Tensor], cells: int, *constants: float) -> Iterates:
     """The same with least squares in closed form."""
     fits = [Fit.of((a.T @ a)[None], (a.T @ b)[None]) for a, b in zip(x, y, strict=True)]
     unit = Cells(Layout(x[0].shape[1], 1, False, 1), "closed", 1.0, 1, "relu", ())
