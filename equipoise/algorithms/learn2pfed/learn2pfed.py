@@ -31,6 +31,9 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Learn2pFedSett
     the mean of the task's loss with fit = "loss", as in Eqs. 2 and 14, so that Λ and rho mean the same for clients of
     any size. Of n samples with k squared outputs, the loss is 2 / (nk) times the squares: with Λ, rho and eta
     multiplied by this, both take the same steps.
+
+    Two statements of the paper do not hold as printed (tests have counterexamples): Lemma 1, because v can stand still
+    while alpha moves; and that steps lead downwards where everybody differentiates alone, as with backward = "local".
     """
 
     paper: ClassVar[str] = "Learn2pFed: unrolled ADMM that learns which parameters take part, Algorithm 1"
