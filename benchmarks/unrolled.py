@@ -18,7 +18,7 @@ import torch
 
 from equipoise import load_data
 from equipoise.algorithms import Learn2pFed
-from equipoise.algorithms.learn2pfed.cells import Fit
+from equipoise.algorithms.learn2pfed.fits import Fit
 from equipoise.config.engine import Engine, Schedule
 from equipoise.engine.simulation import Simulation
 from equipoise.models import MODELS

@@ -21,6 +21,9 @@ class Loss:
     each: Each | None
     least: float = -inf
     "smallest possible value; one of the user's own may be negative"
+    curvature: Callable[[int], float] = lambda outputs: 1.0
+    """bound of the largest eigenvalue of the second derivatives of a sample's loss by its outputs, for so many of them;
+    of the user's own nothing is known, so it is taken to be 1"""
 
     def of_each(self, output: Tensor, target: Tensor) -> Tensor:
         """Return one value per sample, if need be as the mean over that sample alone."""
@@ -54,8 +57,9 @@ def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES = {
-    "cross-entropy": Loss(_mean_cross_entropy, _cross_entropy, 0.0),
-    "squared": Loss(lambda o, t: squared_error(o, t).mean(), squared_error, 0.0),
+    # The matrix is diag(s) - ss' with s = softmax(output), whose eigenvalues are at most 1/2.
+    "cross-entropy": Loss(_mean_cross_entropy, _cross_entropy, 0.0, lambda outputs: 0.5),
+    "squared": Loss(lambda o, t: squared_error(o, t).mean(), squared_error, 0.0, lambda outputs: 2 / outputs),
 }
 
 

@@ -12,7 +12,7 @@ from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
 from tests.support.browser import chromium
 from tests.support.marks import slow_except
-from tests.support.problems import IN_MODES, KINDS, LeastSquares, registered
+from tests.support.problems import EVERY, IN_MODES, KINDS, LeastSquares, registered
 from tests.support.stand_in import stand_in
 
 __all__ = ["chromium", "stand_in"]  # fixtures of all tests
@@ -51,9 +51,9 @@ def seeded_weights() -> None:
     torch.manual_seed(0)
 
 
-@pytest.fixture(params=slow_except(ALGORITHMS, *KINDS))
+@pytest.fixture(params=slow_except(EVERY, *KINDS))
 def algorithm(request: pytest.FixtureRequest) -> Algorithm:
-    """Every registered algorithm; one that joins the registry joins the tests."""
+    """Every registered algorithm, and variants of some; one that joins the registry joins the tests."""
     return registered(request.param)
 
 

@@ -27,7 +27,7 @@ class Requirements:
     head_module: bool = False
     "the head must be one submodule, because its inputs are used as features"
     linear_head: bool = False
-    "the head must be one linear layer, because it is fitted by least squares"
+    "the head must be one linear layer, because it is fitted by itself, to what the body makes"
     labels: bool = False
     "every sample must have one label"
     validation: bool = False

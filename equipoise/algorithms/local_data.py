@@ -1,6 +1,6 @@
 """What an algorithm can know and do: the start of a run, and one client's data as a set of operations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -11,6 +11,7 @@ from equipoise.metrics import AnyMetric
 from equipoise.optimizers import Rate
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
+from equipoise.representations.head_problem import GroupOrder, HeadProblem
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
 
@@ -135,8 +136,44 @@ class LocalData(Protocol):
             A tensor of shape (outputs, columns), or (cohort, outputs, columns).
         """
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
-        """Return the second moments of what v's head reads, which is all that a least-squares fit of it needs."""
+    def moments(self, v: Tensor, *, groups: int = 1, order: GroupOrder = "auto", of: DataSplit = "train") -> Moments:
+        """Return the second moments of what v's head reads, which is all that a least-squares fit of it needs.
+
+        Args:
+            v: the model.
+            groups: number of groups into which the samples are divided.
+            order: how they are divided.
+            of: which samples.
+        """
+
+    def head_problem(
+        self, v: Tensor, *, groups: int = 1, order: GroupOrder = "auto", of: DataSplit = "train"
+    ) -> HeadProblem:
+        """Return the task's loss as a function of the head's matrix, with the features that v's body makes.
+
+        The head must be one linear layer, and the last one. The arguments are those of `moments`.
+        """
+
+    def body_gradient(
+        self,
+        v: Tensor,
+        objective: Callable[..., Tensor],
+        *,
+        groups: int = 1,
+        order: GroupOrder = "auto",
+        of: Sequence[DataSplit] = ("train",),
+    ) -> Tensor:
+        """Return the gradient at v of a function of its head's problems, through the features that v's body makes.
+
+        Features are computed as for predictions, without dropout. The result is zero in the head's part.
+
+        Args:
+            v: the model.
+            objective: returns a number per client from one `HeadProblem` for each entry of `of`.
+            groups: number of groups into which the samples are divided.
+            order: how they are divided.
+            of: which samples the problems are made of.
+        """
 
 
 @dataclass(frozen=True)

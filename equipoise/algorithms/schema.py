@@ -11,9 +11,11 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import ReportsDiagnostics
-from equipoise.algorithms.local_data import DataSplit, LocalData, Start
+from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.errors import EquipoiseError
+from equipoise.losses import LOSSES
 from equipoise.representations.head_moments import Moments
+from equipoise.representations.head_problem import HeadProblem, HeadSamples
 from equipoise.representations.linear_head import linear_head
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
@@ -143,8 +145,17 @@ class ShapeProbe:
         columns = of(self.start.w0.new_ones(1, self.point(at).width)).shape[1]
         return self.start.w0.new_zeros(self.outputs, columns)
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
-        inputs, outputs, _ = linear_head(self.space)
+    def moments(self, v: Tensor, *, groups: int = 1, **_: object) -> Moments:
+        inputs, outputs, _bias = linear_head(self.space)
         new = widened(self.start.w0)
         x = torch.eye(inputs, dtype=new.dtype, device=new.device).expand(groups, -1, -1)
         return Moments(x, new.new_zeros(groups, inputs, outputs), new.new_ones(groups, 1, 1))
+
+    def head_problem(self, v: Tensor, *, groups: int = 1, **_: object) -> HeadProblem:
+        inputs, outputs = linear_head(self.space)[:2]
+        new, shape = self.start.w0, torch.Size([outputs])
+        one = HeadSamples(new.new_ones(1, inputs), new.new_zeros(1, outputs), 1, [slice(0, 1)] * groups, shape, outputs)
+        return HeadProblem((one,), False, LOSSES["squared"])
+
+    def body_gradient(self, v: Tensor, objective: Callable[..., Tensor], **_: object) -> Tensor:
+        return torch.zeros_like(v)

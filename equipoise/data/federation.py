@@ -98,6 +98,8 @@ class Federation:
     """settings that the data were made with, apart from the seed, as text; empty for a user's own data"""
     pixels: torch.dtype | None = None
     """number format of the inputs if x holds their pixels as bytes, to be divided by 255; None if x holds the inputs"""
+    chronological: bool = False
+    """whether each client's samples are in the order of time, so that neighbours are alike"""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):

@@ -63,6 +63,8 @@ class Source(Settings, ABC):
     """The publisher's files, which `equipoise data get` downloads."""
     how_to_get: ClassVar[str] = ""
     """How to obtain the data where no file can be downloaded directly."""
+    chronological: ClassVar[bool] = False
+    """Whether each client's samples are in the order of time, and so are its training, validation and test samples."""
     draws: ClassVar[bool] = False
     """Whether the samples are drawn from the seed, including those for validation and test."""
     bundled: ClassVar[bool] = False

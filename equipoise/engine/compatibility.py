@@ -24,7 +24,7 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
         raise EquipoiseError(f"{name} works class by class and needs data with one label per sample")
     if requires.linear_head and not _has_linear_head(task):
         raise EquipoiseError(
-            f"{name} estimates the model's last layer by least squares, so its head must be one submodule, a linear "
+            f"{name} estimates the model's last layer by itself, so its head must be one submodule, a linear "
             f"layer of which nothing is frozen; here it is {_head(task)}; name it with head="
         )
     if algorithm.schedule.kind == "function":  # a mistake in it is an error before the first round

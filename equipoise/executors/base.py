@@ -21,6 +21,7 @@ from equipoise.executors.sample_scores import SampleScores
 from equipoise.state import State, Upload, stack
 from equipoise.torch_device import CPU, is_accelerator
 from equipoise.training.buffers import BUFFERS
+from equipoise.training.feature_memory import FeatureMemory
 from equipoise.training.task import Task
 
 FIXED_POINTS = "fixed_points."
@@ -192,6 +193,7 @@ class Executor(ABC):
         """
         self.task, self.federation, self.algorithm = task, federation, algorithm
         self.schedule, self.seed, self.workers, self.shards = schedule, schedule.seed, workers, shards
+        self.features = FeatureMemory()
         self.settings = ExitStack()
         "settings of torch that are restored at the end"
 

@@ -106,7 +106,9 @@ class StackedExecutor(Executor):
     def _trainer(self, worker: StackWorker, round: int, group: list[ClientJob], purpose: str) -> StackedTrainer:
         who = [job.who for job in group]
         factor = self.rate_factor(round, purpose)
-        return StackedTrainer(worker, self.federation, self.algorithm, self.seed, round, who, purpose, factor)
+        trainer = StackedTrainer(worker, self.federation, self.algorithm, self.seed, round, who, purpose, factor)
+        trainer.features = self.features
+        return trainer
 
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:
         @torch.no_grad()

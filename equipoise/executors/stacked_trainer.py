@@ -16,11 +16,12 @@ from equipoise.data.federation import STREAMED_BYTES, BatchBuffer, Federation
 from equipoise.executors.traced_gradient import StackedModule
 from equipoise.optimizers import Rate
 from equipoise.parameter_space import Part
-from equipoise.representations.head_moments import Moments
+from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.training.batches import Batch, batch_indices, batch_order
-from equipoise.training.head_statistics import client_class_sums, client_moments
+from equipoise.training.feature_memory import FeatureMemory
+from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
 from equipoise.training.local_trainer import LocalTrainer
 
 _PLANNED_STEPS = 16  # whose targets are fetched together
@@ -75,7 +76,7 @@ class StackedTrainer(LocalTrainer):
         self.task = worker.module.task
         self.space, self.dtype = self.task.space, self.task.dtype
         self.seed, self.round, self.purpose, self.who = seed, round, purpose, who
-        self.factor = factor
+        self.factor, self.features = factor, FeatureMemory()
         self.samples = np.zeros(len(who), dtype=np.int64)
         self.lengths = federation.train.lengths[list(who)].tolist()
         self.size = self._column(self.lengths)
@@ -121,14 +122,23 @@ class StackedTrainer(LocalTrainer):
             found.append(client_class_sums(self.task, call, scoring, x, y, of, at))
         return torch.stack(found)
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
-        scoring, found = self.worker.scoring, []
-        for who, row in zip(self.who, v, strict=True):
-            x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[who]))
-            views = self.space.views(row)
-            call = partial(functional_call, scoring, views)
-            found.append(client_moments(self.task, call, scoring, x, y, groups))
-        return Moments.stack(found)
+    @property
+    def clients(self) -> Sequence[int]:
+        return self.who
+
+    def head_samples(self, who: int, v: Tensor, of: DataSplit) -> HeadSamples:
+        scoring = self.worker.scoring
+        call = partial(functional_call, scoring, self.space.views(v))
+        return head_samples(self.task, call, scoring, *self.own_samples(who, of))
+
+    def pull_back(self, who: int, v: Tensor, adjoint: Tensor, of: DataSplit) -> Tensor:
+        scoring, total, v = self.worker.scoring, torch.zeros_like(v), v.detach().clone().requires_grad_()
+        with torch.enable_grad():
+            call = partial(functional_call, scoring, self.space.views(v))
+        x, y, _ = self.own_samples(who, of)
+        for features, bars in pull_back(self.task, call, scoring, x, y, adjoint):
+            total += torch.autograd.grad(features, v, bars)[0]
+        return total
 
     def batches(
         self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None

@@ -1,6 +1,6 @@
 """Local training of one client in a thread, on the thread's replica of the module."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import repeat
 
@@ -19,14 +19,15 @@ from equipoise.executors.base import FIXED_POINTS, algorithm_state
 from equipoise.executors.compiled_step import CompiledSteps
 from equipoise.optimizers import Rate, as_number, move
 from equipoise.parameter_space import Part
-from equipoise.representations.head_moments import Moments
+from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.state import State, Upload
 from equipoise.torch_device import is_accelerator
 from equipoise.training.batches import Batch, batch_indices, batch_order
 from equipoise.training.buffers import BUFFERS, BufferTracker
-from equipoise.training.head_statistics import client_class_sums, client_moments
+from equipoise.training.feature_memory import FeatureMemory
+from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
 from equipoise.training.local_trainer import LocalTrainer
 from equipoise.training.replica import Replica
 from equipoise.training.task import Task
@@ -71,6 +72,7 @@ class ThreadTrainer(LocalTrainer):
         self.samples = np.zeros(1, dtype=np.int64)
         self.tracker: BufferTracker | None = None
         "which buffers belong to which model, where statistics are averaged"
+        self.features = FeatureMemory()
         self.compiled: CompiledSteps = {}
         "the steps that are compiled; all others run as they are"
         sample_bytes = max(1, federation.x[0].numel() * (federation.pixels or federation.x.dtype).itemsize)
@@ -151,11 +153,28 @@ class ThreadTrainer(LocalTrainer):
     def eval_mode(self) -> None:
         self.replica.module.eval()
 
-    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
+    @property
+    def clients(self) -> Sequence[int]:
+        return (self.who,)
+
+    def head_samples(self, who: int, v: Tensor, of: DataSplit) -> HeadSamples:
         self._load(v)
         self.eval_mode()
-        x, y = self.federation.gather(torch.from_numpy(getattr(self.federation, of)[self.who]))
-        return client_moments(self.task, self.replica.module, self.replica.module, x, y, groups)
+        module = self.replica.module
+        return head_samples(self.task, module, module, *self.own_samples(who, of))
+
+    def body_of(self, v: Tensor) -> Tensor:
+        buffers = self.replica.read_buffers() if self.tracker is None else self.tracker.of(v)
+        return torch.cat([self.space.body(v), buffers])
+
+    def pull_back(self, who: int, v: Tensor, adjoint: Tensor, of: DataSplit) -> Tensor:
+        self.open(v, "body")
+        self.eval_mode()
+        x, y, _ = self.own_samples(who, of)
+        module = self.replica.module
+        for features, bars in pull_back(self.task, module, module, x, y, adjoint):
+            features.backward(bars)
+        return self.space.join(self.gradients, torch.zeros_like(self.space.head(v)))
 
     def shares(self, batch: Batch) -> Tensor:
         return len(batch.y) / self.size

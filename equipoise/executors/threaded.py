@@ -89,7 +89,7 @@ class ThreadedExecutor(Executor):
         trainer = ThreadTrainer(
             self.task, own.replica, self.federation, self.algorithm, self.seed, round, job.who, purpose, factor
         )
-        trainer.compiled = own.compiled
+        trainer.compiled, trainer.features = own.compiled, self.features
         trainer.load_buffers(job.client, job.down)
         trainer.load_fixed_points(job.client)
         return trainer

@@ -101,7 +101,8 @@ def _checked(plan: DeploymentPlan, federation: Federation, where: str) -> Federa
                 f"{where}: labels go from {low} to {high}, but with deploy.outputs = {deploy.outputs} they must be "
                 f"0 to {plan.classes - 1}"
             )
-    return replace(federation, classes=plan.classes)
+    chosen = plan.experiment.data
+    return replace(federation, classes=plan.classes, chronological=chosen is not None and chosen.source.chronological)
 
 
 def write_client(path: Path, federation: Federation, who: int) -> None:

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-_BATCH = 512
+READ_AT_ONCE = 512
+"""Number of samples that run through a model in one call."""
 
 
 class HeadTargets:
@@ -47,15 +48,26 @@ class HeadTargets:
             head: its head.
             x: the inputs.
         """
+        features, outputs = self.read(call, head, x)
+        if self.by_position:
+            return features.flatten(0, 1), outputs.flatten(0, 1)
+        return features.flatten(1), outputs.reshape(len(x), outputs[0].numel())
+
+    def read(self, call: Callable[[Tensor], Tensor], head: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the head reads, and the model's outputs, one entry per sample.
+
+        Args:
+            call: the model.
+            head: its head.
+            x: the inputs.
+        """
         seen: list[Tensor] = []
         handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         try:
-            outputs = torch.cat([call(part) for part in x.split(_BATCH)])
+            outputs = torch.cat([call(part) for part in x.split(READ_AT_ONCE)])
         finally:
             handle.remove()
         features = torch.cat(seen)
-        if self.by_position:
-            return features.flatten(0, 1), outputs.flatten(0, 1)
         if self.one_of_many and outputs.ndim == 3:
-            return features[:, -1], outputs[:, -1]
-        return features.flatten(1), outputs.reshape(len(x), outputs[0].numel())
+            return features[:, -1:], outputs[:, -1:]
+        return features, outputs

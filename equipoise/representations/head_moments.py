@@ -1,6 +1,6 @@
 """Second moments of what a linear head reads, enough to fit it by least squares."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,10 +25,16 @@ class Moments:
     "number of points, of shape (..., groups, 1, 1)"
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, groups: int) -> "Moments":
-        """Compute the moments; points are assigned to the groups in turn."""
+    def of(cls, x: Tensor, y: Tensor, groups: Sequence[slice]) -> "Moments":
+        """Compute the moments.
+
+        Args:
+            x: the features of each sample: a row, or one row per position.
+            y: the targets, likewise.
+            groups: the samples in each group.
+        """
         x, y = widened(x), widened(y)
-        dealt = [(x[g::groups], y[g::groups]) for g in range(groups)]
+        dealt = [(x[group].flatten(0, -2), y[group].flatten(0, -2)) for group in groups]
         return cls(
             torch.stack([x.mT @ x for x, _ in dealt]),
             torch.stack([x.mT @ y for x, y in dealt]),

@@ -1,24 +1,23 @@
-"""Statistics of one client's representations: moments of the inputs of its head, and sums by class."""
+"""One client's representations: its samples as its head sees them, and sums by class."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError
-from equipoise.representations.head_features import HeadTargets
-from equipoise.representations.head_moments import Moments
+from equipoise.representations.head_features import READ_AT_ONCE, HeadTargets
+from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.linear_head import linear_head
 from equipoise.representations.points import ForwardHook
 from equipoise.training.task import Task
 
-_SAMPLES_AT_ONCE = 512
 Forward = Callable[[Tensor], Tensor]
 
 
-def client_moments(task: Task, forward: Forward, module: nn.Module, x: Tensor, y: Tensor, groups: int) -> Moments:
-    """Compute the second moments of the inputs of the head of `module`.
+def head_samples(task: Task, forward: Forward, module: nn.Module, x: Tensor, y: Tensor, count: int) -> HeadSamples:
+    """Return a client's samples as the head of `module` sees them.
 
     Args:
         task: the task that the module is trained for.
@@ -26,18 +25,36 @@ def client_moments(task: Task, forward: Forward, module: nn.Module, x: Tensor, y
         module: the module whose head is observed.
         x: inputs of the client's samples.
         y: their targets.
-        groups: number of groups into which the samples are divided.
+        count: number of samples that count.
     """
-    inputs, outputs, bias = linear_head(task.space)
-    targets = HeadTargets(y)
-    if len(y):
-        features, _ = targets.look(partial(task.predict, forward), module.get_submodule(task.head or ""), x)
-        features = features.to(task.dtype)
-    else:
-        features = x.new_empty((0, inputs - bias), dtype=task.dtype)
+    _, outputs, bias = linear_head(task.space)
+    with torch.no_grad():
+        features, found = HeadTargets(y).read(partial(task.predict, forward), module.get_submodule(task.head or ""), x)
+    features = features.to(task.dtype)
     if bias:
-        features = torch.cat([features, torch.ones_like(features[:, :1])], dim=1)
-    return Moments.of(features, targets.values(y, outputs, task.dtype), groups)
+        features = torch.cat([features, torch.ones_like(features[..., :1])], dim=-1)
+    return HeadSamples(features, y, count, (), found.shape[1:], outputs)
+
+
+def pull_back(
+    task: Task, forward: Forward, module: nn.Module, x: Tensor, y: Tensor, adjoint: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the features of some samples at a time, with autograd's record, and the derivatives with respect to them.
+
+    Args:
+        task: the task that the module is trained for.
+        forward: runs the module on inputs.
+        module: the module whose head is observed.
+        x: inputs of the client's samples.
+        y: their targets.
+        adjoint: derivatives with respect to the `features` of `head_samples`.
+    """
+    head, targets = module.get_submodule(task.head or ""), HeadTargets(y)
+    for part, bars in zip(x.split(READ_AT_ONCE), adjoint.split(READ_AT_ONCE), strict=True):
+        with torch.enable_grad():
+            features, _ = targets.read(partial(task.predict, forward), head, part)
+        if features.requires_grad:  # a body may have parameters that the head does not depend on
+            yield features, bars[..., : features.shape[-1]].to(features.dtype)
 
 
 def client_class_sums(
@@ -50,7 +67,7 @@ def client_class_sums(
     hook = ForwardHook(module, (at,), task.head)
     try:
         with torch.no_grad():
-            for part_x, part_y in zip(x.split(_SAMPLES_AT_ONCE), y.split(_SAMPLES_AT_ONCE), strict=True):
+            for part_x, part_y in zip(x.split(READ_AT_ONCE), y.split(READ_AT_ONCE), strict=True):
                 task.predict(forward, part_x)
                 rows = of(hook.take()[0])
                 members = nn.functional.one_hot(part_y.long(), task.outputs).to(rows.dtype)

@@ -1,7 +1,8 @@
 """The inner loop of local training: gradient steps on a vector, or on a stack of vectors."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,13 +10,16 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
+from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError
 from equipoise.optimizers import LocalOptimizer, Rate, move
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
+from equipoise.representations.head_problem import GroupOrder, HeadProblem, HeadSamples, groups_of
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
 from equipoise.training.batches import Batch, steps_in_epoch
+from equipoise.training.feature_memory import FeatureMemory
 from equipoise.training.task import Task
 
 
@@ -26,6 +30,7 @@ class LocalTrainer(ABC):
     """
 
     task: Task
+    federation: Federation
     space: ParameterSpace
     size: Tensor
     seed: int
@@ -35,6 +40,8 @@ class LocalTrainer(ABC):
     "factor of all learning rates in this round"
     samples: np.ndarray
     "number of samples that went through a backward pass, for each client"
+    features: FeatureMemory
+    "what heads have read in this round"
 
     @property
     def outputs(self) -> int:
@@ -204,9 +211,82 @@ class LocalTrainer(ABC):
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
         """Sum over the samples of each class; see `LocalData.class_sums`."""
 
-    @abstractmethod
-    def moments(self, v: Tensor, *, groups: int = 1, of: DataSplit = "train") -> Moments:
+    def moments(self, v: Tensor, *, groups: int = 1, order: GroupOrder = "auto", of: DataSplit = "train") -> Moments:
         """Return the second moments of the inputs of the head; see `LocalData.moments`."""
+        return self._problem(self.head_samples, v, groups, order, of).moments()
+
+    def head_problem(
+        self, v: Tensor, *, groups: int = 1, order: GroupOrder = "auto", of: DataSplit = "train"
+    ) -> HeadProblem:
+        """Return the task's loss as a function of the head's matrix; see `LocalData.head_problem`."""
+        return self._problem(self._remembered, v, groups, order, of)
+
+    def _problem(
+        self, read: Callable[..., HeadSamples], v: Tensor, groups: int, order: GroupOrder, of: DataSplit
+    ) -> HeadProblem:
+        blocks = order == "blocks" or (order == "auto" and self.federation.chronological)
+        each = [read(who, row, of) for who, row in zip(self.clients, self._rows(v), strict=True)]
+        clients = tuple(replace(client, groups=groups_of(client.count, groups, blocks)) for client in each)
+        return HeadProblem(clients, self.size.ndim > 1, self.task.loss)
+
+    def _rows(self, v: Tensor) -> Sequence[Tensor]:
+        """Return one vector per client, as views."""
+        return v.unbind() if self.size.ndim > 1 else (v,)
+
+    def _remembered(self, who: int, v: Tensor, of: DataSplit) -> HeadSamples:
+        """Return a client's samples as the head sees them, from memory if this body has read them in this round."""
+        body = self.body_of(v)
+        found = self.features.get(self.round, who, of, body) if len(body) else None
+        if found is None:
+            found = self.head_samples(who, v, of)
+            if len(body):  # else the head reads the samples themselves
+                self.features.put(who, of, body, found)
+        return found
+
+    def body_of(self, v: Tensor) -> Tensor:
+        """Return all that features depend on, the data apart."""
+        return self.space.body(v)
+
+    def body_gradient(
+        self,
+        v: Tensor,
+        objective: Callable[..., Tensor],
+        *,
+        groups: int = 1,
+        order: GroupOrder = "auto",
+        of: Sequence[DataSplit] = ("train",),
+    ) -> Tensor:
+        """Return the gradient of a function of the head's problems; see `LocalData.body_gradient`."""
+        problems = [self.head_problem(v, groups=groups, order=order, of=split) for split in of]
+        leaves = [client.features.requires_grad_() for problem in problems for client in problem.clients]
+        with torch.enable_grad():
+            value = objective(*problems).sum()
+        adjoints = torch.autograd.grad(value, leaves, materialize_grads=True)
+        total, found = torch.zeros_like(v), iter(adjoints)
+        for split in of:
+            for k, (who, row, own) in enumerate(zip(self.clients, self._rows(v), self._rows(total), strict=True)):
+                own += self.pull_back(who, row, next(found), split)
+                self.samples[k] += len(getattr(self.federation, split)[who])
+        return total
+
+    def own_samples(self, who: int, of: DataSplit) -> tuple[Tensor, Tensor, int]:
+        """Return a client's inputs and targets, and how many; if there are none, one of others that does not count."""
+        own = getattr(self.federation, of)[who]
+        x, y = self.federation.gather(torch.from_numpy(own if len(own) else self.federation.train[who][:1]))
+        return x, y, len(own)
+
+    @property
+    @abstractmethod
+    def clients(self) -> Sequence[int]:
+        """Return the clients whose data these are."""
+
+    @abstractmethod
+    def head_samples(self, who: int, v: Tensor, of: DataSplit) -> HeadSamples:
+        """Return a client's samples as the head of v sees them, in no groups yet."""
+
+    @abstractmethod
+    def pull_back(self, who: int, v: Tensor, adjoint: Tensor, of: DataSplit) -> Tensor:
+        """Return the derivatives at v of what has these derivatives with respect to the client's features."""
 
     @abstractmethod
     def shares(self, batch: Batch) -> Tensor:

@@ -22,7 +22,7 @@ from equipoise.engine.round_facts import RoundFacts, share_facts
 from equipoise.engine.simulation import Simulation
 from equipoise.state import State
 from tests.support.forked import Forked
-from tests.support.problems import KINDS, classification, metrics, registered, simulation
+from tests.support.problems import KINDS, VARIANTS, classification, metrics, registered, simulation
 from tests.support.waiting import until
 
 ROUNDS = 3
@@ -118,7 +118,7 @@ def same_stacked(algorithm: Algorithm) -> None:
         np.testing.assert_allclose(stacked.scores.training.board().tables()[kind], table, rtol=1e-9, atol=1e-11)
 
 
-KILLS = [(name, *(("threads", 3, 0.0), ("stacked", 4, 0.012))[k % 2]) for k, name in enumerate(KINDS)]
+KILLS = [(name, *(("threads", 3, 0.0), ("stacked", 4, 0.012))[k % 2]) for k, name in enumerate([*KINDS, *VARIANTS])]
 
 
 def run_until_killed(name: str, folder: Path, mode: str, after: int) -> None:

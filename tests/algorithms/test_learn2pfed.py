@@ -1,6 +1,6 @@
 """Learn2pFed: the unrolled network against the same network differentiated in one place, and what its theory says."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import nn
 
 from equipoise.algorithms import Learn2pFed, Local
 from equipoise.data.federation import Federation, RaggedIndices, from_clients
@@ -18,146 +18,10 @@ from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import BodyAndHead
 from equipoise.state import State
-from tests.support.problems import LeastSquares, classification, linear_module, simulation, small_mlp
+from tests.support.problems import LeastSquares, linear_module, simulation, small_mlp
+from tests.support.unrolled import BEGIN, FAMILIES, TASKS, central, check_gradients, gap, trained
 
-FAMILIES = ("lam", "rho", "eta", "theta")
-BEGIN: dict[str, Any] = {"cells": 3, "rho": 1.5, "eta": 0.7, "gamma": 0.9, "theta": 0.8, "lam": 2.0}
-
-
-@dataclass
-class Central:
-    """The whole unrolled network in one place, written from the equations; every sample in sight."""
-
-    algorithm: Learn2pFed
-    fits: list[list[tuple[Tensor, Tensor]]]
-    "X and Y that each client's networks are fitted to"
-    judges: list[list[tuple[Tensor, Tensor]]]
-    "X and Y on which they are judged"
-    sizes: list[int]
-    leaves: list[dict[str, Tensor]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        x, y = self.fits[0][0]
-        self.shape = x.shape[1], y.shape[1]
-
-    def start(self, raws: list[Tensor]) -> None:
-        """Leaves of autograd, from the clients' vectors of learnables; those of the server begin alike for all."""
-        a, k = self.algorithm, self.shape[0] * self.shape[1]
-        sets = a.cells if a.sets == "each" else 1
-        for raw in raws:
-            cuts = raw.double().split([sets * k, sets, sets, sets])
-            own = dict(zip(FAMILIES, (c.clone().requires_grad_() for c in cuts), strict=True))
-            own["p"] = torch.zeros(sets).double().requires_grad_()
-            own["gamma"] = torch.full((sets,), a.gamma).double().log().requires_grad_()
-            self.leaves.append(own)
-
-    def loss(self, detach: bool = False, start: Any = None) -> Tensor:
-        a, clients = self.algorithm, range(len(self.fits))
-        networks = len(self.fits[0])
-        zero = torch.zeros(networks, *self.shape).double()
-        w, x = start or (zero, [(zero, zero, zero) for _ in clients])
-        for cell in range(a.cells):
-            k = cell if a.sets == "each" else 0
-            total, weight = 0.0, 0.0
-            for i in clients:
-                own = self.leaves[i]
-                raw = own["lam"].reshape(-1, *self.shape)[k]
-                lam = raw.exp() if a.positive == "log" else raw.relu()
-                rho, eta, theta = (own[name][k].exp() for name in ("rho", "eta", "theta"))
-                eta, theta = rho if "eta" in a.follow else eta, rho if "theta" in a.follow else theta
-                alpha, v, z = x[i]
-                given = w.detach() if detach else w
-                alpha = alpha + theta * (z - v + given)
-                v = torch.stack([self.fitted(i, s, rho, (given + z + alpha)[s], v[s]) for s in range(networks)])
-                z = eta / (lam + eta) * (v - given - alpha)
-                x[i] = alpha, v, z
-                pg = self.sizes[i] * (own["p"][k] + own["gamma"][k]).exp()
-                total, weight = total + pg * (v - z - alpha), weight + pg
-            w = total / weight
-        self.w, self.x = w, x
-        each = [
-            sum((x_j @ x[i][1][s] - y_j).square().sum() for s, (x_j, y_j) in enumerate(self.judges[i]))
-            / sum(len(x_j) for x_j, _ in self.judges[i])
-            for i in clients
-        ]
-        return torch.stack(each).sum()
-
-    def fitted(self, i: int, s: int, rho: Tensor, q: Tensor, v: Tensor) -> Tensor:
-        X, Y = self.fits[i][s]
-        H = X.T @ X + rho * torch.eye(self.shape[0]).double()
-        if self.algorithm.solve == "closed":
-            return torch.linalg.solve(H, rho * q + X.T @ Y)
-        rate = self.algorithm.solve_rate / torch.linalg.eigvalsh(H).max()
-        for _ in range(self.algorithm.solve_steps):
-            v = v - rate * (H @ v - rho * q - X.T @ Y)
-        return v
-
-    def gradients(self, detach: bool = False, start: Any = None) -> list[dict[str, Tensor]]:
-        leaves = [t for own in self.leaves for t in own.values()]
-        found = iter(torch.autograd.grad(self.loss(detach, start), leaves, allow_unused=True, materialize_grads=True))
-        return [{name: next(found) for name in own} for own in self.leaves]
-
-
-def central(run: Simulation) -> Central:
-    """What a run of one round computed, with the features that its networks had."""
-    algorithm, federation, task = run.algorithm, run.federation, run.task
-    assert isinstance(algorithm, Learn2pFed)
-    fits, judges, sizes = [], [], []
-    for i in range(len(federation)):
-        client = run.store.get(i)
-
-        def rows(split: str, i: int = i, client: State = client) -> tuple[Tensor, Tensor]:
-            x, y = federation.gather(torch.from_numpy(getattr(federation, split)[i]))
-            if task.space.body_size:
-                x = task.to_module(client.network).body(x)
-            if len(task.space.entries) > 1:
-                x = torch.cat([x, torch.ones(len(x), 1)], dim=1)
-            y = y.reshape(len(y), -1) if y.is_floating_point() else nn.functional.one_hot(y, task.outputs)
-            return x.double().detach(), y.double()
-
-        X, Y = rows("train")
-        sizes.append(len(X))
-        if algorithm.outer == "folds":
-            k, n = algorithm.folds, np.arange(len(X))
-            held = [(X[n % k == j], Y[n % k == j]) for j in range(k)]
-            fits.append([(X[n % k != j], Y[n % k != j]) for j in range(k)] + [(X, Y)])
-            judges.append([*held, (X[:0], Y[:0])])
-        else:
-            fits.append([(X, Y)])
-            judges.append([rows("validation") if algorithm.outer == "validation" else (X, Y)])
-    return Central(algorithm, fits, judges, sizes)
-
-
-def forecasting() -> Federation:
-    """Windows of noisy waves, of which the next two values are asked for."""
-    rng = np.random.default_rng(5)
-    parts = []
-    for i in range(3):
-        wave = np.sin(np.arange(40) * (0.3 + 0.1 * i)) + 0.1 * rng.normal(size=40)
-        windows = np.lib.stride_tricks.sliding_window_view(wave, 7).copy()
-        x, y = windows[:, :5], windows[:, 5:]
-        parts.append({"train": (x[:20], y[:20]), "validation": (x[20:27], y[20:27]), "test": (x[27:], y[27:])})
-    return from_clients(parts)
-
-
-TASKS: dict[str, tuple[Any, Any, str]] = {
-    "regression": (lambda: LeastSquares(3).federation(), linear_module, "squared"),
-    "forecasting": (forecasting, lambda: BodyAndHead(nn.Identity(), nn.Linear(5, 2)), "squared"),
-    "classification": (lambda: classification(4), small_mlp, "cross-entropy"),
-}
-
-
-def trained(task: str, algorithm: Learn2pFed, **schedule: Any) -> Simulation:
-    federation, module, loss = TASKS[task]
-    schedule = {"rounds": 1, "participation": 1.0, **schedule}
-    run = simulation(algorithm, federation(), module(), loss=loss, **schedule)
-    run.run()
-    return run
-
-
-def gap(found: Tensor, meant: Tensor) -> float:
-    return float((found - meant).abs().max()) / max(1.0, float(meant.abs().max()))
-
+SQUARES = ["regression", "forecasting", "classification"]
 
 VARIANTS: list[dict[str, Any]] = [
     {},
@@ -170,7 +34,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("mode", ["stacked", "threads"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(map(str, v.values())) or "plain")
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", SQUARES)
 def test_the_exact_way_back_is_that_of_the_whole_network(task: str, variant: dict[str, Any], mode: str) -> None:
     if variant.get("outer") == "validation" and task == "regression":
         with pytest.raises(EquipoiseError, match="no client has any"):
@@ -179,22 +43,15 @@ def test_the_exact_way_back_is_that_of_the_whole_network(task: str, variant: dic
     run = trained(task, Learn2pFed(**BEGIN, **variant), mode=mode)
     whole = central(run)
     whole.start([run.algorithm.init_client(run.start).raw] * len(run.federation))
-    meant = whole.gradients()
-    for i in range(len(run.federation)):
-        slope = torch.cat([meant[i][name] for name in FAMILIES])
-        assert gap(run.store.get(i).slope, slope) < 1e-9
-        assert gap(run.server.slope[:, :, i], torch.stack([meant[i]["p"], meant[i]["gamma"]])) < 1e-9
-    assert gap(run.server.w, whole.w.detach()) < 1e-9
+    check_gradients(run, whole)
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", SQUARES)
 def test_the_local_way_back_takes_w_for_a_constant(task: str) -> None:
     run = trained(task, Learn2pFed(**BEGIN, backward="local"), mode="stacked")
     whole = central(run)
     whole.start([run.algorithm.init_client(run.start).raw] * len(run.federation))
-    meant = whole.gradients(detach=True)
-    for i in range(len(run.federation)):
-        assert gap(run.store.get(i).slope, torch.cat([meant[i][name] for name in FAMILIES])) < 1e-9
+    check_gradients(run, whole, detach=True)
     exact = trained(task, Learn2pFed(**BEGIN), mode="stacked")
     assert gap(run.store.get(0).slope, exact.store.get(0).slope) > 1e-4  # which is not the gradient
     assert run.counters.bytes_up * 2 == exact.counters.bytes_up

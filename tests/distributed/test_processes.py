@@ -53,7 +53,8 @@ def test_several_processes_give_the_bytes_of_one(tmp_path: Path) -> None:
 
 
 def test_a_run_is_resumed_with_another_number_of_processes_to_the_same_bytes(tmp_path: Path) -> None:
-    some = ["ditto threads", "flame threads", "learn2pfed threads", "flame local", "callbacks", "ditto stacked"]
+    some = ["ditto threads", "flame threads", "learn2pfed threads", "learn2pfed-joint threads", "flame local"]
+    some += ["callbacks", "ditto stacked"]
     in_processes(3, tmp_path / "three", "new", 2, *some)
     shutil.copytree(tmp_path / "three", tmp_path / "two")
     in_processes(2, tmp_path / "two", "resume", 4, *some)

@@ -23,7 +23,15 @@ from tests.support.run_bytes import assert_same
 
 CASES = cases()
 SOME = [
-    *("fedavg threads", "ditto threads", "flame threads", "learn2pfed threads", "ditto stacked", "flame stacked"),
+    *(
+        "fedavg threads",
+        "ditto threads",
+        "flame threads",
+        "learn2pfed threads",
+        "learn2pfed-joint threads",
+        "ditto stacked",
+        "flame stacked",
+    ),
     *("flame local", "fedavg central", "flame central", "statistics", "unseen", "callbacks", "memory"),
 ]
 

@@ -19,12 +19,12 @@ from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from tests.support.flower_memory import WALL, deployed, in_both_engines, run, same, table
 from tests.support.marks import slow_except
-from tests.support.problems import KINDS, classification, registered, simulation, small_mlp
+from tests.support.problems import EVERY, KINDS, classification, registered, simulation, small_mlp
 
-EVERY = [*((name, 0.5) for name in ALGORITHMS), *((name, 1.0) for name in KINDS)]
+CASES = [*((name, 0.5) for name in EVERY), *((name, 1.0) for name in KINDS)]
 
 
-@pytest.mark.parametrize(("name", "participation"), slow_except(EVERY, *((name, 0.5) for name in KINDS), several=True))
+@pytest.mark.parametrize(("name", "participation"), slow_except(CASES, *((name, 0.5) for name in KINDS), several=True))
 def test_engines_agree(name: str, participation: float, tmp_path: Path) -> None:
     algorithm = registered(name)
     federation = classification().holding_out(0.2, 0)

@@ -149,13 +149,25 @@ def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head
     return run
 
 
+LOSS_CELLS = {"fit": "loss", "solve": "gradient", "solve_steps": 2}
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "learn2pfed-loss": ("learn2pfed", {**LOSS_CELLS, "outer": "validation"}),
+    "learn2pfed-joint": (
+        "learn2pfed",
+        {**LOSS_CELLS, "network": "joint", "optimizer": "adam", "outer": "folds", "folds": 2, "tied": ("lam",)},
+    ),
+}
+"""Settings under which an algorithm keeps or computes something else, so that they are tested like one of their own."""
+
+
 def registered(name: str) -> Algorithm:
-    """An algorithm as the registry-wide tests use it."""
+    """An algorithm, or a variant of one, as the registry-wide tests use it."""
+    name, own = VARIANTS.get(name, (name, {}))
     cls = ALGORITHMS[name]
     # Methods with a loop of their own inside a round need not show all of it everywhere.
     quick = {"local_rounds": 2, "inner_steps": 2, "cells": 2}
     quick = {key: value for key, value in quick.items() if key in cls.model_fields}
-    return cls(lr=0.05, epochs=2, batch=4, **quick)
+    return cls(lr=0.05, epochs=2, batch=4, **quick, **own)
 
 
 KINDS = ["fedavg", "ditto", "fedrep", "flame", "learn2pfed"]
@@ -163,7 +175,8 @@ KINDS = ["fedavg", "ditto", "fedrep", "flame", "learn2pfed"]
 last messages of all, and several exchanges in a round."""
 
 
-IN_MODES = [*((name, "threads") for name in ALGORITHMS), *((name, "stacked") for name in KINDS)]
+EVERY = [*ALGORITHMS, *VARIANTS]
+IN_MODES = [*((name, "threads") for name in EVERY), *((name, "stacked") for name in KINDS)]
 
 
 def metrics(folder: Path) -> bytes:

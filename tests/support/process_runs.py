@@ -8,7 +8,6 @@ from unittest import mock
 import torch
 from torch import nn
 
-from equipoise.algorithms import ALGORITHMS
 from equipoise.attacks import ATTACKS, Attack, AttackContext
 from equipoise.callbacks import BestModel, EarlyStopping
 from equipoise.callbacks.callback_list import CallbackList
@@ -20,7 +19,7 @@ from equipoise.models.base import BodyAndHead
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from equipoise.state import State
-from tests.support.problems import KINDS, classification, registered, simulation
+from tests.support.problems import EVERY, KINDS, classification, registered, simulation
 
 CLIENTS = 9
 
@@ -52,7 +51,7 @@ def cases() -> dict[str, dict[str, Any]]:
     What happens to uploads is the same in every round, so two are enough; methods may do more after the second one.
     """
     found: dict[str, dict[str, Any]] = {}
-    for name in ALGORITHMS:
+    for name in EVERY:
         found[f"{name} threads"] = {"algorithm": registered(name), "rounds": 3}
     for name in KINDS:
         found[f"{name} stacked"] = {"algorithm": registered(name), "mode": "stacked", "rounds": 3}

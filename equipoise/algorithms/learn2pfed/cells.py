@@ -7,35 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.algorithms._ridge import Spectrum
+from equipoise.algorithms.learn2pfed.fits import ClosedFit, Fit, HeadFit
 from equipoise.algorithms.learn2pfed.learnables import SCALARS, Layout, set_of
-from equipoise.torch_device import widened
-
-
-class Fit(NamedTuple):
-    """What a cell knows of a client's data: X'X = U diag(d) U', factorised once for all cells, and U'X'Y."""
-
-    U: Tensor
-    d: Tensor
-    UXY: Tensor
-
-    @classmethod
-    def of(cls, xx: Tensor, xy: Tensor) -> "Fit":
-        """Factorise X'X; a client whose numbers are not finite gets NaN, so that the failure is seen."""
-        U, d = Spectrum.of(xx)
-        return cls(*(t.to(xx.dtype) for t in (U, d, U.mT @ widened(xy))))
-
-    def solved(self, rho: Tensor, q: Tensor) -> Tensor:
-        """Minimise ½|Xv - Y|² + rho/2 |v - q|²: (X'X + rho I)⁻¹ (rho q + X'Y)."""
-        return self.U @ ((rho * (self.U.mT @ q) + self.UXY) / (self.d + rho))
-
-    def stepped(self, rho: Tensor, q: Tensor, v: Tensor, rate: float, steps: int) -> Tensor:
-        """Take gradient steps on the same from v, at a rate in units of one over its smoothness."""
-        y, q = self.U.mT @ v, self.U.mT @ q
-        step = rate / (self.d.amax(-2, keepdim=True) + rho)
-        for _ in range(steps):
-            y = y - step * (self.d * y - self.UXY + rho * (y - q))
-        return self.U @ y
 
 
 class Values(NamedTuple):
@@ -94,13 +67,13 @@ class Cells:
         return rho, rho if "eta" in self.follow else eta, rho if "theta" in self.follow else theta
 
     def forward(
-        self, cell: int, fit: Fit, raw: Tensor, alpha: Tensor, v: Tensor, z: Tensor, w: Tensor
+        self, cell: int, fit: HeadFit, raw: Tensor, alpha: Tensor, v: Tensor, z: Tensor, w: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Do one iteration of ADMM, and return the next alpha, v and z.
 
         Args:
             cell: the number of the cell.
-            fit: the client's data.
+            fit: what the client's heads are fitted to.
             raw: the client's learnables.
             alpha: the dual.
             v: the client's head.
@@ -110,27 +83,33 @@ class Cells:
         lam, rho, eta, theta = self.values(raw, cell)
         alpha = alpha + theta * (z - v + w)  # Eq. 9
         q = w + z + alpha
-        closed = self.solve == "closed"  # Eq. 10, else Eq. 14
-        v = fit.solved(rho, q) if closed else fit.stepped(rho, q, v, self.solve_rate, self.solve_steps)
+        if self.solve == "closed":
+            assert isinstance(fit, ClosedFit)
+            v = fit.solved(rho, q)  # Eq. 10
+        else:
+            v = fit.stepped(rho, q, v, self.solve_rate, self.solve_steps)  # Eq. 14
         z = eta / (lam + eta) * (v - w - alpha)  # Eq. 11
         return alpha, v, z
 
-    def backward(self, cell: int, fit: Fit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor) -> CellGradients:
+    def backward(
+        self, cell: int, fit: HeadFit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor
+    ) -> CellGradients:
         """Compute the adjoints of a cell's inputs from those of its outputs.
 
         Args:
             cell: the number of the cell.
-            fit: the client's data.
+            fit: what the client's heads are fitted to.
             raw: the client's learnables.
             tape: the incoming alpha, v, z and w.
             x_bar: adjoints of the outgoing alpha, v and z.
             u_bar: adjoint of what the cell sent.
         """
-        method = self._by_hand if self.solve == "closed" else self._by_autograd
-        return method(cell, fit, raw, tape, x_bar, u_bar)
+        if self.solve == "closed" and isinstance(fit, Fit):
+            return self._by_hand(cell, fit, raw, tape, x_bar, u_bar)
+        return self._by_autograd(cell, fit, raw, tape, x_bar, u_bar)
 
     def _by_autograd(
-        self, cell: int, fit: Fit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor
+        self, cell: int, fit: HeadFit, raw: Tensor, tape: Tensor, x_bar: Tensor, u_bar: Tensor
     ) -> CellGradients:
         with torch.enable_grad():
             inputs = [t.detach().requires_grad_() for t in tape.unbind(-4)]

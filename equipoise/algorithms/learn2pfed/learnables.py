@@ -112,11 +112,16 @@ class Descent:
     decay: float
 
     @staticmethod
-    def memory(raw: Tensor) -> State:
-        """Return the initial memory of the rule for vectors like this, with no steps taken."""
-        return State(first=torch.zeros_like(raw), second=torch.zeros_like(raw), age=raw.new_zeros(1))
+    def memory(raw: Tensor, columns: int = 1) -> State:
+        """Return the initial memory of the rule for vectors like this, with no steps taken.
 
-    def __call__(self, raw: Tensor, gradient: Tensor, memory: State, axes: int) -> State:
+        Args:
+            raw: the learnables.
+            columns: number of columns that may take steps without the others.
+        """
+        return State(first=torch.zeros_like(raw), second=torch.zeros_like(raw), age=raw.new_zeros(columns))
+
+    def __call__(self, raw: Tensor, gradient: Tensor, memory: State, axes: int, there: Tensor | None = None) -> State:
         """Return the learnables after one step, with the new memory.
 
         Args:
@@ -124,12 +129,19 @@ class Descent:
             gradient: their gradient.
             memory: what the rule remembers.
             axes: number of last axes that form one vector.
+            there: 1 for each column of the learnables that takes the step and 0 for the others, which stay as they are,
+                and so does their memory; None if all do.
         """
+        gradient = gradient if there is None else gradient * there
         if self.clip:
             norm = gradient.flatten(-axes).norm(dim=-1)[(..., *[None] * axes)]
             gradient = gradient * (self.clip / norm.clamp(min=self.clip))
-        first, second, age = memory.first, memory.second, memory.age + 1
+        first, second, age = memory.first, memory.second, memory.age + (1 if there is None else there)
         if self.rule == "adam":
             first, second, gradient = adam(first, second, age, gradient)
         rate = torch.where(age > self.decay_after, self.rate * self.decay, self.rate)
-        return State(raw=raw - rate * gradient, first=first, second=second, age=age)
+        stepped = State(raw=raw - rate * gradient, first=first, second=second, age=age)
+        if there is None:
+            return stepped
+        before = State(memory, raw=raw)
+        return State({name: torch.where(there > 0, t, before[name]) for name, t in stepped.items()})

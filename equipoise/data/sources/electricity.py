@@ -26,6 +26,7 @@ class Electricity(Source):
     """Electric loads of hundreds of clients; the next `horizon` values are forecast from the last `window` values."""
 
     paper: ClassVar[str] = "Trindade, ElectricityLoadDiagrams20112014, UCI Machine Learning Repository, 2015"
+    chronological: ClassVar[bool] = True
     remotes: ClassVar[tuple[Remote, ...]] = (
         Remote(
             "electricity.zip",

@@ -27,6 +27,7 @@ class Shakespeare(Source):
     """The lines of Shakespeare's plays, one client per role; the target is the next character."""
 
     paper: ClassVar[str] = "McMahan et al., AISTATS 2017; Caldas et al., LEAF, 2018"
+    chronological: ClassVar[bool] = True
     how_to_get: ClassVar[str] = (
         "LEAF creates it: in its repository (github.com/TalwalkarLab/leaf) run data/shakespeare/preprocess.sh -s niid "
         "--sf 1.0 -k 0 -t sample, and copy its JSON files into the folder shakespeare of the data folder; a file "
