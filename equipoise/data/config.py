@@ -120,7 +120,7 @@ class DataSection:
         title = self.source.title(self.name) + (f" ({portion})" if portion else "")
         federation = federation.keeping(self.dealing.only).training_on(self.dealing.most, seed)
         federation = federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
-        return replace(federation, origin=json.dumps([title, self.table()], sort_keys=True))
+        return replace(federation, origin=json.dumps([title, self.table()], sort_keys=True), series=pool.series)
 
 
 def _source(given: dict[str, Any]) -> tuple[str, Source]:

@@ -6,6 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.data.series_facts import SeriesFacts
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -25,6 +27,8 @@ class Pool:
     "which portion of the published data this is, empty if it is all of them; every table shows it"
     notes: tuple[str, ...] = field(default=())
     "remarks for the user about how the data were read"
+    series: SeriesFacts | None = None
+    "the time series that the samples are windows of, and their scales, if they are"
 
     def __len__(self) -> int:
         return len(self.y)
