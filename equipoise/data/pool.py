@@ -1,5 +1,6 @@
 """The pool: what a source returns, before it is divided over clients."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -29,6 +30,8 @@ class Pool:
     "remarks for the user about how the data were read"
     series: SeriesFacts | None = None
     "the time series that the samples are windows of, and their scales, if they are"
+    with_history: "Callable[[Collection[str], int], Pool] | None" = None
+    "of time series: makes the pool again with only this many values of these owners before their test part"
 
     def __len__(self) -> int:
         return len(self.y)

@@ -6,6 +6,8 @@ from typing import Literal
 
 import numpy as np
 
+from equipoise.data.clocks import local_minutes
+
 Naive = Literal["last", "daily", "weekly"]
 """Forecasts that need no model: the last known value, the value one day ago, the value one week ago."""
 _DAY = 24 * 60  # minutes
@@ -27,7 +29,7 @@ class SeriesFacts:
     begins: np.ndarray
     "index in `values` of each owner's first value, and, last, the number of values"
     start: np.ndarray
-    "time of each owner's first value, in minutes since 1970 on the clock of its place"
+    "minutes since 1970 of each owner's first value: in UTC if there is a `zone`, else on the clock of its place"
     shift: np.ndarray
     "of each owner: a value in the data's own unit is scaled value * size + shift"
     size: np.ndarray
@@ -40,6 +42,8 @@ class SeriesFacts:
     "index in `values` of each sample's first target"
     unit: str = ""
     "unit of the data, such as kW, for tables and plots"
+    zone: str = ""
+    "time zone of the place, such as Europe/Lisbon; empty where the clock has no daylight saving"
 
     def season(self, kind: Naive) -> int:
         """Return how many values ago the naive forecast looks; for "last" one."""
@@ -81,4 +85,5 @@ class SeriesFacts:
             owner: the owner.
             place: the index in `values`.
         """
-        return _EPOCH + timedelta(minutes=int(self.start[owner]) + int(place - self.begins[owner]) * self.step)
+        minutes = int(self.start[owner]) + int(place - self.begins[owner]) * self.step
+        return _EPOCH + timedelta(minutes=int(local_minutes(np.array([minutes]), self.zone)[0]))
