@@ -76,7 +76,7 @@ class SeriesFacts:
 
     def unscaled(self, scaled: np.ndarray, owner: int) -> np.ndarray:
         """Return values in the data's own unit."""
-        return scaled * self.size[owner] + self.shift[owner]
+        return np.asarray(scaled * self.size[owner] + self.shift[owner])
 
     def time(self, owner: int, place: int) -> datetime:
         """Return the time of a value, on the clock of its place.
