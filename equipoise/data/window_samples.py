@@ -1,8 +1,9 @@
 """Samples of time series: from the series of all owners to a pool of windows with their targets, parts and scales."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from equipoise.data.series_facts import SeriesFacts
 from equipoise.data.source import LoadRequest
 from equipoise.data.windows import WindowSettings
 from equipoise.errors import EquipoiseError
+
+_NAMED = 5  # owners in a note
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,28 @@ def pool_of_series(
         series=_facts(settings.horizon, data, found),
         with_history=partial(pool_of_series, settings, data, ask),
     )
+
+
+def pool_of_loads(settings: WindowSettings, data: SeriesSet, ask: LoadRequest, where: Path) -> Pool:
+    """Return all windows, with a note about the owners who have none; it is an error if nobody has any.
+
+    Args:
+        settings: what a sample is.
+        data: the series.
+        ask: the request of the run.
+        where: the files, for error messages.
+    """
+    pool = pool_of_series(settings, data, ask)
+    if not len(pool):
+        raise EquipoiseError(
+            f"{where}: no client has training samples; each needs {settings.reach + settings.horizon} values in a row, "
+            "and the training part needs values that change"
+        )
+    used = set(pool.owner.tolist() if pool.owner is not None else ())
+    gone = [name for k, name in enumerate(pool.names) if k not in used]
+    few = f"{len(gone)} clients are left out: too few values, or none that change, to train on: "
+    names = ", ".join(gone[:_NAMED]) + (" ..." if len(gone) > _NAMED else "")
+    return replace(pool, notes=(few + names,) if gone else ())
 
 
 def _fill_rows(

@@ -102,16 +102,15 @@ def test_exogenous_values_are_those_of_the_first_target_or_the_last_known(tmp_pa
     weather = np.random.default_rng(0).random(50)
     path = write(tmp_path / "table.csv", plain(50), {"a": np.random.default_rng(1).random(50), "temperature": weather})
     for known, shift in ((True, 0), (False, -1)):
-        pool = loads(path, exogenous=["temperature"], exogenous_known=known)
+        weathered = {"exogenous": ["temperature"], "exogenous_known": known}
+        pool = loads(path, **weathered)
         facts = pool.series
         assert facts is not None
         past = weather[: facts.trained_until[0]]
         scaled = (weather - past.min()) / np.ptp(past)
         np.testing.assert_allclose(pool.x[:, 3], scaled[facts.target + shift], atol=1e-6)
-        sequence = loads(path, exogenous=["temperature"], exogenous_known=known, layout="sequence").x
-        np.testing.assert_allclose(
-            sequence[:, :, 1], [scaled[t - 2 + shift : t + 1 + shift] for t in facts.target], atol=1e-6
-        )
+        expected = [scaled[t - 2 + shift : t + 1 + shift] for t in facts.target]
+        np.testing.assert_allclose(loads(path, **weathered, layout="sequence").x[:, :, 1], expected, atol=1e-6)
 
 
 def test_decimal_commas_other_notations_and_words_for_missing(tmp_path: Path) -> None:
@@ -228,7 +227,7 @@ TWO = ["2014-06-02 00:00,1,2", "2014-06-02 01:00,1,2"]
         (
             ["time,a,b", *TWO, "2014-06-01 02:00,1,2"],
             {},
-            "row 4: 2014-06-01 02:00 is before the 2014-06-02 01:00 of row 3",
+            "row 4: 2014-06-01 02:00 is before the .* 01:00 of row 3",
         ),
         (["time,a,b", *TWO, "2014-06-02 02:00,1,2", "2014-06-02 02:40,1,2"], {}, "row 5: .* is 40 minutes after"),
         (["time,a,b", TWO[0], "2014-06-02 00:07,1,2"], {}, "a value every 7 minutes; the step must divide a day"),
@@ -257,17 +256,13 @@ def test_a_bad_folder_or_setting_is_one_clear_sentence(tmp_path: Path) -> None:
     with pytest.raises(EquipoiseError, match="has no loads: put one"):
         loads(tmp_path / "empty")
     write(tmp_path / "sites" / "a.csv", plain(60), {"load": range(60), "other": range(60)})
-    with pytest.raises(
-        EquipoiseError, match=r"has 2 columns that may be the load: load, other; name it with data.target"
-    ):
+    with pytest.raises(EquipoiseError, match="2 columns that may be the load: load, other; name it with"):
         loads(tmp_path / "sites")
     with pytest.raises(EquipoiseError, match=r"no column 'lod' \(data.target\) for the load; did you mean 'load'"):
         loads(tmp_path / "sites", target="lod")
     quarters = [f"{moment:%Y-%m-%d %H:%M}" for moment in moments(datetime(2014, 6, 2), 60, 15)]
     write(tmp_path / "sites" / "b.csv", quarters, {"load": range(60)})
-    with pytest.raises(
-        EquipoiseError, match=r"a.csv has a value every 60 .* but b.csv every 15; set data.resample = 60"
-    ):
+    with pytest.raises(EquipoiseError, match=r"a.csv has a value every 60 .* b.csv every 15; set data.resample = 60"):
         loads(tmp_path / "sites", target="load")
     assert loads(tmp_path / "sites", target="load", resample=60).series.step == 60  # type: ignore[union-attr]
     for settings, message in (

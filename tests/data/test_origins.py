@@ -1,5 +1,6 @@
 """Rolling origins (data.cut) and newcomers with a short history (data.unseen_history)."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ from equipoise.data.federation import Federation
 from equipoise.data.pool import Pool
 from equipoise.errors import EquipoiseError
 from equipoise.runs.sweep import expand_sweep
-from tests.support import datafiles
 from tests.support.datafiles import load
 
 HOURS = 400
@@ -50,7 +50,7 @@ def test_a_later_cut_trains_on_more_and_tests_on_other_values(
         assert max(tested) < cut + 40
         assert max(targets(pool, 0, horizon)) < min(targets(pool, 1, horizon)) <= max(targets(pool, 1, horizon)) < cut
         assert pool.series.begins[1] == cut + 40  # what follows the test part is not there
-    for one, two in zip(pools, pools[1:], strict=False):
+    for one, two in pairwise(pools):
         assert not targets(one, 2, horizon) & targets(two, 2, horizon)
         assert targets(one, 0, horizon) < targets(two, 0, horizon)
 
@@ -139,22 +139,15 @@ def test_a_history_with_everything_changes_nothing_for_those_who_train(folder: P
 
 
 def test_histories_that_are_not_possible(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(EquipoiseError, match="data.unseen_history = 24 is too short: .* must be at least 25"):
+    with pytest.raises(EquipoiseError, match=r"data.unseen_history = 24 is too short: .* must be at least 25"):
         newcomers(folder, 24)
     for section, message in (
-        ({"name": "loads", "unseen_history": 9}, "data.unseen_history needs data.unseen"),
-        (
-            {"name": "mnist", "unseen_history": 9, "unseen": 0.5},
-            "for time series; mnist has none, unlike electricity, loads",
-        ),
-        (
-            {"name": "loads", "unseen_history": 9, "unseen": 0.5, "partition": {"kind": "iid"}},
-            "kind = 'iid' mixes them",
-        ),
+        ({"name": "loads"}, "data.unseen_history needs data.unseen"),
+        ({"name": "mnist", "unseen": 0.5}, "for time series; mnist has none, unlike electricity, loads"),
+        ({"name": "loads", "unseen": 0.5, "partition": {"kind": "iid"}}, "kind = 'iid' mixes them"),
     ):
         with pytest.raises(EquipoiseError, match=message):
-            DataSection.parse(section)
-    datafiles.electricity(tmp_path / "electricity.csv.gz")
+            DataSection.parse({**section, "unseen_history": 9})
     rows = [f"2016-07-{1 + h // 24:02d} {h % 24:02d}:00," + f"{h % 7 if h < 100 else 5}," * 3 + "1" for h in range(200)]
     (tmp_path / "t.csv").write_text("\n".join(["time,a,b,c,d", *rows]))
     with pytest.raises(EquipoiseError, match="leaves no unseen client a sample to train on"):

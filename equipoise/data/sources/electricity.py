@@ -14,9 +14,8 @@ from equipoise.data.owner_windows import OwnerSeries
 from equipoise.data.pool import Pool
 from equipoise.data.source import DatasetStatus, LoadRequest, Source, missing_file, portion
 from equipoise.data.sources.electricity_files import UCI, count_loads, read_loads
-from equipoise.data.window_samples import SeriesSet, pool_of_series
+from equipoise.data.window_samples import SeriesSet, pool_of_loads
 from equipoise.data.windows import WindowSettings
-from equipoise.errors import EquipoiseError
 
 _NAMES = ["electricity.csv.gz", "electricity.csv", "electricity.zip", "electricityloaddiagrams20112014.zip"]
 _NAMES += [f"{UCI}.zip", UCI, f"{UCI}.gz"]
@@ -47,15 +46,7 @@ class Electricity(WindowSettings, Source):
             series, step = series[: len(series) // 4 * 4].reshape(-1, 4, len(names)).mean(1, dtype=np.float64), 60
         start = int(arrays["start"])
         owners = {name: _owner(series[:, k], start, step) for k, name in enumerate(names)}
-        pool = pool_of_series(self, SeriesSet(owners, step, unit="kW"), ask)
-        if not len(pool):
-            raise EquipoiseError(
-                f"{path}: no client has training samples; each needs {self.reach + self.horizon} values "
-                "in a row, and the training part needs values that change"
-            )
-        gone = len(names) - len(np.unique(pool.owner))
-        notes = (f"{gone} clients are left out: too few values, or none that change, to train on",) if gone else ()
-        return replace(pool, portion=whole, notes=notes)
+        return replace(pool_of_loads(self, SeriesSet(owners, step, unit="kW"), ask, path), portion=whole)
 
     def look(self, folder: Path) -> DatasetStatus | None:
         path = _find(folder)

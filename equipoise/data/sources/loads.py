@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
-import numpy as np
 from pydantic import Field, model_validator
 
 from equipoise.data.clocks import DAY, check_zone
@@ -14,7 +13,7 @@ from equipoise.data.pool import Pool
 from equipoise.data.source import LoadRequest, Source
 from equipoise.data.table_files import TABLES
 from equipoise.data.text_encoding import check_name
-from equipoise.data.window_samples import SeriesSet, pool_of_series
+from equipoise.data.window_samples import SeriesSet, pool_of_loads
 from equipoise.data.windows import Name, WindowSettings
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count
@@ -90,20 +89,10 @@ class Loads(WindowSettings, Source):
         step = _common_step(tables)
         series = {name: own for table in tables.values() for name, own in table.series.items()}
         zone = next(iter(tables.values())).zone
-        pool = pool_of_series(
-            self, SeriesSet(series, step, self.unit, zone, len(form.exogenous), self.exogenous_known), ask
-        )
-        if not len(pool):
-            raise EquipoiseError(
-                f"{place}: no client has training samples; each needs {self.reach + self.horizon} values in a row, and "
-                "the training part needs values that change"
-            )
-        gone = sorted(set(series) - {pool.names[k] for k in np.unique(pool.owner)})
-        notes += _some([note for table in tables.values() for note in table.notes], "series have gaps")
-        if gone:
-            few = f"{len(gone)} clients are left out: too few values, or none that change, to train on"
-            notes.append(f"{few}: {', '.join(gone[:_SHOWN])}{' ...' if len(gone) > _SHOWN else ''}")
-        return replace(pool, notes=tuple(notes))
+        data = SeriesSet(series, step, self.unit, zone, len(form.exogenous), self.exogenous_known)
+        pool = pool_of_loads(self, data, ask, place)
+        gaps = [note for table in tables.values() for note in table.notes]
+        return replace(pool, notes=(*notes, *_some(gaps, "series have gaps"), *pool.notes))
 
     @property
     def _format(self) -> LoadFormat:
