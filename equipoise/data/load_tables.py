@@ -124,8 +124,11 @@ def _gap_notes(path: Path, grid: TimeGrid, zone: str, names: Sequence[str]) -> t
         first = known[0] + int(column[known[0] :].argmax())
         count = known[-1] - known[0] + 1 - len(known)
         time = to_text(local_minutes(np.array([grid.start + first * grid.step]), zone)[0])
-        what = f"{count} values{f' of {name!r}' if name else ''} are missing"
-        notes.append(f"{path.name}: {what}, the first after row {grid.rows[:first].max()}, {time}")
+        what, are = ("values", "are") if count > 1 else ("value", "is")
+        what += f" of {name!r}" if name else ""
+        notes.append(
+            f"{path.name}: {count} {what} {are} missing, the first after row {grid.rows[:first].max()}, {time}"
+        )
     return tuple(notes)
 
 

@@ -170,7 +170,8 @@ def _known(
         needs += [(outside, first + known_ahead - 1, 1)]
     if not known_ahead:
         needs += [(gaps, first - 1, 1)]
-    return np.all([_free(missing, begin, length) for missing, begin, length in needs], axis=0)
+    free = [_free(missing, begin, length) for missing, begin, length in needs]
+    return np.asarray(np.all(free, axis=0))
 
 
 def _free(missing: np.ndarray, begin: np.ndarray, length: int) -> np.ndarray:

@@ -122,7 +122,7 @@ def test_decimal_commas_other_notations_and_words_for_missing(tmp_path: Path) ->
     assert pool.series is not None
     expected = [np.nan if k == 20 else k % 5 + 0.25 for k in range(30)]
     np.testing.assert_array_equal(pool.series.values, np.float32(expected))
-    assert pool.notes == ("table.csv: 1 values of 'a' are missing, the first after row 21, 2014-06-02 20:00",)
+    assert pool.notes == ("table.csv: 1 value of 'a' is missing, the first after row 21, 2014-06-02 20:00",)
 
 
 def test_averages_are_of_full_hours_on_the_clock_of_the_place(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_parquet_tables(tmp_path: Path) -> None:
     options = {"timezone": "Europe/Lisbon", "calendar": ["hour"]}
     one, two = (loads(tmp_path / f"table.{kind}", **options) for kind in ("parquet", "csv"))
     assert np.array_equal(one.x, two.x)
-    assert one.notes == ("table.parquet: 1 values of 'a' are missing, the first after row 50, 2014-10-22 03:00",)
+    assert one.notes == ("table.parquet: 1 value of 'a' is missing, the first after row 50, 2014-10-22 03:00",)
 
 
 def test_loads_are_a_federation_in_python(tmp_path: Path) -> None:
