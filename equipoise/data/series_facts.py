@@ -58,7 +58,7 @@ class SeriesFacts:
         back = (ahead // season + 1) * season - ahead  # whole seasons, so that only known values are used
         places = self.target[samples][:, None] - back
         known = places >= self.begins[self.owner[samples]][:, None]
-        return np.where(known, self.values[np.where(known, places, 0)], np.float32(np.nan))
+        return np.asarray(np.where(known, self.values[np.where(known, places, 0)], np.float32(np.nan)))
 
     def naive_error(self, owner: int, kind: Naive = "weekly") -> float:
         """Return the mean absolute error of the one-step naive forecast in the owner's training part, in own units.
