@@ -54,6 +54,7 @@ from equipoise.metrics import Metric
 from equipoise.models.base import ModelSettings
 from equipoise.parameter_space import ParameterSpace
 from equipoise.privacy.mechanisms import Privacy
+from equipoise.quantiles import Pinball
 from equipoise.reducers import (
     REDUCERS,
     GeometricMedian,
@@ -123,6 +124,7 @@ __all__ = [
     "PFedMe",
     "ParameterSpace",
     "Partition",
+    "Pinball",
     "Pool",
     "Privacy",
     "Progress",

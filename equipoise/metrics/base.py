@@ -15,7 +15,7 @@ from equipoise.metrics.predictions import Need, Predictions, keep
 from equipoise.torch_device import widened
 
 MetricFunction = Callable[[Tensor, Tensor], Any]
-Targets = Literal["classes", "numbers", "any"]
+Targets = Literal["classes", "numbers", "quantiles", "any"]
 """The targets that a metric is for."""
 
 

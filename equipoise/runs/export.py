@@ -40,7 +40,7 @@ def export_model(folder: Path, client: str | None, path: Path, data: Path | None
     name = "global" if who is None else result.clients[who]
     federation = result.federation
     shape = federation.sample()[0].shape[1:]
-    write_model(path, module, experiment, shape, federation.outputs, federation.title, name)
+    write_model(path, module, experiment, shape, result.outputs, federation.title, name)
     return name, is_own_code(experiment.model_name)
 
 

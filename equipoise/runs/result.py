@@ -76,6 +76,11 @@ class Result:
         """Tell whether personal models use the clients' training samples when they predict."""
         return self._trained.looks_up
 
+    @property
+    def outputs(self) -> int:
+        """Return the number of outputs of a model for a sample, or for each position in it."""
+        return self._trained.outputs
+
     def scores(self) -> dict[str, np.ndarray]:
         """Return, for each kind of model, one row of scores per client, with the columns `score_columns`."""
         return {kind: table.copy() for kind, table in self._trained.tables().items()}

@@ -39,6 +39,7 @@ class ModelFacts(Settings):
     outputs: Annotated[int, Field(ge=1, le=MOST)]
     dtype: Literal["float32", "float64"]
     loss: str | None
+    quantiles: tuple[float, ...] | None = None
     metrics: tuple[str, ...] | None
     training_clients: Annotated[int, Field(ge=0)]
     training_samples: Annotated[int, Field(ge=0)] | None = None

@@ -24,6 +24,7 @@ from equipoise.executors.base import ClientModel
 from equipoise.executors.build import build_executor
 from equipoise.metrics import MetricLike
 from equipoise.parameter_space import ParameterSpace
+from equipoise.quantiles import Pinball
 from equipoise.runs.saved_models import SavedModels
 from equipoise.runs.trained import Trained, library_model
 from equipoise.settings import read
@@ -68,7 +69,8 @@ class SavedRun(Trained):
         self.score_columns = tuple(facts["columns"])
         self.engine = read(Engine, tables.get("engine", {}), "engine")
         self._algorithm = algorithm
-        self._loss, self._metric = loss or facts["loss"], metric or facts["metrics"]
+        pinball = Pinball(facts["quantiles"]) if facts.get("quantiles") else None
+        self._loss, self._metric = loss or pinball or facts["loss"], metric or facts["metrics"]
         self.template = self._template(module)
         self.space = ParameterSpace(self.template, self._head_parameters)
         self._federation = None if federation is None else self._checked(federation)

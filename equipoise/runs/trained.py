@@ -139,7 +139,7 @@ class SimulatedRun(Trained):
         self.method = type(run.algorithm).__name__
         self.schedule, self.engine = run.schedule, run.engine
         self.score_columns = score_columns(run.task.metrics)
-        self.input_shape, self.outputs = tuple(run.task.sample[0].shape[1:]), run.federation.outputs
+        self.input_shape, self.outputs = tuple(run.task.sample[0].shape[1:]), run.federation.outputs * run.task.loss.outputs_per_number
         self.dtype, self.buffer_names = run.task.dtype, run.task.buffer_names
         self.model = None if run.folder is None else library_model(run.folder)
         self.looks_up = isinstance(run.algorithm, PredictsFromSamples)
