@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -61,7 +62,7 @@ def checked_quantiles(given: Sequence[float]) -> tuple[float, ...]:
         found = tuple(float(value) for value in given)
     except (TypeError, ValueError):
         found = ()
-    ascending = all(a < b for a, b in zip(found, found[1:], strict=False))
+    ascending = all(a < b for a, b in pairwise(found))
     if not found or not ascending or not 0 < found[0] <= found[-1] < 1 or _MEDIAN not in found:
         raise EquipoiseError(
             f"quantiles = {given!r} is not allowed; they must be between 0 and 1, in ascending order, with 0.5 among "

@@ -70,8 +70,13 @@ class SeriesFacts:
         errors = np.abs(past[season:] - past[:-season])
         return float(np.nanmean(errors) * self.size[owner]) if np.isfinite(errors).any() else float("nan")
 
-    def unscaled(self, scaled: np.ndarray, owner: int) -> np.ndarray:
-        """Return values in the data's own unit."""
+    def unscaled(self, scaled: np.ndarray, owner: int | np.ndarray) -> np.ndarray:
+        """Return values in the data's own unit.
+
+        Args:
+            scaled: the values.
+            owner: the owner of all of them, or an array with the owner of each row.
+        """
         return scaled * self.size[owner] + self.shift[owner]
 
     def time(self, owner: int, place: int) -> datetime:
