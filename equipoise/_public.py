@@ -49,6 +49,7 @@ from equipoise.data.partitions.base import Partition
 from equipoise.data.pool import Pool
 from equipoise.data.source import LoadRequest, Source
 from equipoise.engine.model_files import load_model
+from equipoise.engine.unscaled import Unscaled
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.metrics import Metric
 from equipoise.models.base import ModelSettings
@@ -141,6 +142,7 @@ __all__ = [
     "State",
     "TensorBoard",
     "TrimmedMean",
+    "Unscaled",
     "Upload",
     "Uploads",
     "WandB",

@@ -42,7 +42,7 @@ def compare(
 
     latex is a table for the package booktabs. Among the rows with the same data, the best figure of a column is bold.
     """
-    from equipoise.reporting import comparison, comparison_table, latex
+    from equipoise.reporting import comparison, comparison_table, forecast_table, latex
 
     runs = finished(folders, all_, records=True)[0]
     rows, others = comparison.compare(runs), comparison.other_metrics(runs)
@@ -50,6 +50,8 @@ def compare(
         out_console.print(comparison_table.as_table(rows, fairness))
         if others and not fairness:
             out_console.print(comparison_table.metrics_table(rows, others))
+        if forecast_table.has_forecasts(rows) and not fairness:
+            out_console.print(forecast_table.forecast_table(rows))
     elif format is Format.latex:
         print(latex.as_latex(runs, fairness))
     else:

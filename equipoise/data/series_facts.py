@@ -40,6 +40,8 @@ class SeriesFacts:
     "index in `values` of each sample's first target"
     unit: str = ""
     "unit of the data, such as kW, for tables and plots"
+    window: int = 0
+    "number of values before the first target that inputs are made of; 0 where that is not known"
 
     def season(self, kind: Naive) -> int:
         """Return how many values ago the naive forecast looks; for "last" one."""

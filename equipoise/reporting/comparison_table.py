@@ -8,6 +8,7 @@ from typing import Any
 
 from equipoise.reporting.comparison import PRIVACY
 from equipoise.reporting.fitted_table import FittedTable
+from equipoise.reporting.forecast_table import forecast_cells, forecast_note, has_forecasts
 from equipoise.storage.model_kinds import HYBRIDS, KINDS
 
 
@@ -201,6 +202,8 @@ def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False, oth
         return text.getvalue().rstrip()
     tables = [_markdown(*cells(rows, fairness), note(rows, fairness))]
     tables += [_markdown(*_metric_cells(rows, list(others)), _METRICS_NOTE)] if others else []
+    if has_forecasts(rows) and not fairness:
+        tables.append(_markdown(*forecast_cells(rows), forecast_note(rows)))
     return "\n\n".join(tables)
 
 

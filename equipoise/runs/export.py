@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.engine.model_files import write_model, write_tensors_of_model
+from equipoise.data.series_scale import client_scale
+from equipoise.engine.model_files import described_series, write_model, write_tensors_of_model
 from equipoise.errors import EquipoiseError
 from equipoise.registry import is_own_code
 from equipoise.runs.launch import reopen
@@ -40,7 +41,9 @@ def export_model(folder: Path, client: str | None, path: Path, data: Path | None
     name = "global" if who is None else result.clients[who]
     federation = result.federation
     shape = federation.sample()[0].shape[1:]
-    write_model(path, module, experiment, shape, result.outputs, federation.title, name)
+    scale = None if who is None else client_scale(federation, who)
+    series = described_series(scale, experiment.schedule.pinball)
+    write_model(path, module, experiment, shape, result.outputs, federation.title, name, series)
     return name, is_own_code(experiment.model_name)
 
 
@@ -52,7 +55,7 @@ def _export_saved(models: SavedModels, client: str | None, path: Path) -> str:
             raise EquipoiseError(f"{method} has no global model; export a client's personal model with --client")
         if facts["buffers"] and models.averaged is None:
             raise EquipoiseError("the model's buffers stay with the clients, so there is no global model without one")
-        name, tensors = "global", models.tensors(models.shared, models.averaged)
+        name, tensors, scale = "global", models.tensors(models.shared, models.averaged), None
     else:
         who = _number(models.names, client)
         model = models.personal(who)
@@ -61,11 +64,14 @@ def _export_saved(models: SavedModels, client: str | None, path: Path) -> str:
         if model.looks_up:
             raise EquipoiseError(_looks_up(method))
         name, tensors = models.names[who], models.tensors(model.vector, model.buffers)
+        scale = (facts.get("scales") or {who: None})[who]
     described = {
         "shape": facts["inputs"][0],
         "outputs": facts["outputs"],
         "dtype": facts["dtype"],
         "trained": {"algorithm": method, "data": facts["title"], "of": name},
+        **({"series": scale} if scale else {}),
+        **({"quantiles": facts["quantiles"]} if facts.get("quantiles") else {}),
     }
     write_tensors_of_model(path, tensors, described)
     return name

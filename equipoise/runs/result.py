@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.engine.simulation import Simulation
+from equipoise.engine.unscaled import Unscaled
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.cka import Similarity
 from equipoise.executors.base import ClientModel
@@ -166,7 +167,20 @@ class Result:
         """
         model = None if client is None else self._trained.personal(self._number(client))
         module = self.global_model(client) if model is None else self._module(model)
-        return predict(module, x, self._trained.input_shape, self._trained.dtype, batch)
+        trained = self._trained
+        return predict(module, x, trained.input_shape, trained.dtype, batch, trained.pinball)
+
+    def unscaled(self, client: int | str) -> Unscaled:
+        """Return the module that a client predicts with, with forecasts in the data's own unit."""
+        who = self._number(client)
+        if (scale := self._trained.scale(who)) is None:
+            raise EquipoiseError(
+                f"the samples of client {client!r} are not windows of one time series, so its model has no unit of its "
+                "own; use personal(client) or global_model()"
+            )
+        model = self._trained.personal(who)
+        module = self.global_model(client) if model is None else self._module(model)
+        return Unscaled(module, scale, self._trained.pinball).eval()
 
     def adapt(
         self, clients: Sequence[Any] | Mapping[Any, Any] | Federation, *, split: Sequence[float] = SPLIT

@@ -83,11 +83,18 @@ def write_models(trained: SimulatedRun, path: Path) -> None:
         "loss": _loss_name(task),
         "quantiles": None if task.loss.pinball is None else list(task.loss.pinball.quantiles),
         "metrics": [metric.name for metric in task.metrics.metrics] if _have_names(task) else None,
+        "scales": _scales(trained),
         "training_clients": start.clients,
         "training_samples": start.samples,
         "origin": trained.run.fingerprint,
     }
     write_rows(path, tensors, tables, rows(), {"format": _FORMAT, "equipoise": json.dumps(facts)})
+
+
+def _scales(trained: SimulatedRun) -> list[dict[str, Any] | None] | None:
+    """Return the scale of each client's time series; None if there are none."""
+    found = [trained.scale(who) for who in range(len(trained.names))]
+    return [scale and scale.table() for scale in found] if any(found) else None
 
 
 def _loss_name(task: Task) -> str | None:

@@ -13,9 +13,11 @@ from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.algorithms.local_data import Start
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
+from equipoise.data.series_scale import SeriesScale, client_scale
 from equipoise.engine.simulation import Simulation
 from equipoise.evaluation.scoreboard import score_columns
 from equipoise.executors.base import ClientModel, ModelKind
+from equipoise.quantiles import Pinball
 from equipoise.state import State
 from equipoise.storage.model_kinds import HYBRIDS
 from equipoise.storage.run_folder import RunFolder, made_in_python, read_toml
@@ -43,6 +45,8 @@ class Trained(ABC):
     buffer_names: tuple[str, ...]
     model: dict[str, Any] | None
     "name and settings of a model of the library; None for a module of the user's own"
+    pinball: Pinball | None
+    "the quantiles that models forecast, if they do"
     looks_up: bool
     "whether personal models use the clients' samples when they predict"
 
@@ -105,6 +109,10 @@ class Trained(ABC):
         """Return a client's own buffers, with which it uses the global model where buffers are not averaged."""
 
     @abstractmethod
+    def scale(self, who: int) -> SeriesScale | None:
+        """Return the scale of a client's time series, if its samples are of one."""
+
+    @abstractmethod
     def hybrid_choices(self) -> np.ndarray:
         """Return what each client's hybrid model is: 1 the global one, 0 its personal one, -1 there is none."""
 
@@ -143,6 +151,7 @@ class SimulatedRun(Trained):
         self.dtype, self.buffer_names = run.task.dtype, run.task.buffer_names
         self.model = None if run.folder is None else library_model(run.folder)
         self.looks_up = isinstance(run.algorithm, PredictsFromSamples)
+        self.pinball = run.task.loss.pinball
 
     @property
     def rounds(self) -> int:
@@ -192,6 +201,9 @@ class SimulatedRun(Trained):
 
     def client_buffers(self, who: int) -> Tensor | None:
         return self.run.store.get(who).get(BUFFERS)
+
+    def scale(self, who: int) -> SeriesScale | None:
+        return client_scale(self.run.federation, who)
 
     def hybrid_choices(self) -> np.ndarray:
         choices = np.full(len(self.names), -1, dtype=np.int8)

@@ -123,6 +123,7 @@ class Electricity(Source):
             owner=owner,
             target=np.concatenate([begins[k] + known.asked for k, known in found.items()]),
             unit="kW",
+            window=self.window,
         )
 
     def _windows(self, series: np.ndarray, split: tuple[float, float, float]) -> "_Series | None":
