@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from equipoise import randomness
@@ -13,6 +14,7 @@ from equipoise.data.federation import SPLIT, Federation, check_split, from_share
 from equipoise.data.input_noise import with_noise
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.partitions.base import Partition
+from equipoise.data.series_facts import SeriesFacts
 from equipoise.data.source import DataProgress, LoadRequest, Source
 from equipoise.data.sources import SOURCES, data_folder
 from equipoise.errors import EquipoiseError
@@ -121,6 +123,12 @@ class DataSection:
         federation = federation.keeping(self.dealing.only).training_on(self.dealing.most, seed)
         federation = federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
         return replace(federation, origin=json.dumps([title, self.table()], sort_keys=True), series=pool.series)
+
+    def next_input(self, series: SeriesFacts, owner: int, place: int) -> np.ndarray:
+        """Return the input from which values at a place in a series are forecast, as `Source.next_input`."""
+        x = self.source.next_input(series, owner, place)
+        mean, deviation = self.dealing.normalize or (0.0, 1.0)
+        return np.asarray((x - mean) / deviation, dtype=x.dtype)
 
 
 def _source(given: dict[str, Any]) -> tuple[str, Source]:

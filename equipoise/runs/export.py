@@ -34,7 +34,7 @@ def export_model(folder: Path, client: str | None, path: Path, data: Path | None
             )
         return _export_saved(SavedModels(opened.models), client, path), True
     result, experiment = reopen(folder, data)
-    who = None if client is None else _number(result.clients, client)
+    who = None if client is None else client_by_text(result.clients, client)
     if who is not None and result.looks_up:
         raise EquipoiseError(_looks_up(experiment.algorithm_name))
     module = result.global_model() if who is None else result.personal(who)
@@ -57,7 +57,7 @@ def _export_saved(models: SavedModels, client: str | None, path: Path) -> str:
             raise EquipoiseError("the model's buffers stay with the clients, so there is no global model without one")
         name, tensors, scale = "global", models.tensors(models.shared, models.averaged), None
     else:
-        who = _number(models.names, client)
+        who = client_by_text(models.names, client)
         model = models.personal(who)
         if model is None:
             raise EquipoiseError(f"{method} has no personal models; export the global one with --global")
@@ -84,7 +84,8 @@ def _looks_up(method: str) -> str:
     )
 
 
-def _number(names: Sequence[str], client: str) -> int:
+def client_by_text(names: Sequence[str], client: str) -> int:
+    """Return the number of a client that is given on the command line, by its number or its name."""
     # Some clients have numbers as names (households); there a number is always read as a name.
     by_number = client.isdecimal() and not any(name.isdecimal() for name in names)
     return client_number(names, int(client) if by_number else client)

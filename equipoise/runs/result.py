@@ -12,13 +12,16 @@ import numpy as np
 import tomli_w
 from torch import Tensor, nn
 
+from equipoise.data.config import DataSection
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.engine.simulation import Simulation
 from equipoise.engine.unscaled import Unscaled
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.cka import Similarity
+from equipoise.evaluation.conformal import LEVEL
 from equipoise.executors.base import ClientModel
 from equipoise.runs.adaptation import AdaptedClients
+from equipoise.runs.forecasts import ClientForecasts, forecast_series, next_forecasts, window_forecasts
 from equipoise.runs.headlines import headlines
 from equipoise.runs.predictions import client_number, predict
 from equipoise.runs.saved_models import write_models
@@ -165,9 +168,8 @@ class Result:
         Returns:
             A tensor for a tensor, else a numpy array.
         """
-        model = None if client is None else self._trained.personal(self._number(client))
-        module = self.global_model(client) if model is None else self._module(model)
         trained = self._trained
+        module = self.global_model() if client is None else self._predicting(self._number(client))
         return predict(module, x, trained.input_shape, trained.dtype, batch, trained.pinball)
 
     def unscaled(self, client: int | str) -> Unscaled:
@@ -178,9 +180,41 @@ class Result:
                 f"the samples of client {client!r} are not windows of one time series, so its model has no unit of its "
                 "own; use personal(client) or global_model()"
             )
-        model = self._trained.personal(who)
-        module = self.global_model(client) if model is None else self._module(model)
-        return Unscaled(module, scale, self._trained.pinball).eval()
+        return Unscaled(self._predicting(who), scale, self._trained.pinball).eval()
+
+    def forecasts(self, client: int | str, level: float = LEVEL, *, shared: bool = False) -> ClientForecasts:
+        """Return the forecasts for a client's test samples, in the data's own unit.
+
+        Args:
+            client: number or name of the client.
+            level: probability of the intervals, which are made from the client's validation samples.
+            shared: whether the global model forecasts, in place of the client's own.
+        """
+        who = self._number(client)
+        federation = self._trained.federation
+        forecast_series(federation)
+        return window_forecasts(self._trained.task, self._predicting(who, shared), federation, who, level)
+
+    def next_forecasts(
+        self, client: int | str, data: DataSection, level: float = LEVEL, *, shared: bool = False
+    ) -> ClientForecasts:
+        """Return the forecasts of the values that follow the end of a client's series, in the data's own unit.
+
+        Args:
+            client: number or name of the client.
+            data: the section [data] of the run, which makes inputs from the last known values.
+            level: probability of the intervals.
+            shared: whether the global model forecasts, in place of the client's own.
+        """
+        who = self._number(client)
+        federation = self._trained.federation
+        forecast_series(federation)
+        return next_forecasts(self._trained.task, self._predicting(who, shared), federation, who, level, data)
+
+    def _predicting(self, who: int, shared: bool = False) -> nn.Module:
+        """Return a client's personal model, or the global one if that is asked for or there is no other."""
+        model = None if shared else self._trained.personal(who)
+        return self.global_model(who) if model is None else self._module(model)
 
     def adapt(
         self, clients: Sequence[Any] | Mapping[Any, Any] | Federation, *, split: Sequence[float] = SPLIT

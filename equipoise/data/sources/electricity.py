@@ -141,6 +141,14 @@ class Electricity(Source):
         scaled = np.asarray((load - shift) / size, dtype=np.float32)
         return _Series(scaled, asked[part >= 0], part[part >= 0], float(shift), float(size), trained)
 
+    def next_input(self, series: SeriesFacts, owner: int, place: int) -> np.ndarray:
+        known = series.values[max(place - self.window, int(series.begins[owner])) : place]
+        if len(known) < self.window or np.isnan(known).any():
+            raise EquipoiseError(
+                f"the last {self.window} values of {series.names[owner]!r} are not all known, so the model has no input"
+            )
+        return known
+
     def look(self, folder: Path) -> DatasetStatus | None:
         path = _find(folder)
         return None if path is None else self.look_at(path)
