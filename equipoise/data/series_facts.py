@@ -79,7 +79,7 @@ class SeriesFacts:
             scaled: the values.
             owner: the owner of all of them, or an array with the owner of each row.
         """
-        return scaled * self.size[owner] + self.shift[owner]
+        return np.asarray(scaled * self.size[owner] + self.shift[owner])
 
     def time(self, owner: int, place: int) -> datetime:
         """Return the time of a value, on the clock of its place.

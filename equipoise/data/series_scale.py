@@ -1,6 +1,6 @@
 """The scale of one client's time series, as it travels with the client's model."""
 
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
@@ -8,8 +8,6 @@ from pydantic import Field
 from equipoise.data.federation import Federation
 from equipoise.data.statistics import owned
 from equipoise.settings import Count, Number, Positive, Settings
-
-V = TypeVar("V")
 
 
 class SeriesScale(Settings):
@@ -28,19 +26,19 @@ class SeriesScale(Settings):
     unit: str = ""
     "unit of the data, such as kW"
 
-    def scaled(self, values: V) -> V:
+    def scaled(self, values: Any) -> Any:
         """Return values of the data's own unit as the model takes them."""
-        return (values - self.shift) / self.size  # type: ignore[operator, no-any-return]
+        return (values - self.shift) / self.size
 
-    def unscaled(self, scaled: V) -> V:
+    def unscaled(self, scaled: Any) -> Any:
         """Return the model's values in the data's own unit."""
-        return scaled * self.size + self.shift  # type: ignore[operator, no-any-return]
+        return scaled * self.size + self.shift
 
 
 def client_scale(federation: Federation, who: int) -> SeriesScale | None:
     """Return the scale of a client, or None if its samples are not of one time series."""
     series = federation.series
-    owners = [] if series is None else np.unique(series.owner[owned(federation, who)])
+    owners: list[int] = [] if series is None else np.unique(series.owner[owned(federation, who)]).tolist()
     if series is None or len(owners) != 1:
         return None
     [owner] = owners

@@ -26,8 +26,10 @@ class Unscaled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         output = self.module(x)
         output = output.reshape(len(x), -1) if self.pinball is None else self.pinball.ordered(output)
-        return self.scale.unscaled(output)
+        unscaled: Tensor = self.scale.unscaled(output)
+        return unscaled
 
     def scaled(self, values: Tensor) -> Tensor:
         """Return values of the series, in the data's own unit, as the model takes them."""
-        return self.scale.scaled(values)
+        scaled: Tensor = self.scale.scaled(values)
+        return scaled

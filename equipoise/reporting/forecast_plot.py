@@ -63,7 +63,7 @@ def _panel(axes: Any, each: "ClientForecasts", days: float) -> None:
     axes.plot(times, naive, color=_COLOURS["weekly naive"], linestyle=":", label="weekly naive", marker=marker)
     axes.plot(times, flat["actual"], color=_COLOURS["actual"], linewidth=1, label="actual", marker=marker)
     axes.plot(times, flat["forecast"], color=_COLOURS["forecast"], label="forecast", marker=marker)
-    locator = AutoDateLocator(maxticks=8)
+    locator = AutoDateLocator(minticks=3, maxticks=9)
     axes.xaxis.set_major_locator(locator)
     axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))
     axes.set_title(each.client, fontsize="medium")

@@ -146,17 +146,21 @@ def _forecasts(
     with one_thread():
         found = forecaster.forecast(x)
     owners = series.owner[samples]
-    scaled = (found.point, found.lower, found.upper, actual, series.naive("weekly", samples).astype(np.float64))
-    tables = (np.asarray(series.unscaled(table, owners[:, None])) for table in scaled)
+
+    def own(scaled: np.ndarray) -> np.ndarray:
+        return series.unscaled(scaled.astype(np.float64), owners[:, None])
+
     places = zip(owners.tolist(), series.target[samples].tolist(), strict=True)
-    first = tuple(series.time(owner, place) for owner, place in places)
-    federation = forecaster.federation
     return ClientForecasts(
-        federation.names[who],
-        series.unit,
-        level,
-        timedelta(minutes=series.step),
-        first,
-        *tables,
-        validation=len(federation.validation[who]),
+        client=forecaster.federation.names[who],
+        unit=series.unit,
+        level=level,
+        step=timedelta(minutes=series.step),
+        first=tuple(series.time(owner, place) for owner, place in places),
+        forecast=own(found.point),
+        lower=own(found.lower),
+        upper=own(found.upper),
+        actual=own(actual),
+        naive_weekly=own(series.naive("weekly", samples)),
+        validation=len(forecaster.federation.validation[who]),
     )

@@ -94,7 +94,7 @@ def write_models(trained: SimulatedRun, path: Path) -> None:
 def _scales(trained: SimulatedRun) -> list[dict[str, Any] | None] | None:
     """Return the scale of each client's time series; None if there are none."""
     found = [trained.scale(who) for who in range(len(trained.names))]
-    return [scale and scale.table() for scale in found] if any(found) else None
+    return [None if scale is None else scale.table() for scale in found] if any(found) else None
 
 
 def _loss_name(task: Task) -> str | None:
