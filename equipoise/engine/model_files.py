@@ -62,17 +62,6 @@ def write_model(
     write_tensors_of_model(path, {k: t.clone() for k, t in module.state_dict().items()}, described)
 
 
-def described_series(scale: SeriesScale | None, pinball: Pinball | None) -> dict[str, Any]:
-    """Return what a model's description says about forecasts: the scale of its client, and the quantiles.
-
-    Args:
-        scale: the scale of the client; None for a model of all clients, or of other data.
-        pinball: the quantiles that the model forecasts, if it does.
-    """
-    found: dict[str, Any] = {} if scale is None else {"series": scale.table()}
-    return found if pinball is None else {**found, "quantiles": list(pinball.quantiles)}
-
-
 def write_tensors_of_model(path: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
     """Write the parameters and buffers of a model to a file, with a description of the model."""
     tensor_files.write_tensors(path, tensors, {"format": _FORMAT, "equipoise": json.dumps(described)})

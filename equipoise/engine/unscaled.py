@@ -1,5 +1,7 @@
 """A model of time series that answers in the data's own unit."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from equipoise.data.series_scale import SeriesScale
@@ -33,3 +35,14 @@ class Unscaled(nn.Module):
         """Return values of the series, in the data's own unit, as the model takes them."""
         scaled: Tensor = self.scale.scaled(values)
         return scaled
+
+
+def described_series(scale: SeriesScale | None, pinball: Pinball | None) -> dict[str, Any]:
+    """Return what a model's description says about forecasts: the scale of its client, and the quantiles.
+
+    Args:
+        scale: the scale of the client; None for a model of all clients, or of other data.
+        pinball: the quantiles that the model forecasts, if it does.
+    """
+    found: dict[str, Any] = {} if scale is None else {"series": scale.table()}
+    return found if pinball is None else {**found, "quantiles": list(pinball.quantiles)}

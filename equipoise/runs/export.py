@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.data.series_scale import client_scale
-from equipoise.engine.model_files import described_series, write_model, write_tensors_of_model
+from equipoise.engine.model_files import write_model, write_tensors_of_model
+from equipoise.engine.unscaled import described_series
 from equipoise.errors import EquipoiseError
 from equipoise.registry import is_own_code
 from equipoise.runs.launch import reopen

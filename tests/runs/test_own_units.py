@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch import nn
 
 import equipoise as eq
+from equipoise.engine.model_files import write_tensors_of_model
 from equipoise.runs.export import export_model
 from tests.support import series
 from tests.support.datafiles import electricity
@@ -93,3 +94,11 @@ def test_quantiles_that_cross_are_sorted_when_a_result_predicts() -> None:
     result = eq.train(nn.Linear(24, 6), series.federation(), "local", loss="pinball", rounds=1)
     found = result.predict("c0", np.random.default_rng(0).normal(size=(50, 24)).astype("float32")).reshape(50, 2, 3)
     assert (np.diff(found, axis=-1) >= 0).all()
+
+
+def test_a_scale_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    module = nn.Linear(24, 2)
+    series_facts = {"shift": 1.0, "size": 0.0, "horizon": 2}
+    write_tensors_of_model(tmp_path / "m.safetensors", module.state_dict(), {"series": series_facts})
+    with pytest.raises(eq.EquipoiseError, match=r"series\.size = 0\.0 is not allowed"):
+        eq.load_model(tmp_path / "m.safetensors", module, own_unit=True)
