@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from equipoise import randomness
@@ -14,6 +15,7 @@ from equipoise.data.input_noise import with_noise
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.partitions.base import Partition
 from equipoise.data.pool import Pool
+from equipoise.data.series_facts import SeriesFacts
 from equipoise.data.source import DataProgress, LoadRequest, Source
 from equipoise.data.sources import SOURCES, data_folder
 from equipoise.data.windows import WindowSettings
@@ -148,6 +150,12 @@ class DataSection:
         notes = (f"{lost} unseen clients are left out: nothing can be learned from their last {values} values",)
         short = short.keeping(names).training_on(self.dealing.most, seed)
         return replace(short.called(federation.title, federation.notes + (notes if lost else ())), unseen=unseen)
+
+    def next_input(self, series: SeriesFacts, owner: int, place: int) -> np.ndarray:
+        """Return the input from which values at a place in a series are forecast, as `Source.next_input`."""
+        x = self.source.next_input(series, owner, place)
+        mean, deviation = self.dealing.normalize or (0.0, 1.0)
+        return np.asarray((x - mean) / deviation, dtype=x.dtype)
 
 
 def _check_history(name: str, dealing: DataSettings, source: Source, partition: str) -> None:

@@ -44,6 +44,8 @@ class SeriesFacts:
     "unit of the data, such as kW, for tables and plots"
     zone: str = ""
     "time zone of the place, such as Europe/Lisbon; empty where the clock has no daylight saving"
+    window: int = 0
+    "number of values before the first target that inputs are made of; 0 where that is not known"
 
     def season(self, kind: Naive) -> int:
         """Return how many values ago the naive forecast looks; for "last" one."""
@@ -62,7 +64,7 @@ class SeriesFacts:
         back = (ahead // season + 1) * season - ahead  # whole seasons, so that only known values are used
         places = self.target[samples][:, None] - back
         known = places >= self.begins[self.owner[samples]][:, None]
-        return np.where(known, self.values[np.where(known, places, 0)], np.float32(np.nan))
+        return np.asarray(np.where(known, self.values[np.where(known, places, 0)], np.float32(np.nan)))
 
     def naive_error(self, owner: int, kind: Naive = "weekly") -> float:
         """Return the mean absolute error of the one-step naive forecast in the owner's training part, in own units.
@@ -74,8 +76,13 @@ class SeriesFacts:
         errors = np.abs(past[season:] - past[:-season])
         return float(np.nanmean(errors) * self.size[owner]) if np.isfinite(errors).any() else float("nan")
 
-    def unscaled(self, scaled: np.ndarray, owner: int) -> np.ndarray:
-        """Return values in the data's own unit."""
+    def unscaled(self, scaled: np.ndarray, owner: int | np.ndarray) -> np.ndarray:
+        """Return values in the data's own unit.
+
+        Args:
+            scaled: the values.
+            owner: the owner of all of them, or an array with the owner of each row.
+        """
         return np.asarray(scaled * self.size[owner] + self.shift[owner])
 
     def time(self, owner: int, place: int) -> datetime:

@@ -63,18 +63,13 @@ def pool_of_series(
             found[k] = windows
     counts = [len(windows.asked) for windows in found.values()]
     # Filled in place, because the windows need by far the most memory.
-    width, rows = settings.width(data.exogenous), sum(counts)
-    x = np.empty((rows, settings.window, width) if settings.sequence else (rows, width), np.float32)
-    y = np.empty((rows, settings.horizon), np.float32)
-    fill = _fill_sequences if settings.sequence else _fill_rows
+    x = room_for(settings, sum(counts), data.exogenous)
+    y = np.empty((sum(counts), settings.horizon), np.float32)
     owners, end = list(data.series.values()), 0
     for k, windows in found.items():
         begin, end = end, end + len(windows.asked)
-        calendar = np.empty((len(windows.measured), 0), np.float32)
-        if settings.calendar:
-            minutes = local_minutes(owners[k].start + data.step * np.arange(len(windows.measured)), data.zone)
-            calendar = calendar_inputs(minutes, settings.calendar, settings.calendar_style, holidays)
-        fill(x[begin:end], settings, windows, calendar, data.known_ahead)
+        calendar = calendar_of(settings, owners[k].start, len(windows.measured), data.step, data.zone, holidays)
+        fill_windows(x[begin:end], settings, windows, calendar, data.known_ahead)
         y[begin:end] = sliding_window_view(windows.measured, settings.horizon)[windows.asked]
     return Pool(
         x=torch.from_numpy(x),
@@ -83,7 +78,7 @@ def pool_of_series(
         owner=np.repeat(np.array(list(found), np.int32), counts),
         names=tuple(data.series),
         part=np.concatenate([np.empty(0, np.int64), *(windows.part for windows in found.values())]),
-        series=_facts(settings.horizon, data, found),
+        series=_facts(settings, data, found),
         with_history=partial(pool_of_series, settings, data, ask),
     )
 
@@ -108,6 +103,52 @@ def pool_of_loads(settings: WindowSettings, data: SeriesSet, ask: LoadRequest, w
     few = f"{len(gone)} clients are left out: too few values, or none that change, to train on: "
     names = ", ".join(gone[:_NAMED]) + (" ..." if len(gone) > _NAMED else "")
     return replace(pool, notes=(few + names,) if gone else ())
+
+
+def room_for(settings: WindowSettings, samples: int, exogenous: int) -> np.ndarray:
+    """Return room for the inputs of samples.
+
+    Args:
+        settings: what a sample is.
+        samples: their number.
+        exogenous: number of exogenous series.
+    """
+    width = settings.width(exogenous)
+    return np.empty((samples, settings.window, width) if settings.sequence else (samples, width), np.float32)
+
+
+def calendar_of(
+    settings: WindowSettings, start: int, moments: int, step: int, zone: str, holidays: Collection[int]
+) -> np.ndarray:
+    """Return the calendar inputs of the moments of a series, one row each.
+
+    Args:
+        settings: which inputs there are.
+        start: minutes of the first moment since 1970.
+        moments: number of moments.
+        step: minutes between two of them.
+        zone: the time zone, if times are in UTC.
+        holidays: days since 1970.
+    """
+    if not settings.calendar:
+        return np.empty((moments, 0), np.float32)
+    minutes = local_minutes(start + step * np.arange(moments), zone)
+    return calendar_inputs(minutes, settings.calendar, settings.calendar_style, holidays)
+
+
+def fill_windows(
+    x: np.ndarray, settings: WindowSettings, windows: OwnerWindows, calendar: np.ndarray, known_ahead: bool
+) -> None:
+    """Write the inputs of an owner's samples.
+
+    Args:
+        x: room for them.
+        settings: what a sample is.
+        windows: the owner's windows.
+        calendar: the calendar inputs of all moments.
+        known_ahead: whether exogenous values are known before they happen.
+    """
+    (_fill_sequences if settings.sequence else _fill_rows)(x, settings, windows, calendar, known_ahead)
 
 
 def _fill_rows(
@@ -149,7 +190,7 @@ def _spans(columns: np.ndarray, begin: np.ndarray, length: int) -> np.ndarray:
     return np.asarray(columns[begin[:, None] + np.arange(length)])
 
 
-def _facts(horizon: int, data: SeriesSet, found: dict[int, OwnerWindows]) -> SeriesFacts:
+def _facts(settings: WindowSettings, data: SeriesSet, found: dict[int, OwnerWindows]) -> SeriesFacts:
     """Return what is known about the samples besides inputs and targets; owners without samples have no values."""
     count = len(data.series)
     lengths = np.zeros(count, np.int64)
@@ -161,7 +202,7 @@ def _facts(horizon: int, data: SeriesSet, found: dict[int, OwnerWindows]) -> Ser
     return SeriesFacts(
         names=tuple(data.series),
         step=data.step,
-        horizon=horizon,
+        horizon=settings.horizon,
         values=np.concatenate([np.empty(0, np.float32), *(windows.measured for windows in found.values())]),
         begins=begins,
         start=np.array([own.start for own in data.series.values()], np.int64),
@@ -172,4 +213,5 @@ def _facts(horizon: int, data: SeriesSet, found: dict[int, OwnerWindows]) -> Ser
         target=np.concatenate([np.empty(0, np.int64), *(begins[k] + w.asked for k, w in found.items())]),
         unit=data.unit,
         zone=data.zone,
+        window=settings.reach,
     )

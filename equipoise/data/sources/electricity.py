@@ -10,8 +10,10 @@ from equipoise.data import text_encoding
 from equipoise.data.archives import first_existing
 from equipoise.data.cache import cached
 from equipoise.data.downloads import Remote
+from equipoise.data.next_window import input_at
 from equipoise.data.owner_windows import OwnerSeries
 from equipoise.data.pool import Pool
+from equipoise.data.series_facts import SeriesFacts
 from equipoise.data.source import DatasetStatus, LoadRequest, Source, missing_file, portion
 from equipoise.data.sources.electricity_files import UCI, count_loads, read_loads
 from equipoise.data.window_samples import SeriesSet, pool_of_loads
@@ -47,6 +49,9 @@ class Electricity(WindowSettings, Source):
         start = int(arrays["start"])
         owners = {name: _owner(series[:, k], start, step) for k, name in enumerate(names)}
         return replace(pool_of_loads(self, SeriesSet(owners, step, unit="kW"), ask, path), portion=whole)
+
+    def next_input(self, series: SeriesFacts, owner: int, place: int) -> np.ndarray:
+        return input_at(self, series, owner, place)
 
     def look(self, folder: Path) -> DatasetStatus | None:
         path = _find(folder)

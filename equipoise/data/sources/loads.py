@@ -4,12 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from equipoise.data.clocks import DAY, check_zone
 from equipoise.data.load_tables import Gaps, LoadFormat, LoadTable, read_loads_of
+from equipoise.data.next_window import input_at
 from equipoise.data.own_paths import own_path
 from equipoise.data.pool import Pool
+from equipoise.data.series_facts import SeriesFacts
 from equipoise.data.source import LoadRequest, Source
 from equipoise.data.table_files import TABLES
 from equipoise.data.text_encoding import check_name
@@ -93,6 +96,9 @@ class Loads(WindowSettings, Source):
         pool = pool_of_loads(self, data, ask, place)
         gaps = [note for table in tables.values() for note in table.notes]
         return replace(pool, notes=(*notes, *_some(gaps, "series have gaps"), *pool.notes))
+
+    def next_input(self, series: SeriesFacts, owner: int, place: int) -> np.ndarray:
+        return input_at(self, series, owner, place)
 
     @property
     def _format(self) -> LoadFormat:
