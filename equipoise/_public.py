@@ -51,11 +51,13 @@ from equipoise.data.partitions.base import Partition
 from equipoise.data.pool import Pool
 from equipoise.data.source import LoadRequest, Source
 from equipoise.engine.model_files import load_model
+from equipoise.engine.unscaled import Unscaled
 from equipoise.errors import EquipoiseError, Interrupted, RunFailed
 from equipoise.metrics import Metric
 from equipoise.models.base import ModelSettings
 from equipoise.parameter_space import ParameterSpace
 from equipoise.privacy.mechanisms import Privacy
+from equipoise.quantiles import Pinball
 from equipoise.reducers import (
     REDUCERS,
     GeometricMedian,
@@ -126,6 +128,7 @@ __all__ = [
     "PFedMe",
     "ParameterSpace",
     "Partition",
+    "Pinball",
     "Pool",
     "Privacy",
     "Progress",
@@ -143,6 +146,7 @@ __all__ = [
     "State",
     "TensorBoard",
     "TrimmedMean",
+    "Unscaled",
     "Upload",
     "Uploads",
     "WandB",

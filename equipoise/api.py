@@ -88,7 +88,7 @@ def train(
         algorithm: an algorithm with its settings, such as `eq.Ditto(lam=0.1, lr=0.05)`, or a name, such as "ditto".
         head: what methods such as FedPer and FedRep keep on the client: the name of a submodule, a pattern of names
             such as "*.lora_B.*", a class of layers, or a list of these; None if there is to be no head.
-        loss: "cross-entropy", "squared", or a function (output, target).
+        loss: "cross-entropy", "squared", "pinball", a `Pinball` with quantiles, or a function (output, target).
         metric: a metric or several, each a name, a `Metric` or a function (outputs, targets) that returns a number.
             The first decides what is better; by default it is the one that belongs to the loss.
         names: names of the clients, where they come as a list.
@@ -190,6 +190,7 @@ def train(
             **callback_tables([name_of(CALLBACKS, callback) for callback in recorded], recorded),
             "task": {
                 "loss": loss if isinstance(loss, str) else function_name(loss),
+                **({"quantiles": list(task.loss.pinball.quantiles)} if task.loss.pinball else {}),
                 "metrics": [metric.name for metric in task.metrics.metrics],
             },
             "model": {"parameters": task.space.size, "layout": task.space.fingerprint()},

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
+from equipoise.quantiles import Pinball
 
 Each = Callable[[Tensor, Tensor], Tensor]  # (output, target) -> one number per sample
 
@@ -24,6 +25,13 @@ class Loss:
     curvature: Callable[[int], float] = lambda outputs: 1.0
     """bound of the largest eigenvalue of the second derivatives of a sample's loss by its outputs, for so many of them;
     of the user's own nothing is known, so it is taken to be 1"""
+    pinball: Pinball | None = None
+    "the quantiles that the outputs are, if it is the pinball loss"
+
+    @property
+    def outputs_per_number(self) -> int:
+        """Return the number of outputs that a model has for each number of a target."""
+        return 1 if self.pinball is None else len(self.pinball.quantiles)
 
     def of_each(self, output: Tensor, target: Tensor) -> Tensor:
         """Return one value per sample, if need be as the mean over that sample alone."""
@@ -56,10 +64,15 @@ def _cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return each if each.ndim == 1 else each.mean(-1)
 
 
+def _pinball_loss(pinball: Pinball) -> Loss:
+    return Loss(lambda o, t: pinball(o, t).mean(), pinball, 0.0, pinball=pinball)
+
+
 LOSSES = {
     # The matrix is diag(s) - ss' with s = softmax(output), whose eigenvalues are at most 1/2.
     "cross-entropy": Loss(_mean_cross_entropy, _cross_entropy, 0.0, lambda outputs: 0.5),
     "squared": Loss(lambda o, t: squared_error(o, t).mean(), squared_error, 0.0, lambda outputs: 2 / outputs),
+    "pinball": _pinball_loss(Pinball()),
 }
 
 
@@ -67,7 +80,7 @@ def fitting_loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor,
     """Return a loss, or raise an error if it does not fit the model and the data.
 
     Args:
-        loss: the name of a loss, or a function.
+        loss: the name of a loss, a `Pinball`, or a function.
         output: outputs of the model for some samples.
         target: targets of these samples.
     """
@@ -78,11 +91,17 @@ def fitting_loss(loss: str | Callable[[Tensor, Tensor], Tensor], output: Tensor,
     if isinstance(loss, str):
         if loss not in LOSSES:
             raise EquipoiseError(f"unknown loss {loss!r}; available: {', '.join(LOSSES)}, or a function")
+        found = LOSSES[loss]
         if loss == "squared":
             check_squared(output, target)
+        elif found.pinball is not None:
+            _check_pinball(found.pinball, output, target)
         else:
             _check_classes(output, target)
-        return LOSSES[loss]
+        return found
+    if isinstance(loss, Pinball):
+        _check_pinball(loss, output, target)
+        return _pinball_loss(loss)
     try:
         value = loss(output, target)
     except Exception as error:
@@ -123,4 +142,15 @@ def check_squared(output: Tensor, target: Tensor) -> None:
         raise EquipoiseError(
             f"the model gives {output[0].numel()} numbers per sample and the targets have {target[0].numel()}; "
             "squared errors need equally many"
+        )
+
+
+def _check_pinball(pinball: Pinball, output: Tensor, target: Tensor) -> None:
+    numbers, quantiles = target[0].numel(), len(pinball.quantiles)
+    if not target.is_floating_point():
+        raise EquipoiseError("the loss 'pinball' forecasts quantiles of numbers, and the targets are whole numbers")
+    if output[0].numel() != numbers * quantiles:
+        raise EquipoiseError(
+            f"the model gives {output[0].numel()} numbers per sample; the loss 'pinball' needs {numbers * quantiles}: "
+            f"{quantiles} quantiles of each of the {numbers} numbers of a target"
         )

@@ -99,6 +99,17 @@ def random_state(device: torch.device) -> list[Tensor]:
 
 
 @contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread inside operators, so that large tensors are added up in one order on all machines."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@contextmanager
 def forked_random(device: torch.device) -> Iterator[None]:
     """Leave torch's global random streams, on the CPU and on the device, as they were."""
     before = random_state(device)

@@ -18,6 +18,7 @@ from equipoise.cli.deploy import deploy_app
 from equipoise.cli.export import export
 from equipoise.cli.list import list_
 from equipoise.cli.plot import plot
+from equipoise.cli.predict import predict
 from equipoise.cli.record import record
 from equipoise.cli.report import report
 from equipoise.cli.reproduce import reproduce
@@ -39,7 +40,7 @@ app = typer.Typer(
     "\n\n"
     "Start with `equipoise demo`. Then write a TOML file (see `equipoise run --help`) and run it.",
 )
-for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, record, cka, export, adapt):
+for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, record, cka, export, predict, adapt):
     app.command(cls=SettingsCommand if command in (run, show, sweep, reproduce) else None)(command)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")

@@ -6,6 +6,7 @@ import torch
 from pydantic import Field, field_validator, model_validator
 
 from equipoise.errors import EquipoiseError
+from equipoise.quantiles import QUANTILES, Pinball, checked_quantiles
 from equipoise.settings import Count, Settings, Threads
 
 _MIXED = "bf16-mixed"
@@ -32,6 +33,12 @@ class Schedule(Settings):
     metrics: tuple[str, ...] | None = None
     'metrics, such as ["accuracy", "macro-f1"], or own code; the first decides; left out: the one of the loss'
 
+    loss: Literal["cross-entropy", "squared", "pinball"] | None = None
+    "what training minimises; left out: cross-entropy for labels, squared for numbers; pinball forecasts quantiles"
+
+    quantiles: tuple[float, ...] | None = None
+    "quantiles that loss = pinball forecasts, 0.5 among them; left out: 0.1, 0.5, 0.9"
+
     targets: tuple[float, ...] | None = None
     "scores; the summary reports the round in which each kind of model first reached them"
 
@@ -42,6 +49,24 @@ class Schedule(Settings):
     @classmethod
     def _none_are_the_default(cls, metrics: tuple[str, ...] | None) -> tuple[str, ...] | None:
         return metrics or None
+
+    @model_validator(mode="after")
+    def _quantiles_need_pinball(self) -> "Schedule":
+        if self.quantiles is not None:
+            if self.loss != "pinball":
+                raise EquipoiseError("quantiles are forecast with loss = 'pinball'; add it, or leave quantiles out")
+            checked_quantiles(self.quantiles)
+        return self
+
+    @property
+    def pinball(self) -> Pinball | None:
+        """Return the quantiles that the model forecasts, if it does."""
+        return Pinball(self.quantiles or QUANTILES) if self.loss == "pinball" else None
+
+    @property
+    def outputs_per_number(self) -> int:
+        """Return the number of outputs that a model has for each number of a target."""
+        return 1 if self.pinball is None else len(self.pinball.quantiles)
 
     def cohort(self, clients: int) -> int:
         """Return the number of clients in a round."""

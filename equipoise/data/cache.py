@@ -16,7 +16,7 @@ from safetensors import safe_open
 from equipoise.errors import EquipoiseError
 from equipoise.storage import atomic_files, tensor_files
 
-_FORMAT = "equipoise-decoded-2"
+_FORMAT = "equipoise-decoded-3"
 """Raise this number when a reader decodes differently or checks more, so that older entries are no longer used."""
 _ABANDONED = 3600  # seconds after which no process can still be writing a file
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field
 
 from equipoise import randomness
@@ -13,8 +14,11 @@ from equipoise.data.federation import SPLIT, Federation, check_split, from_share
 from equipoise.data.input_noise import with_noise
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.partitions.base import Partition
+from equipoise.data.pool import Pool
+from equipoise.data.series_facts import SeriesFacts
 from equipoise.data.source import DataProgress, LoadRequest, Source
 from equipoise.data.sources import SOURCES, data_folder
+from equipoise.data.windows import WindowSettings
 from equipoise.errors import EquipoiseError
 from equipoise.registry import choose
 from equipoise.settings import Count, Fraction, Number, Positive, Settings, nearest, read, shown
@@ -35,6 +39,8 @@ class DataSettings(Settings):
     "largest number of training samples per client, drawn from the seed; all validation and test samples are kept"
     unseen: Fraction = 0.0
     "fraction of the clients that do not train; they adapt the result to their data and are scored separately"
+    unseen_history: Count | None = None
+    "of time series: the number of values before their test part that these clients have to adapt with; left out: all"
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,10 @@ class DataSection:
         if not source.draws:
             dealing = dealing.model_copy(update={"split": dealing.split or SPLIT})
         check_split(dealing.split or SPLIT)
-        return DataSection(name, dealing, source, choose(PARTITIONS, divided, "data.partition", "kind")[1])
+        kind, partition = choose(PARTITIONS, divided, "data.partition", "kind")
+        if dealing.unseen_history is not None:
+            _check_history(name, dealing, source, kind)
+        return DataSection(name, dealing, source, partition)
 
     def table(self) -> dict[str, Any]:
         """Return the section as it is written to TOML, with every default."""
@@ -102,9 +111,22 @@ class DataSection:
             progress: is called while the data are read.
             folders: folders in which relative paths of settings begin.
         """
-        clients, split = self.dealing.clients, self.dealing.split or SPLIT
         pool = self.source.load(replace(self.request(folder, seed, folders), progress=progress))
-        shares = self.partition(pool, clients, randomness.generator(seed, "partition"))
+        whole = self._divided(pool, seed)
+        # The title that tables show: it always tells when only a portion of the data is used.
+        portions = [pool.portion, f"at most {self.dealing.most} a client to train with" if self.dealing.most else ""]
+        portions += [f"{len(set(self.dealing.only))} of {len(whole)} clients"] if self.dealing.only else []
+        portion = "; ".join(text for text in portions if text)
+        title = self.source.title(self.name) + (f" ({portion})" if portion else "")
+        federation = whole.keeping(self.dealing.only).training_on(self.dealing.most, seed)
+        federation = federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
+        if self.dealing.unseen_history is not None:
+            federation = self._with_short_history(federation, pool, self.dealing.unseen_history, seed)
+        return replace(federation, origin=json.dumps([title, self.table()], sort_keys=True))
+
+    def _divided(self, pool: Pool, seed: int) -> Federation:
+        """Return the samples of a pool as a federation of all clients that the partition makes."""
+        shares = self.partition(pool, self.dealing.clients, randomness.generator(seed, "partition"))
         x = pool.x
         if self.dealing.normalize is not None:
             if not x.is_floating_point():
@@ -112,16 +134,42 @@ class DataSection:
             mean, deviation = self.dealing.normalize
             x = (x - mean) / deviation
         x = with_noise(x, shares, self.partition.variances(len(shares)), seed)
-        federation = from_shares(x, pool.y, shares, split, seed, pool.classes, pool.part)
-        # The title that tables show: it always tells when only a portion of the data is used.
-        portions = [pool.portion, f"at most {self.dealing.most} a client to train with" if self.dealing.most else ""]
-        portions += [f"{len(set(self.dealing.only))} of {len(federation)} clients"] if self.dealing.only else []
-        portion = "; ".join(text for text in portions if text)
-        title = self.source.title(self.name) + (f" ({portion})" if portion else "")
-        federation = federation.keeping(self.dealing.only).training_on(self.dealing.most, seed)
-        federation = federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
-        origin = json.dumps([title, self.table()], sort_keys=True)
-        return replace(federation, origin=origin, chronological=self.source.chronological)
+        federation = from_shares(x, pool.y, shares, self.dealing.split or SPLIT, seed, pool.classes, pool.part)
+        return replace(federation, series=pool.series, chronological=self.source.chronological)
+
+    def _with_short_history(self, federation: Federation, pool: Pool, values: int, seed: int) -> Federation:
+        """Return the federation in which unseen clients have only this many values before their test part."""
+        assert pool.with_history is not None
+        short = self._divided(pool.with_history(federation.unseen, values), seed)
+        names = [name for name in federation.names if name in short.names]
+        unseen, lost = federation.unseen & set(names), len(federation) - len(names)
+        if not unseen:
+            raise EquipoiseError(
+                f"data.unseen_history = {values} leaves no unseen client a sample to train on; give more, or none"
+            )
+        notes = (f"{lost} unseen clients are left out: nothing can be learned from their last {values} values",)
+        short = short.keeping(names).training_on(self.dealing.most, seed)
+        return replace(short.called(federation.title, federation.notes + (notes if lost else ())), unseen=unseen)
+
+    def next_input(self, series: SeriesFacts, owner: int, place: int) -> np.ndarray:
+        """Return the input from which values at a place in a series are forecast, as `Source.next_input`."""
+        x = self.source.next_input(series, owner, place)
+        mean, deviation = self.dealing.normalize or (0.0, 1.0)
+        return np.asarray((x - mean) / deviation, dtype=x.dtype)
+
+
+def _check_history(name: str, dealing: DataSettings, source: Source, partition: str) -> None:
+    """Raise an error unless the history of unseen clients can be cut."""
+    if not dealing.unseen:
+        raise EquipoiseError("data.unseen_history needs data.unseen, the fraction of the clients that do not train")
+    if not isinstance(source, WindowSettings):
+        known = ", ".join(name for name in SOURCES if issubclass(SOURCES[name], WindowSettings))
+        raise EquipoiseError(f"data.unseen_history is for time series; {name} has none, unlike {known}")
+    if partition != "natural":
+        raise EquipoiseError(
+            f"data.unseen_history needs clients that own their series, but data.partition.kind = {partition!r} mixes "
+            'them; use "natural"'
+        )
 
 
 def _source(given: dict[str, Any]) -> tuple[str, Source]:

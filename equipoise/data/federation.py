@@ -15,6 +15,7 @@ from equipoise import randomness
 from equipoise.data.pixels import from_bytes, to_bytes
 from equipoise.data.samples import SPLITS as SPLITS
 from equipoise.data.samples import as_pair, named_clients
+from equipoise.data.series_facts import SeriesFacts
 from equipoise.errors import EquipoiseError
 from equipoise.settings import nearest
 from equipoise.state import State
@@ -100,6 +101,8 @@ class Federation:
     """number format of the inputs if x holds their pixels as bytes, to be divided by 255; None if x holds the inputs"""
     chronological: bool = False
     """whether each client's samples are in the order of time, so that neighbours are alike"""
+    series: SeriesFacts | None = None
+    """the time series that the samples are windows of, and their scales, if they are"""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):

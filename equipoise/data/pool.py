@@ -1,10 +1,13 @@
 """The pool: what a source returns, before it is divided over clients."""
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from equipoise.data.series_facts import SeriesFacts
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,10 @@ class Pool:
     "which portion of the published data this is, empty if it is all of them; every table shows it"
     notes: tuple[str, ...] = field(default=())
     "remarks for the user about how the data were read"
+    series: SeriesFacts | None = None
+    "the time series that the samples are windows of, and their scales, if they are"
+    with_history: "Callable[[Collection[str], int], Pool] | None" = None
+    "of time series: makes the pool again with only this many values of these owners before their test part"
 
     def __len__(self) -> int:
         return len(self.y)

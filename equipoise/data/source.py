@@ -6,9 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from equipoise.data.downloads import Remote
 from equipoise.data.federation import SPLIT
 from equipoise.data.pool import Pool
+from equipoise.data.series_facts import SeriesFacts
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Settings
 
@@ -79,6 +82,18 @@ class Source(Settings, ABC):
     def title(self, name: str) -> str:
         """Return the title of the data in tables; `name` is the name of the data set."""
         return name
+
+    def next_input(self, series: SeriesFacts, owner: int, place: int) -> np.ndarray:
+        """Return the input from which the values at a place in an owner's series, and after it, are forecast.
+
+        Args:
+            series: the series, as `load` returned them.
+            owner: the owner, as an index in `series.names`.
+            place: index in `series.values` of the first value to forecast; it may be one beyond the owner's last.
+        """
+        raise EquipoiseError(
+            f"{type(self).__name__} does not make inputs from the end of its data, so nothing after it can be forecast"
+        )
 
     def verify(self, ask: LoadRequest) -> None:
         """Read and check all files, and cache what was decoded."""

@@ -47,7 +47,7 @@ def read_columns(path: Path, names: Sequence[str], text: Sequence[str] = (), del
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[str]]:
+def opened_csv(path: Path) -> Iterator[IO[str]]:
     """Open a CSV file, and turn what goes wrong while it is read into a sentence."""
     try:
         with path.open(encoding="utf-8-sig") as file:
@@ -59,7 +59,7 @@ def _opened(path: Path) -> Iterator[IO[str]]:
 
 
 def _header(path: Path, delimiter: str) -> list[str]:
-    with _opened(path) as file:
+    with opened_csv(path) as file:
         names = [name.strip() for name in next(csv.reader(file, delimiter=delimiter), [])]
     if not any(names):
         raise EquipoiseError(f"{path} has no header; its first line must name the columns")
@@ -68,7 +68,7 @@ def _header(path: Path, delimiter: str) -> list[str]:
 
 def _read_csv(path: Path, names: Sequence[str], text: Sequence[str], delimiter: str) -> Columns:
     header = _header(path, delimiter)
-    with _opened(path) as file:
+    with opened_csv(path) as file:
         content = file.read()
     places = [header.index(name) for name in names]
     quick = None if '"' in content else _quick(content.split("\n")[1:], len(header), places, delimiter)
@@ -144,10 +144,10 @@ def _parquet(path: Path) -> Any:
 
 
 @contextmanager
-def _parquet_errors(path: Path) -> Iterator[None]:
-    """Turn whatever pyarrow raises for a damaged file into a sentence."""
+def parquet_file(path: Path) -> Iterator[Any]:
+    """Open a Parquet file, and turn whatever pyarrow raises for a damaged one into a sentence."""
     try:
-        yield
+        yield _parquet(path)
     except EquipoiseError:
         raise
     except FileNotFoundError:
@@ -157,20 +157,20 @@ def _parquet_errors(path: Path) -> Iterator[None]:
 
 
 def _parquet_names(path: Path) -> list[str]:
-    with _parquet_errors(path):
-        return list(_parquet(path).schema_arrow.names)
+    with parquet_file(path) as file:
+        return list(file.schema_arrow.names)
 
 
 def _read_parquet(path: Path, names: Sequence[str], text: Sequence[str]) -> Columns:
-    with _parquet_errors(path):
-        return _parquet_columns(path, names, text)
+    with parquet_file(path) as file:
+        return _parquet_columns(file, path, names, text)
 
 
-def _parquet_columns(path: Path, names: Sequence[str], text: Sequence[str]) -> Columns:
+def _parquet_columns(file: Any, path: Path, names: Sequence[str], text: Sequence[str]) -> Columns:
     """Return columns as numbers or text; a missing value or text where a number is needed is an error."""
     from pyarrow import types
 
-    table = _parquet(path).read(columns=list(names))
+    table = file.read(columns=list(names))
     found: Columns = {}
     for name in names:
         column = table.column(name)

@@ -129,7 +129,9 @@ def check_model_size(settings: ModelSettings, shape: Sequence[int], outputs: int
 
 def experiment_task(experiment: Experiment, federation: Federation, device: torch.device | None = None) -> Task:
     """Build the task of an experiment whose data are all on this machine; by default on the device of its engine."""
-    module = experiment_module(experiment, federation.sample()[0].shape[1:], federation.outputs)
+    schedule = experiment.schedule
+    outputs = federation.outputs * schedule.outputs_per_number
+    module = experiment_module(experiment, federation.sample()[0].shape[1:], outputs)
     check_head(module, experiment.head, experiment.algorithm)
     engine = experiment.engine
     return build_task(
@@ -137,7 +139,8 @@ def experiment_task(experiment: Experiment, federation: Federation, device: torc
         federation,
         engine,
         head=experiment.head,
-        metric=experiment.schedule.metrics,
+        loss=schedule.pinball or schedule.loss,
+        metric=schedule.metrics,
         device=engine_device(engine) if device is None else device,
     )
 

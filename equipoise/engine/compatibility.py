@@ -40,6 +40,11 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
             f"{name} uses the inputs of the model's head as features, so the head must be one submodule; here it is "
             f"{_head(task)}; name the submodule that is the head"
         )
+    if task.loss.pinball is not None and (requires.linear_head or isinstance(algorithm, PredictsFromSamples)):
+        raise EquipoiseError(
+            f"{name} computes its predictions from the targets themselves, which are no quantiles; leave out loss = "
+            "'pinball', or choose another algorithm"
+        )
     most = task.metric.bounds[1]
     if any(target > most for target in schedule.targets or ()):
         name = "an accuracy" if task.metric.name == "accuracy" else task.metric.name

@@ -11,11 +11,14 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from equipoise.config.experiment import Experiment
+from equipoise.data.series_scale import SeriesScale
+from equipoise.engine.unscaled import Unscaled
 from equipoise.errors import EquipoiseError, first_line
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
+from equipoise.quantiles import Pinball
 from equipoise.registry import choose, is_own_code
-from equipoise.settings import MOST
+from equipoise.settings import MOST, read
 from equipoise.storage import tensor_files
 from equipoise.storage.tensor_files import read_header
 
@@ -24,7 +27,14 @@ _LONGEST = 1 << 16  # characters of a description
 
 
 def write_model(
-    path: Path, module: nn.Module, experiment: Experiment, shape: Sequence[int], outputs: int, title: str, of: str
+    path: Path,
+    module: nn.Module,
+    experiment: Experiment,
+    shape: Sequence[int],
+    outputs: int,
+    title: str,
+    of: str,
+    series: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the parameters and buffers of a module to a file.
 
@@ -38,12 +48,14 @@ def write_model(
         outputs: number of outputs.
         title: name of the data.
         of: which model it is, for readers.
+        series: what `described_series` returned, for a model of time series.
     """
     described: dict[str, Any] = {
         "shape": list(shape),
         "outputs": outputs,
         "dtype": str(experiment.engine.dtype).removeprefix("torch."),
         "trained": {"algorithm": experiment.algorithm_name, "data": title, "of": of},
+        **(series or {}),
     }
     if experiment.model is not None:
         described["model"] = {"name": experiment.model_name, **experiment.model.table()}
@@ -55,7 +67,7 @@ def write_tensors_of_model(path: Path, tensors: Mapping[str, Tensor], described:
     tensor_files.write_tensors(path, tensors, {"format": _FORMAT, "equipoise": json.dumps(described)})
 
 
-def load_model(path: str | Path, module: nn.Module | None = None) -> nn.Module:
+def load_model(path: str | Path, module: nn.Module | None = None, *, own_unit: bool = False) -> nn.Module:
     """Load a trained model from a file, in eval mode.
 
     Args:
@@ -63,6 +75,8 @@ def load_model(path: str | Path, module: nn.Module | None = None) -> nn.Module:
             of a deployment.
         module: for a model of your own, a module like the one that was trained; it is copied, and its own weights do
             not matter. A model of the library is built from the file alone.
+        own_unit: for a client's model of time series, whether its forecasts are to be in the data's own unit; the
+            module then is an `Unscaled`.
 
     Returns:
         The module.
@@ -90,7 +104,18 @@ def load_model(path: str | Path, module: nn.Module | None = None) -> nn.Module:
     except (SafetensorError, OSError) as error:
         raise EquipoiseError(f"{path} cannot be read as a model: {first_line(error)}") from None
     load_tensors(module.to(dtype), tensors, str(path))
-    return module.eval()
+    return _unscaled(path, module, described).eval() if own_unit else module.eval()
+
+
+def _unscaled(path: str | Path, module: nn.Module, described: Mapping[str, Any]) -> Unscaled:
+    """Return the module with the scale that its file describes."""
+    if not isinstance(described.get("series"), dict):
+        raise EquipoiseError(
+            f"{path} has no scale of a time series: only the personal model of a client that was trained on one has; "
+            "leave out own_unit"
+        )
+    quantiles = described.get("quantiles")
+    return Unscaled(module, read(SeriesScale, described["series"], "series"), Pinball(quantiles) if quantiles else None)
 
 
 def _description(path: str | Path, metadata: Mapping[str, str]) -> dict[str, Any]:

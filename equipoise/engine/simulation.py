@@ -28,6 +28,7 @@ from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore, RenumberedStore
 from equipoise.engine.compatibility import check_batches, check_data
 from equipoise.engine.counters import diagnostic_figures
+from equipoise.engine.forecast_results import models_made_alone, score_forecasts
 from equipoise.engine.origin import describe_origin, find_difference, find_legacy_difference, legacy_fingerprint
 from equipoise.engine.round_facts import ResultFacts, RoundFacts, accepted_uploads, share_facts
 from equipoise.engine.run import Run
@@ -38,10 +39,19 @@ from equipoise.engine.simulated_releases import SimulatedReleases
 from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError, Interrupted, ProcessLost, RunFailed
 from equipoise.evaluation.evaluator import AT_ONCE
+from equipoise.evaluation.forecast_scores import ForecastScores
 from equipoise.evaluation.kept_predictions import check_room
 from equipoise.evaluation.run_scores import RunScores
 from equipoise.evaluation.scoreboard import score_columns
-from equipoise.executors.base import ClientJob, ClientModel, ClientResult, HeldState, HostStates, with_engine_state
+from equipoise.executors.base import (
+    ClientJob,
+    ClientModel,
+    ClientResult,
+    HeldState,
+    HostStates,
+    ModelKind,
+    with_engine_state,
+)
 from equipoise.executors.build import build_executor
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, seeded_noise
@@ -49,7 +59,7 @@ from equipoise.state import State
 from equipoise.storage.model_kinds import COLUMNS
 from equipoise.storage.run_folder import RunFolder
 from equipoise.torch_device import CPU
-from equipoise.training.buffers import broadcast
+from equipoise.training.buffers import BUFFERS, broadcast
 from equipoise.training.task import Task
 
 _NAMED = 3
@@ -117,6 +127,7 @@ class Simulation(Run):
         part = self.ranks.rank, self.ranks.size
         self.store = ClientStore(len(federation), initial, states, engine.memory_mb << 20, part=part)
         self.best = BestModels(task, len(federation), states, engine.memory_mb << 20, part)
+        self._forecasts: tuple[int, ForecastScores] | None = None
         self.interrupted = threading.Event()
         self.executor = build_executor(engine, task, self.federation, algorithm, schedule)
         self.placement = Placement(self.executor.shards, self.ranks)
@@ -396,6 +407,29 @@ class Simulation(Run):
         module = super().module_of(model)
         return self.executor.predictor(module, model.who) if model.looks_up else module
 
+    def models_made_alone(self, clients: Sequence[int], kind: ModelKind) -> Iterator[ClientModel | None]:
+        """Yield the models of clients that all trained ("personal"), or all did not ("unseen"), as if made alone."""
+        executor = build_executor(self.engine, self.task, self.federation, self.algorithm, self.schedule)
+        return models_made_alone(executor, self.done, clients, kind, self.job)
+
+    def global_module(self, who: int) -> nn.Module | None:
+        """Return the global model as a client uses it, with its own BatchNorm statistics if they are not averaged."""
+        vector, buffers = self.algorithm.global_model(self.server), self.global_buffers()
+        if buffers is None and len(self.task.buffers):
+            if who not in self.training:
+                return None
+            buffers = self.store.get(who).get(BUFFERS)
+        return None if vector is None else self.task.to_module(vector, buffers)
+
+    def forecasts(self) -> ForecastScores | None:
+        """Return the scores of the run's forecasts as it is, or None if its data are no time series."""
+        if self.federation.series is None:
+            return None
+        if self._forecasts is None or self._forecasts[0] != self.done:
+            models = self.models_made_alone, self.global_module, self.module_of
+            self._forecasts = self.done, score_forecasts(self.task, self.federation, *models, self.pipeline.malicious)
+        return self._forecasts[1]
+
     def save_checkpoint(self) -> None:
         """Write a checkpoint of the run as it is."""
         self.save(self.scores.tensors())
@@ -419,10 +453,15 @@ class Simulation(Run):
         """Write the results of the run as it is into a folder, and return its summary."""
         shown = shown_states(self.algorithm, self.start, map(self.job, sorted(self.training)))
         tables, columns, summary = self.scores.tables(), score_columns(self.task.metrics), self.summary()
+        if (forecasts := self.forecasts()) is not None:
+            folder.write_table(folder.forecasts, forecasts.columns, forecasts.table())
         write_results(folder, self.federation, self.pipeline.malicious, tables, columns, shown, summary)
         return summary
 
     def summary(self) -> dict[str, Any]:
         """Return what summary.json contains."""
         adapted = self.scores.training.adaptation_samples
-        return summarize_run(self, self.federation.title, len(self.training), self.scores.summary(), adapted)
+        forecasts = self.forecasts()
+        figures = {"forecast": forecasts.summary()} if forecasts else {}
+        scores = self.scores.summary() | figures
+        return summarize_run(self, self.federation.title, len(self.training), scores, adapted)

@@ -68,7 +68,7 @@ def describe(federation: Federation, experiment: Experiment) -> Deploy:
     facts = {
         "shape": tuple(x.shape[1:]),
         "inputs": "numbers" if x.is_floating_point() else "symbols",
-        "outputs": federation.outputs,
+        "outputs": federation.outputs * experiment.schedule.outputs_per_number,
         "targets": "numbers" if classes is None else "classes",
         "target_shape": tuple(y.shape[1:]),
         "title": federation.title,

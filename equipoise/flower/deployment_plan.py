@@ -148,7 +148,8 @@ class DeploymentPlan:
         head = self.experiment.head if self.model is None and self.head == "head" else self.head
         check_head(module, head, self.experiment.algorithm)
         metric = self.experiment.schedule.metrics if self.metric is None else self.metric
-        return build_task(module, sample, settings, head=head, loss=self.loss, metric=metric)
+        loss = self.loss or self.experiment.schedule.pinball or self.experiment.schedule.loss
+        return build_task(module, sample, settings, head=head, loss=loss, metric=metric)
 
 
 def _own_section(table: Any, section: str, part: Any) -> tuple[Any, type]:

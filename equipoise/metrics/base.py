@@ -1,7 +1,6 @@
 """Metrics: scores of a model, as a mean over samples or computed from all samples together."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 from typing import Any, Literal
@@ -12,10 +11,10 @@ from torch import Tensor
 
 from equipoise.errors import EquipoiseError
 from equipoise.metrics.predictions import Need, Predictions, keep
-from equipoise.torch_device import widened
+from equipoise.torch_device import one_thread, widened
 
 MetricFunction = Callable[[Tensor, Tensor], Any]
-Targets = Literal["classes", "numbers", "any"]
+Targets = Literal["classes", "numbers", "quantiles", "any"]
 """The targets that a metric is for."""
 
 
@@ -107,23 +106,12 @@ class SetMetric:
         """
         if self.need != "classes" and not predictions.finite:
             return np.array(-inf if self.higher_is_better else inf)
-        with _one_thread():
+        with one_thread():
             value = np.asarray(self.compute(predictions), dtype=np.float64)
         return value.clip(*self.bounds)  # rounding may go beyond them
 
 
 AnyMetric = Metric | SetMetric
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Add up large tensors in one order, whatever the number of threads."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def whole_set(metric: Metric) -> SetMetric:

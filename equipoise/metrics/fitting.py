@@ -10,34 +10,44 @@ from equipoise.errors import EquipoiseError
 from equipoise.metrics.base import AnyMetric, Metric, SetMetric, whole_set
 from equipoise.metrics.collection import MetricCollection
 from equipoise.metrics.lookup import METRICS, MetricLike, find_metrics
+from equipoise.metrics.quantile import fitted
+from equipoise.quantiles import Pinball
 
 # What functions raise where they are not defined, as on two samples of the same class; anything else is a mistake.
 _UNDEFINED = (ValueError, ArithmeticError)
 
 
 def fitting_metrics(
-    given: MetricLike | Sequence[MetricLike] | None, loss: Any, output: Tensor, target: Tensor
+    given: MetricLike | Sequence[MetricLike] | None,
+    loss: Any,
+    output: Tensor,
+    target: Tensor,
+    pinball: Pinball | None = None,
 ) -> MetricCollection:
     """Return metrics, or raise an error if one does not fit the model and the data.
 
     Args:
         given: a metric or several, each by name, as a `Metric` or as a function; by default accuracy, or RMSE for
-            numbers.
+            numbers, or the pinball loss for quantiles.
         loss: the loss or its name.
         output: outputs of the model for some samples.
         target: targets of these samples.
+        pinball: the quantiles that the outputs are, if the loss is the pinball loss.
     """
     found = () if given is None else find_metrics(given)
     if not found:
-        found = (METRICS["rmse" if loss == "squared" or target.is_floating_point() else "accuracy"],)
-    return MetricCollection(tuple(_fitting(metric, output, target) for metric in found), output.shape[-1])
+        of_numbers = "rmse" if pinball is None else "pinball"
+        found = (METRICS[of_numbers if loss == "squared" or target.is_floating_point() else "accuracy"],)
+    fitting = (_fitting(metric, output, target, pinball) for metric in found)
+    return MetricCollection(tuple(fitting), output.shape[-1])
 
 
-def _fitting(metric: AnyMetric, output: Tensor, target: Tensor) -> AnyMetric:
+def _fitting(metric: AnyMetric, output: Tensor, target: Tensor, pinball: Pinball | None) -> AnyMetric:
+    metric = fitted(metric, pinball)
     if metric.targets == "classes":
         _check_classes(metric.name, output, target)
     if metric.targets == "numbers":
-        _check_numbers(metric.name, output, target)
+        _check_numbers(metric.name, output if pinball is None else pinball.point(output), target)
     if isinstance(metric, SetMetric):
         if metric.most_classes is not None and output.shape[-1] > metric.most_classes:
             raise EquipoiseError(

@@ -7,11 +7,12 @@ from typing import Any
 from equipoise.errors import EquipoiseError
 from equipoise.metrics.base import AnyMetric, Metric, MetricFunction, SetMetric
 from equipoise.metrics.classification import CLASSIFICATION
+from equipoise.metrics.quantile import NOT_FIRST, QUANTILE
 from equipoise.metrics.regression import REGRESSION
 from equipoise.registry import load_object
 from equipoise.settings import nearest
 
-METRICS: dict[str, AnyMetric] = {metric.name: metric for metric in (*CLASSIFICATION, *REGRESSION)}
+METRICS: dict[str, AnyMetric] = {metric.name: metric for metric in (*CLASSIFICATION, *REGRESSION, *QUANTILE)}
 
 MetricLike = str | Metric | MetricFunction
 """A metric as users name it: by name, as a `Metric`, or as a function of outputs and targets."""
@@ -62,6 +63,11 @@ def find_metrics(given: MetricLike | Sequence[MetricLike]) -> tuple[AnyMetric, .
         raise EquipoiseError(
             f"{names[0]!r} is not one number, so it cannot be the first metric, which decides what is better; put "
             "another before it"
+        )
+    if metrics and isinstance(metrics[0], Metric) and metrics[0].name in NOT_FIRST:
+        raise EquipoiseError(
+            f"{names[0]!r} alone does not tell which model is better, so it cannot be the first metric, which decides; "
+            "put 'pinball' before it"
         )
     return metrics
 

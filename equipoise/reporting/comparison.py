@@ -4,6 +4,7 @@ import json
 from statistics import mean, stdev
 from typing import Any
 
+from equipoise.reporting.forecast_table import forecast_columns
 from equipoise.storage.diagnostics import DIAGNOSTICS
 from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.run_index import FinishedRun, grouped
@@ -29,7 +30,7 @@ def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
     """Return one row for all runs that differ only in the seed, each figure with its mean and spread."""
     groups = grouped(runs)
     shown = _differences([group[0] for group in groups])
-    others = other_metrics(runs)
+    others, forecasts = other_metrics(runs), forecast_columns(runs)
     rows = []
     for group in groups:
         first = group[0]
@@ -61,6 +62,7 @@ def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
         row |= {"private": bool(privacy)} | {k: privacy.get(k) for k in PRIVACY}
         for field in ("bytes_up", "bytes_down", "gradient_samples", "seconds"):
             row[field] = mean(run.summary[field] for run in group)
+        row |= forecast_columns(group) or dict.fromkeys(forecasts)
         rows.append(row)
     _distinguish_equal_rows(rows, [group[0] for group in groups])
     return rows

@@ -8,6 +8,7 @@ from typing import Any
 
 from equipoise.reporting.comparison import PRIVACY
 from equipoise.reporting.fitted_table import FittedTable
+from equipoise.reporting.forecast_table import forecast_cells, forecast_note, has_forecasts
 from equipoise.storage.model_kinds import HYBRIDS, KINDS
 
 
@@ -191,20 +192,28 @@ def as_text(rows: list[dict[str, Any]], format: str, fairness: bool = False, oth
         fairness: whether the table is about fairness between clients.
         others: names of the metrics beside the first one, which in Markdown have a table of their own.
     """
-    if format == "json":
-        return json.dumps(rows, indent=2)
-    if format == "csv":
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue().rstrip()
-    tables = [_markdown(*cells(rows, fairness), note(rows, fairness))]
-    tables += [_markdown(*_metric_cells(rows, list(others)), _METRICS_NOTE)] if others else []
+    if format != "md":
+        return rows_as_text(rows, format)
+    tables = [markdown(*cells(rows, fairness), note(rows, fairness))]
+    tables += [markdown(*_metric_cells(rows, list(others)), _METRICS_NOTE)] if others else []
+    if has_forecasts(rows) and not fairness:
+        tables.append(markdown(*forecast_cells(rows), forecast_note(rows)))
     return "\n\n".join(tables)
 
 
-def _markdown(head: list[str], body: list[list[str]], note: str) -> str:
+def rows_as_text(rows: list[dict[str, Any]], format: str) -> str:
+    """Return dictionaries with the same keys as JSON or CSV."""
+    if format == "json":
+        return json.dumps(rows, indent=2)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue().rstrip()
+
+
+def markdown(head: list[str], body: list[list[str]], note: str) -> str:
+    """Return a table in Markdown, with a note below it."""
     lines = [head, ["---"] * len(head), *body]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return f"{table}\n\n{note}"

@@ -125,14 +125,16 @@ class AdaptedClients:
             A tensor for a tensor, else a numpy array.
         """
         if client_number(self.clients, client) in self._models:
-            return predict(self.personal(client), x, self._trained.input_shape, self._trained.dtype, batch)
+            return self._predict(self.personal(client), x, batch)
         vector = self._trained.global_vector()
         buffers = self._trained.global_buffers()
         if vector is None or (self._trained.buffer_names and buffers is None):
             raise EquipoiseError(f"{self._trained.method} has no model for a new client")
-        return predict(
-            self._trained.to_module(vector, buffers), x, self._trained.input_shape, self._trained.dtype, batch
-        )
+        return self._predict(self._trained.to_module(vector, buffers), x, batch)
+
+    def _predict(self, module: nn.Module, x: Any, batch: int) -> Any:
+        trained = self._trained
+        return predict(module, x, trained.input_shape, trained.dtype, batch, trained.pinball)
 
     def save(self, folder: str | Path) -> None:
         """Write a file NAME.safetensors with each client's adapted model, for `load_model`, and clients.csv."""

@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from equipoise.data.series_scale import client_scale
 from equipoise.engine.model_files import write_model, write_tensors_of_model
+from equipoise.engine.unscaled import described_series
 from equipoise.errors import EquipoiseError
 from equipoise.registry import is_own_code
 from equipoise.runs.launch import reopen
@@ -33,14 +35,16 @@ def export_model(folder: Path, client: str | None, path: Path, data: Path | None
             )
         return _export_saved(SavedModels(opened.models), client, path), True
     result, experiment = reopen(folder, data)
-    who = None if client is None else _number(result.clients, client)
+    who = None if client is None else client_by_text(result.clients, client)
     if who is not None and result.looks_up:
         raise EquipoiseError(_looks_up(experiment.algorithm_name))
     module = result.global_model() if who is None else result.personal(who)
     name = "global" if who is None else result.clients[who]
     federation = result.federation
     shape = federation.sample()[0].shape[1:]
-    write_model(path, module, experiment, shape, federation.outputs, federation.title, name)
+    scale = None if who is None else client_scale(federation, who)
+    series = described_series(scale, experiment.schedule.pinball)
+    write_model(path, module, experiment, shape, result.outputs, federation.title, name, series)
     return name, is_own_code(experiment.model_name)
 
 
@@ -52,20 +56,23 @@ def _export_saved(models: SavedModels, client: str | None, path: Path) -> str:
             raise EquipoiseError(f"{method} has no global model; export a client's personal model with --client")
         if facts["buffers"] and models.averaged is None:
             raise EquipoiseError("the model's buffers stay with the clients, so there is no global model without one")
-        name, tensors = "global", models.tensors(models.shared, models.averaged)
+        name, tensors, scale = "global", models.tensors(models.shared, models.averaged), None
     else:
-        who = _number(models.names, client)
+        who = client_by_text(models.names, client)
         model = models.personal(who)
         if model is None:
             raise EquipoiseError(f"{method} has no personal models; export the global one with --global")
         if model.looks_up:
             raise EquipoiseError(_looks_up(method))
         name, tensors = models.names[who], models.tensors(model.vector, model.buffers)
+        scale = (facts.get("scales") or {who: None})[who]
     described = {
         "shape": facts["inputs"][0],
         "outputs": facts["outputs"],
         "dtype": facts["dtype"],
         "trained": {"algorithm": method, "data": facts["title"], "of": name},
+        **({"series": scale} if scale else {}),
+        **({"quantiles": facts["quantiles"]} if facts.get("quantiles") else {}),
     }
     write_tensors_of_model(path, tensors, described)
     return name
@@ -78,7 +85,8 @@ def _looks_up(method: str) -> str:
     )
 
 
-def _number(names: Sequence[str], client: str) -> int:
+def client_by_text(names: Sequence[str], client: str) -> int:
+    """Return the number of a client that is given on the command line, by its number or its name."""
     # Some clients have numbers as names (households); there a number is always read as a name.
     by_number = client.isdecimal() and not any(name.isdecimal() for name in names)
     return client_number(names, int(client) if by_number else client)

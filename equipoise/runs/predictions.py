@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from equipoise.data.samples import as_tensor
 from equipoise.errors import EquipoiseError
+from equipoise.quantiles import Pinball
 
 
 def client_number(names: Sequence[str], client: Any) -> int:
@@ -24,7 +25,9 @@ def client_number(names: Sequence[str], client: Any) -> int:
 
 
 @torch.no_grad()
-def predict(module: nn.Module, x: Any, shape: Sequence[int], dtype: torch.dtype, batch: int) -> Any:
+def predict(
+    module: nn.Module, x: Any, shape: Sequence[int], dtype: torch.dtype, batch: int, pinball: Pinball | None = None
+) -> Any:
     """Return the outputs of a module in eval mode.
 
     Args:
@@ -33,6 +36,7 @@ def predict(module: nn.Module, x: Any, shape: Sequence[int], dtype: torch.dtype,
         shape: shape of one sample in training.
         dtype: number format of the module.
         batch: number of samples per pass.
+        pinball: the quantiles that the outputs are, if they are; those that cross are sorted.
 
     Returns:
         A tensor for a tensor, else a numpy array.
@@ -51,4 +55,6 @@ def predict(module: nn.Module, x: Any, shape: Sequence[int], dtype: torch.dtype,
     except (RuntimeError, ValueError, IndexError, TypeError) as error:
         raise EquipoiseError(f"the model does not take inputs of shape {tuple(inputs.shape[1:])}: {error}") from None
     outputs = torch.cat(parts)
+    if pinball is not None:
+        outputs = pinball.ordered(outputs).flatten(1)
     return outputs if isinstance(x, Tensor) else np.asarray(outputs)

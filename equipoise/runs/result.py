@@ -12,12 +12,16 @@ import numpy as np
 import tomli_w
 from torch import Tensor, nn
 
+from equipoise.data.config import DataSection
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.engine.simulation import Simulation
+from equipoise.engine.unscaled import Unscaled
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.cka import Similarity
+from equipoise.evaluation.conformal import LEVEL
 from equipoise.executors.base import ClientModel
 from equipoise.runs.adaptation import AdaptedClients
+from equipoise.runs.forecasts import ClientForecasts, forecast_series, next_forecasts, window_forecasts
 from equipoise.runs.headlines import headlines
 from equipoise.runs.predictions import client_number, predict
 from equipoise.runs.saved_models import write_models
@@ -75,6 +79,11 @@ class Result:
     def looks_up(self) -> bool:
         """Tell whether personal models use the clients' training samples when they predict."""
         return self._trained.looks_up
+
+    @property
+    def outputs(self) -> int:
+        """Return the number of outputs of a model for a sample, or for each position in it."""
+        return self._trained.outputs
 
     def scores(self) -> dict[str, np.ndarray]:
         """Return, for each kind of model, one row of scores per client, with the columns `score_columns`."""
@@ -159,9 +168,53 @@ class Result:
         Returns:
             A tensor for a tensor, else a numpy array.
         """
-        model = None if client is None else self._trained.personal(self._number(client))
-        module = self.global_model(client) if model is None else self._module(model)
-        return predict(module, x, self._trained.input_shape, self._trained.dtype, batch)
+        trained = self._trained
+        module = self.global_model() if client is None else self._predicting(self._number(client))
+        return predict(module, x, trained.input_shape, trained.dtype, batch, trained.pinball)
+
+    def unscaled(self, client: int | str) -> Unscaled:
+        """Return the module that a client predicts with, with forecasts in the data's own unit."""
+        who = self._number(client)
+        if (scale := self._trained.scale(who)) is None:
+            raise EquipoiseError(
+                f"the samples of client {client!r} are not windows of one time series, so its model has no unit of its "
+                "own; use personal(client) or global_model()"
+            )
+        return Unscaled(self._predicting(who), scale, self._trained.pinball).eval()
+
+    def forecasts(self, client: int | str, level: float = LEVEL, *, shared: bool = False) -> ClientForecasts:
+        """Return the forecasts for a client's test samples, in the data's own unit.
+
+        Args:
+            client: number or name of the client.
+            level: probability of the intervals, which are made from the client's validation samples.
+            shared: whether the global model forecasts, in place of the client's own.
+        """
+        who = self._number(client)
+        federation = self._trained.federation
+        forecast_series(federation)
+        return window_forecasts(self._trained.task, self._predicting(who, shared), federation, who, level)
+
+    def next_forecasts(
+        self, client: int | str, data: DataSection, level: float = LEVEL, *, shared: bool = False
+    ) -> ClientForecasts:
+        """Return the forecasts of the values that follow the end of a client's series, in the data's own unit.
+
+        Args:
+            client: number or name of the client.
+            data: the section [data] of the run, which makes inputs from the last known values.
+            level: probability of the intervals.
+            shared: whether the global model forecasts, in place of the client's own.
+        """
+        who = self._number(client)
+        federation = self._trained.federation
+        forecast_series(federation)
+        return next_forecasts(self._trained.task, self._predicting(who, shared), federation, who, level, data)
+
+    def _predicting(self, who: int, shared: bool = False) -> nn.Module:
+        """Return a client's personal model, or the global one if that is asked for or there is no other."""
+        model = None if shared else self._trained.personal(who)
+        return self.global_model(who) if model is None else self._module(model)
 
     def adapt(
         self, clients: Sequence[Any] | Mapping[Any, Any] | Federation, *, split: Sequence[float] = SPLIT

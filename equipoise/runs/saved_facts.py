@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
+from equipoise.data.series_scale import SeriesScale
 from equipoise.errors import EquipoiseError, first_line
+from equipoise.quantiles import checked_quantiles
 from equipoise.settings import MOST, Settings, read
 from equipoise.storage.tensor_files import TensorHeader
 
@@ -39,7 +41,9 @@ class ModelFacts(Settings):
     outputs: Annotated[int, Field(ge=1, le=MOST)]
     dtype: Literal["float32", "float64"]
     loss: str | None
+    quantiles: tuple[float, ...] | None = None
     metrics: tuple[str, ...] | None
+    scales: tuple[SeriesScale | None, ...] | None = None
     training_clients: Annotated[int, Field(ge=0)]
     training_samples: Annotated[int, Field(ge=0)] | None = None
     origin: dict[str, Any]
@@ -68,6 +72,10 @@ def read_facts(path: Path, header: TensorHeader) -> dict[str, Any]:
 def _compare(facts: ModelFacts, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
     """Raise ValueError if the tensors are not those that the facts speak of."""
     clients, columns = len(facts.clients), len(facts.columns)
+    if facts.scales is not None and len(facts.scales) != clients:
+        raise ValueError(f"it has the scales of {len(facts.scales)} time series for {clients} clients")
+    if facts.quantiles is not None:
+        checked_quantiles(facts.quantiles)
     size = sum(prod(shape) for _, shape in facts.parameters)
     for name in ("choices", "owners", *(f"module.{name}" for name in facts.buffers)):
         if name not in tensors:

@@ -14,6 +14,7 @@ from equipoise.errors import EquipoiseError, first_line
 from equipoise.executors.base import ClientModel, ModelKind
 from equipoise.losses import LOSSES
 from equipoise.metrics import METRICS
+from equipoise.metrics.quantile import fitted
 from equipoise.parameter_space import ParameterEntry
 from equipoise.runs.saved_facts import read_facts
 from equipoise.runs.trained import SimulatedRun
@@ -79,8 +80,10 @@ def write_models(trained: SimulatedRun, path: Path) -> None:
         "targets": [list(y.shape[1:]), _format(y)],
         "outputs": trained.outputs,
         "dtype": _format(task.w0),
-        "loss": next((name for name, loss in LOSSES.items() if loss is task.loss), None),
+        "loss": _loss_name(task),
+        "quantiles": None if task.loss.pinball is None else list(task.loss.pinball.quantiles),
         "metrics": [metric.name for metric in task.metrics.metrics] if _have_names(task) else None,
+        "scales": _scales(trained),
         "training_clients": start.clients,
         "training_samples": start.samples,
         "origin": trained.run.fingerprint,
@@ -88,9 +91,25 @@ def write_models(trained: SimulatedRun, path: Path) -> None:
     write_rows(path, tensors, tables, rows(), {"format": _FORMAT, "equipoise": json.dumps(facts)})
 
 
+def _scales(trained: SimulatedRun) -> list[dict[str, Any] | None] | None:
+    """Return the scale of each client's time series; None if there are none."""
+    found = [trained.scale(who) for who in range(len(trained.names))]
+    return [None if scale is None else scale.table() for scale in found] if any(found) else None
+
+
+def _loss_name(task: Task) -> str | None:
+    """Return the name of the loss, if it is none of the user's own."""
+    if task.loss.pinball is not None:
+        return "pinball"
+    return next((name for name, loss in LOSSES.items() if loss is task.loss), None)
+
+
 def _have_names(task: Task) -> bool:
     """Tell whether all metrics are known by name, and none is the user's own."""
-    return all(METRICS.get(metric.name) is metric for metric in task.metrics.metrics)
+    return all(
+        metric.name in METRICS and metric == fitted(METRICS[metric.name], task.loss.pinball)
+        for metric in task.metrics.metrics
+    )
 
 
 def _present(buffers: Tensor | None) -> Tensor:

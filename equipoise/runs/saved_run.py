@@ -16,6 +16,7 @@ from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.algorithms.local_data import Start
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
+from equipoise.data.series_scale import SeriesScale
 from equipoise.engine.best_models import BestModels
 from equipoise.engine.model_files import load_tensors
 from equipoise.engine.origin import find_data_difference
@@ -24,6 +25,7 @@ from equipoise.executors.base import ClientModel
 from equipoise.executors.build import build_executor
 from equipoise.metrics import MetricLike
 from equipoise.parameter_space import ParameterSpace
+from equipoise.quantiles import Pinball
 from equipoise.runs.saved_models import SavedModels
 from equipoise.runs.trained import Trained, library_model
 from equipoise.settings import read
@@ -68,7 +70,8 @@ class SavedRun(Trained):
         self.score_columns = tuple(facts["columns"])
         self.engine = read(Engine, tables.get("engine", {}), "engine")
         self._algorithm = algorithm
-        self._loss, self._metric = loss or facts["loss"], metric or facts["metrics"]
+        self.pinball = Pinball(facts["quantiles"]) if facts.get("quantiles") else None
+        self._loss, self._metric = loss or self.pinball or facts["loss"], metric or facts["metrics"]
         self.template = self._template(module)
         self.space = ParameterSpace(self.template, self._head_parameters)
         self._federation = None if federation is None else self._checked(federation)
@@ -174,6 +177,10 @@ class SavedRun(Trained):
 
     def client_buffers(self, who: int) -> Tensor | None:
         return self.models.client_buffers(who)
+
+    def scale(self, who: int) -> SeriesScale | None:
+        table = (self.models.facts.get("scales") or {who: None})[who]
+        return None if table is None else read(SeriesScale, table, "scales")
 
     def hybrid_choices(self) -> np.ndarray:
         return self.models.choices

@@ -13,18 +13,17 @@ from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.algorithms.local_data import Start
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
+from equipoise.data.series_scale import SeriesScale, client_scale
 from equipoise.engine.simulation import Simulation
 from equipoise.evaluation.scoreboard import score_columns
 from equipoise.executors.base import ClientModel, ModelKind
-from equipoise.executors.build import build_executor
+from equipoise.quantiles import Pinball
 from equipoise.state import State
 from equipoise.storage.model_kinds import HYBRIDS
 from equipoise.storage.run_folder import RunFolder, made_in_python, read_toml
 from equipoise.torch_device import CPU
 from equipoise.training.buffers import BUFFERS
 from equipoise.training.task import Task
-
-_AT_ONCE = 64  # clients whose models are made together
 
 
 class Trained(ABC):
@@ -46,6 +45,8 @@ class Trained(ABC):
     buffer_names: tuple[str, ...]
     model: dict[str, Any] | None
     "name and settings of a model of the library; None for a module of the user's own"
+    pinball: Pinball | None
+    "the quantiles that models forecast, if they do"
     looks_up: bool
     "whether personal models use the clients' samples when they predict"
 
@@ -108,6 +109,10 @@ class Trained(ABC):
         """Return a client's own buffers, with which it uses the global model where buffers are not averaged."""
 
     @abstractmethod
+    def scale(self, who: int) -> SeriesScale | None:
+        """Return the scale of a client's time series, if its samples are of one."""
+
+    @abstractmethod
     def hybrid_choices(self) -> np.ndarray:
         """Return what each client's hybrid model is: 1 the global one, 0 its personal one, -1 there is none."""
 
@@ -139,10 +144,14 @@ class SimulatedRun(Trained):
         self.method = type(run.algorithm).__name__
         self.schedule, self.engine = run.schedule, run.engine
         self.score_columns = score_columns(run.task.metrics)
-        self.input_shape, self.outputs = tuple(run.task.sample[0].shape[1:]), run.federation.outputs
+        self.input_shape, self.outputs = (
+            tuple(run.task.sample[0].shape[1:]),
+            run.federation.outputs * run.task.loss.outputs_per_number,
+        )
         self.dtype, self.buffer_names = run.task.dtype, run.task.buffer_names
         self.model = None if run.folder is None else library_model(run.folder)
         self.looks_up = isinstance(run.algorithm, PredictsFromSamples)
+        self.pinball = run.task.loss.pinball
 
     @property
     def rounds(self) -> int:
@@ -181,20 +190,8 @@ class SimulatedRun(Trained):
         return next(self.personals([who], "unseen" if self.names[who] in self.unseen else "personal"))
 
     def personals(self, clients: list[int], kind: ModelKind) -> Iterator[ClientModel | None]:
-        """Yield the models of clients that all trained ("personal"), or all did not ("unseen").
-
-        Each is exactly as if it were made alone.
-        """
-        run = self.run
-        executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule)
-        # The rounding of a stack depends on its size, so each stack has one client here.
-        at_once = 1 if executor.mode == "stacked" else _AT_ONCE
-        try:
-            for first in range(0, len(clients), at_once):
-                jobs = [run.job(who) for who in clients[first : first + at_once]]
-                yield from (model for model, _ in executor.models(run.done, jobs, kind))
-        finally:
-            executor.close()
+        """Yield the models of clients that all trained ("personal"), or all did not ("unseen")."""
+        return self.run.models_made_alone(clients, kind)
 
     def global_vector(self) -> Tensor | None:
         return self.run.algorithm.global_model(self.run.server)
@@ -204,6 +201,9 @@ class SimulatedRun(Trained):
 
     def client_buffers(self, who: int) -> Tensor | None:
         return self.run.store.get(who).get(BUFFERS)
+
+    def scale(self, who: int) -> SeriesScale | None:
+        return client_scale(self.run.federation, who)
 
     def hybrid_choices(self) -> np.ndarray:
         choices = np.full(len(self.names), -1, dtype=np.int8)

@@ -8,7 +8,8 @@ from equipoise.storage.model_kinds import KINDS
 _TEXTS = ("metric", "dataset")
 _COSTS = ("bytes_up", "bytes_down", "gradient_samples", "seconds")
 """Figures that every comparison of runs shows."""
-_TABLES = ("unseen", "privacy", "metrics")
+_TABLES = ("unseen", "privacy", "metrics", "forecast")
+_OF_FORECASTS = ("personal", "global", "last", "daily", "weekly")
 
 
 def check_summary(summary: Mapping[str, Any]) -> None:
@@ -25,6 +26,7 @@ def check_summary(summary: Mapping[str, Any]) -> None:
         _check_scores(summary, kind, summary["metric"], "")
         _check_table(summary.get("unseen", {}), kind, "unseen.")
         _check_scores(summary.get("unseen", {}), kind, summary["metric"], "unseen.")
+    _check_forecasts(summary.get("forecast", {}), "forecast.")
     for name, facts in summary.get("metrics", {}).items():
         if not isinstance(facts, Mapping) or "higher_is_better" not in facts:
             raise ValueError(f"metrics.{name} in its summary has the wrong form")
@@ -41,6 +43,21 @@ def _check_scores(tables: Mapping[str, Any], kind: str, metric: str, prefix: str
         value = tables.get(kind, {}).get(name)
         if value is not None and not _is_number(value):
             raise ValueError(f"{prefix}{kind}.{name} in its summary is not a number")
+
+
+def _check_forecasts(tables: Mapping[str, Any], prefix: str) -> None:
+    """Check the scores of forecasts: numbers, None where they are not defined, and one list, by step."""
+    if not isinstance(tables.get("unit", ""), str):
+        raise ValueError(f"{prefix}unit in its summary is not a word")
+    for model in _OF_FORECASTS:
+        _check_table(tables, model, prefix)
+        for name, value in tables.get(model, {}).items():
+            values = value if isinstance(value, list) else [value]
+            if not all(each is None or _is_number(each) for each in values) or (name == "steps") != (value is values):
+                raise ValueError(f"{prefix}{model}.{name} in its summary is not a number")
+    _check_table(tables, "unseen", prefix)
+    if "unseen" in tables:
+        _check_forecasts(tables["unseen"], f"{prefix}unseen.")
 
 
 def check_curves(curves: Mapping[str, Any]) -> None:

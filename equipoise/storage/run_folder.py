@@ -10,7 +10,7 @@ import re
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +35,9 @@ FAILED = "failed.json"
 
 FOLDERS = "folders"
 """Key of that section: the folders in which own code and relative paths were looked up."""
+
+FORECASTS = "forecast.csv"
+"""File of the scores of forecasts, one row per client and model."""
 
 SHOWN = "shown.safetensors"
 """File of what an algorithm shows of its clients' states."""
@@ -175,6 +178,7 @@ class RunFolder:
         self.checkpoint, self.summary = path / "checkpoint", path / "summary.json"
         self.config = path / "run.toml"
         self.models = path / MODELS
+        self.forecasts = path / FORECASTS
         self.shown = path / SHOWN
         "what the algorithm shows of the clients that trained, one row per client in the order of clients.csv"
         self.text = ""
@@ -254,7 +258,7 @@ class RunFolder:
 
     def unfinished(self) -> None:
         """Remove the final results of an earlier, shorter run, because more rounds follow."""
-        for path in (self.summary, self.path / "clients.csv", self.models):
+        for path in (self.summary, self.path / "clients.csv", self.models, self.forecasts):
             path.unlink(missing_ok=True)
 
     @staticmethod
@@ -340,14 +344,29 @@ class RunFolder:
             columns: names of the scores.
         """
         marks = {mark: marked for mark, marked in marks.items() if marked}
-        with atomic_files.atomic_write(self.path / "clients.csv") as temporary, temporary.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["client", *marks, *sizes, *(f"{kind}_{c}" for kind in tables for c in columns)])
+
+        def lines() -> Iterator[list[Any]]:
             for i, name in enumerate(names):
                 scores = [table[i, k] for table in tables.values() for k in range(len(columns))]
                 flag = [str(name in marked).lower() for marked in marks.values()]
                 numbers = (int(s[i]) for s in sizes.values())
-                writer.writerow([name, *flag, *numbers, *("" if np.isnan(v) else v for v in scores)])
+                yield [name, *flag, *numbers, *("" if np.isnan(v) else v for v in scores)]
+
+        head = ["client", *marks, *sizes, *(f"{kind}_{c}" for kind in tables for c in columns)]
+        self.write_table(self.path / "clients.csv", head, lines())
+
+    def write_table(self, path: Path, head: Sequence[str], lines: Iterable[Sequence[Any]]) -> None:
+        """Write a table as CSV; what is None is an empty cell.
+
+        Args:
+            path: the file.
+            head: names of the columns.
+            lines: the cells of each row.
+        """
+        with atomic_files.atomic_write(path) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(head)
+            writer.writerows(lines)
 
     def read_summary(self) -> dict[str, Any]:
         """Return the content of summary.json."""

@@ -55,8 +55,8 @@ class Task:
             module: the model to train.
             sample: a few samples (x, y), which show what inputs and targets look like.
             head: name of the submodule that is the head, or any parameters, selected as in `ParameterSpace.mask`.
-            loss: "cross-entropy", "squared", or a function (output, target) that returns the mean over the batch or
-                one value per sample.
+            loss: "cross-entropy", "squared", "pinball", a `Pinball`, or a function (output, target) that returns the
+                mean over the batch or one value per sample.
             metric: a metric or several, each a name, a `Metric` or a function (outputs, targets); by default the one
                 that belongs to the loss.
             dtype: number format of parameters and inputs.
@@ -91,7 +91,7 @@ class Task:
         self.smallest_batch = probe.smallest_batch
         self.outputs = probe.output.shape[-1]
         self.loss = fitting_loss(loss, probe.output, sample[1])
-        self.metrics = fitting_metrics(metric, loss, probe.output.detach(), sample[1])
+        self.metrics = fitting_metrics(metric, loss, probe.output.detach(), sample[1], self.loss.pinball)
         self.outputs_per_sample = probe.output[0].numel()
 
     def set_buffers(self, names: Sequence[str]) -> None:

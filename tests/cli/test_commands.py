@@ -169,7 +169,7 @@ def test_list_tells_everything(kind: str, tmp_path: Path) -> None:
     for entry in entries:
         assert entry["summary"]
         assert entry["name"] in shown
-        if kind in ("models", "data", "algorithms") and entry["name"] not in ("local", "folder"):
+        if kind in ("models", "data", "algorithms") and entry["name"] not in ("local", "folder", "loads"):
             assert entry["paper"]
         for parameter in entry["parameters"]:
             assert parameter["meaning"], parameter

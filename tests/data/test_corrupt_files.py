@@ -15,7 +15,7 @@ from tests.support.fuzzing import look_and_load
 from tests.support.marks import slow_except
 from tests.support.waiting import LIMIT
 
-PACKED = [name for name, source in SOURCES.items() if not source.draws and name != "folder"]  # the user's own files
+PACKED = [name for name, source in SOURCES.items() if not source.draws and not source.own]
 OTHER = ["shakespeare", "electricity", "electricity zipped", "medical-mnist"]
 CASES = [*((name, datafiles.everything) for name in PACKED), *((name, datafiles.other_layouts) for name in OTHER)]
 

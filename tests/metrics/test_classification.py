@@ -140,7 +140,7 @@ def test_outputs_that_are_not_finite_are_the_worst_and_not_undefined() -> None:
 
 def test_every_metric_says_what_it_is_for_and_which_way_is_better() -> None:
     lower = {name for name, metric in METRICS.items() if not metric.higher_is_better}
-    assert lower == {"calibration-error", "rmse", "mse", "mae"}
+    assert lower == {"calibration-error", "rmse", "mse", "mae", "pinball", "interval-width"}
     numbers = {name for name, metric in METRICS.items() if metric.targets == "numbers"}
     assert numbers == {"rmse", "mse", "mae", "r2"}
     assert all(metric.targets != "any" for metric in METRICS.values())

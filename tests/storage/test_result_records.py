@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.errors import EquipoiseError
+from equipoise.storage.record_checks import check_summary
 from equipoise.storage.result_records import Record, add_records, prepare_records_file, read_records
 from tests.support.commands import is_one_sentence
+from tests.support.finished_runs import finished
 
 COSTS = {"bytes_up": 1, "bytes_down": 1, "gradient_samples": 1, "seconds": 1.0}
 SUMMARY = {"metric": "accuracy", "dataset": "digits", "personal": {"accuracy": 0.5}, **COSTS}
@@ -143,3 +145,14 @@ def test_processes_that_share_a_file_lose_no_record_of_each_other(tmp_path: Path
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(add, (0, 20, 40)))
     assert [each.seed for each in read_records(file)] == list(range(60))
+
+
+@pytest.mark.parametrize(
+    "forecast",
+    [[], {"unit": 3}, {"personal": 1}, {"weekly": {"mae": "x"}}, {"personal": {"mae": [1.0]}}, {"unseen": 2}],
+)
+def test_scores_of_forecasts_with_another_form_are_refused(forecast: object) -> None:
+    summary = finished("ditto", 0.5).summary
+    check_summary({**summary, "forecast": {"unit": "kW", "personal": {"mae": None, "steps": [1.0, None]}}})
+    with pytest.raises(ValueError, match="forecast"):
+        check_summary({**summary, "forecast": forecast})

@@ -19,6 +19,7 @@ from equipoise.models.base import BodyAndHead
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
 from equipoise.state import State
+from tests.support import series
 from tests.support.problems import EVERY, KINDS, classification, registered, simulation
 
 CLIENTS = 9
@@ -67,6 +68,12 @@ def cases() -> dict[str, dict[str, Any]]:
             found[f"{method} {where}"] = uploads(method, settings)
     found["statistics"] = {"algorithm": registered("fedavg"), "module": normalized()}
     found["unseen"] = {"algorithm": registered("fedavg-ft"), "federation": classification(CLIENTS).holding_out(0.4, 0)}
+    loads = {"federation": series.federation(5, unseen=("c3",)), "module": nn.Linear(24, 6), "loss": "pinball"}
+    with torch.no_grad():
+        for parameter in loads["module"].parameters():
+            parameter.fill_(0.01)
+    for mode in ("threads", "stacked"):
+        found[f"forecasts {mode}"] = {"algorithm": registered("fedavg-ft"), "mode": mode, **loads}
     found["metrics"] = {"algorithm": registered("ditto"), "metrics": ("macro-f1", "auroc", "accuracy")}
     found["callbacks"] = {"algorithm": registered("ditto"), "callbacks": True}
     found["memory"] = {"algorithm": registered("ditto"), "rounds": 8, "checkpoint_every": 1, "participation": 3}

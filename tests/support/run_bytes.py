@@ -27,7 +27,8 @@ def states(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def assert_same(one: Path, other: Path) -> None:
-    for name in ("metrics.jsonl", "clients.csv", "federation.json", "shown.safetensors", "best/personal.safetensors"):
+    names = ("metrics.jsonl", "clients.csv", "federation.json", "shown.safetensors", "forecast.csv")
+    for name in (*names, "best/personal.safetensors"):
         assert (one / name).exists() == (other / name).exists(), (one, name)
         assert not (one / name).exists() or (one / name).read_bytes() == (other / name).read_bytes(), (one, name)
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]

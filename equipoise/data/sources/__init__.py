@@ -11,6 +11,7 @@ from equipoise.data.sources.femnist import FEMNIST
 from equipoise.data.sources.folder import Folder
 from equipoise.data.sources.function import adapt_source
 from equipoise.data.sources.linear import LinearRegression
+from equipoise.data.sources.loads import Loads
 from equipoise.data.sources.medical import MedicalMNIST
 from equipoise.data.sources.mnist import MNIST, FashionMNIST
 from equipoise.data.sources.polynomial import Polynomial
@@ -33,6 +34,7 @@ SOURCES = Registry(
         "polynomial": Polynomial,
         "linear": LinearRegression,
         "folder": Folder,
+        "loads": Loads,
     },
     adapt_source,
     "a function that returns the clients, or a class that derives from equipoise.Source",

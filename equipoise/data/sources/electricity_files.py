@@ -3,7 +3,6 @@
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -13,6 +12,7 @@ import numpy as np
 from equipoise.data import text_encoding
 from equipoise.data.archives import archive_errors, open_zip, opened
 from equipoise.data.cache import Arrays
+from equipoise.data.clocks import read_minutes
 from equipoise.data.source import DataProgress
 from equipoise.errors import EquipoiseError
 
@@ -25,7 +25,7 @@ _ROWS = 140_257  # lines of UCI's file, for the progress bar
 
 
 def read_loads(path: Path, progress: DataProgress) -> Arrays:
-    """Read a table: the series, the clients' names, and the minutes between two moments."""
+    """Read a table: the series, the clients' names, the minutes between two moments, and when the first one is."""
     with _lines(path) as lines:
         names = _header(path, lines)
         blocks: list[np.ndarray] = []
@@ -38,7 +38,12 @@ def read_loads(path: Path, progress: DataProgress) -> Arrays:
             row += len(block)
             progress(row, max(row, _ROWS))
     series = np.concatenate(blocks) if blocks else np.empty((0, len(names)), np.float32)
-    return {"series": series, "names": text_encoding.names_to_bytes(names), "minutes": np.array(clock.checked_step())}
+    return {
+        "series": series,
+        "names": text_encoding.names_to_bytes(names),
+        "minutes": np.array(clock.checked_step()),
+        "start": np.array(clock.first),
+    }
 
 
 def count_loads(path: Path) -> tuple[int, int, int]:
@@ -56,23 +61,23 @@ class _Clock:
     """Checks that the moments are evenly spaced, which windows and the split in time rely on."""
 
     def __init__(self, path: Path):
-        self.path, self.step = path, 0
-        self.last: float | None = None
+        self.path, self.step, self.first = path, 0, 0
+        self.last: int | None = None
 
     def tick(self, line: str, row: int) -> None:
         cell = line.split(_separator(line), 1)[0].strip('"')
-        try:
-            # As written, without a time zone: this machine's daylight saving must not matter.
-            minute, seconds = divmod((datetime.fromisoformat(cell) - datetime(1970, 1, 1)).total_seconds(), 60)
-        except (ValueError, TypeError):
-            seconds = 1.0
-        if seconds:
-            raise EquipoiseError(f"{self.path}, row {row}: {cell[:40]!r} is not a date and time in whole minutes")
-        if self.last is not None:
-            self.step = self.step or int(minute - self.last)
+        minute, offset = read_minutes(cell, f"{self.path}, row {row}")
+        if offset is not None:
+            raise EquipoiseError(
+                f"{self.path}, row {row}: {cell[:40]!r} is not a date and time in whole minutes without an offset"
+            )
+        if self.last is None:
+            self.first = minute
+        else:
+            self.step = self.step or minute - self.last
             if minute - self.last != self.step:
                 raise EquipoiseError(
-                    f"{self.path}, row {row}: {cell!r} is {minute - self.last:.0f} minutes after the row before, not "
+                    f"{self.path}, row {row}: {cell!r} is {minute - self.last} minutes after the row before, not "
                     f"{self.step} as between the first two; sort the rows and fill the gaps"
                 )
         self.last = minute

@@ -9,11 +9,11 @@ from pydantic import Field
 from equipoise.data.client_files import TableFormat, check_finite, clients_in, first_table, is_client, read_client
 from equipoise.data.federation import SPLITS
 from equipoise.data.own_clients import pool_of_clients
+from equipoise.data.own_paths import own_path
 from equipoise.data.pool import Pool
 from equipoise.data.source import LoadRequest, Source
 from equipoise.data.table_targets import TargetRule
 from equipoise.errors import EquipoiseError
-from equipoise.registry import find_path
 
 Name = Annotated[str, Field(min_length=1)]
 
@@ -88,7 +88,7 @@ class Folder(Source):
 
     def _clients(self, ask: LoadRequest) -> tuple[dict[str, dict[str, Path]], list[str]]:
         """Return the files of each client by part ("" if they are undivided), and the names of other files."""
-        folder = self._folder(ask)
+        folder = own_path(self.path, ask, files=False)
         parts = [part for part in SPLITS if (folder / part).is_dir()]
         clients: dict[str, dict[str, Path]] = {}
         ignored = []
@@ -101,16 +101,6 @@ class Folder(Source):
             if parts and "train" not in files:
                 raise EquipoiseError(f"{next(iter(files.values()))} has no counterpart in {folder / 'train'}")
         return clients, ignored
-
-    def _folder(self, ask: LoadRequest) -> Path:
-        places = [*ask.folders, Path.cwd(), ask.folder.absolute()]
-        folder = find_path(self.path, places) if self.path else ask.folder
-        if folder is not None and folder.is_dir():
-            return folder
-        if not self.path:
-            raise EquipoiseError(f"the data folder {ask.folder} does not exist; name a folder with data.path or --data")
-        looked = "" if Path(self.path).is_absolute() else f" in {' or '.join(dict.fromkeys(map(str, places)))}"
-        raise EquipoiseError(f"data.path = {self.path!r} is not a folder{looked}")
 
 
 def _parts(part: str, file: Path, table: TableFormat) -> dict[str, tuple[Any, Any]]:

@@ -13,7 +13,7 @@ import tomli_w
 
 from equipoise.reporting import comparison
 from equipoise.reporting.comparison import SCENE
-from equipoise.reporting.html import curves, maps, per_class
+from equipoise.reporting.html import curves, forecasts, maps, per_class
 from equipoise.reporting.html.chart import DASHES, Chart, Method
 from equipoise.reporting.html.clients import Clients, by_client, distribution, fairness
 from equipoise.storage import atomic_files, run_index
@@ -94,6 +94,7 @@ def drawn(scene: Problem, clients: Clients) -> list[Chart]:
             curves.pooled(methods),
             *curves.others(methods),
             curves.losses(methods),
+            forecasts.by_step(methods),
             *curves.diagnostics(methods),
             curves.traffic(methods),
             by_client(methods, clients),
