@@ -19,6 +19,7 @@ from equipoise.algorithms.learn2pfed.fits import Fit, HeadFit, LossFit
 from equipoise.algorithms.learn2pfed.learnables import Layout
 from equipoise.losses import LOSSES
 from equipoise.representations.head_problem import HeadProblem, HeadSamples
+from equipoise.representations.linear_head import LinearHead
 from tests.support.problems import simulation
 from tests.support.unrolled import BEGIN, FAMILIES, LOSS, Central, central, forecasting, trained, two_outputs
 
@@ -51,7 +52,7 @@ def run_cells(unit: Cells, fits: Sequence[HeadFit], cells: int, *constants: floa
 def solved_cells(x: list[Tensor], y: list[Tensor], cells: int, *constants: float) -> Iterates:
     """The same with least squares in closed form."""
     fits = [Fit.of((a.T @ a)[None], (a.T @ b)[None]) for a, b in zip(x, y, strict=True)]
-    unit = Cells(Layout(x[0].shape[1], 1, False, 1), "closed", 1.0, 1, "relu", ())
+    unit = Cells(Layout(LinearHead(x[0].shape[1], 1, False), 1), "closed", 1.0, 1, "relu", ())
     return run_cells(unit, fits, cells, *constants)
 
 
@@ -184,7 +185,9 @@ def noisy_classes() -> list[LossFit]:
 def test_cells_of_cross_entropy_end_at_its_minima(lam: float) -> None:
     """Λ -> 0: each client's own minimum; Λ -> infinity: one model, that of the mean loss; between: that of Eq. 2."""
     fits = noisy_classes()
-    path = run_cells(Cells(Layout(2, 3, False, 1), "gradient", 1.0, 5, "relu", ()), fits, 400, lam, 0.3, 0.3, 1.0)
+    path = run_cells(
+        Cells(Layout(LinearHead(2, 3, False), 1), "gradient", 1.0, 5, "relu", ()), fits, 400, lam, 0.3, 0.3, 1.0
+    )
     v, w = [path.v[i][-1] for i in range(2)], path.w[-1]
     slopes = [fit.problem.gradient(v[i], fit.weights) for i, fit in enumerate(fits)]
     if lam < 1:  # with the ½ of Eq. 11: F + ½ (v - w)'Λ (v - w), and w the mean of v

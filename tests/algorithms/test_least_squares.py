@@ -148,7 +148,7 @@ def test_shrinkage_is_monotone_and_nothing_fits_better(
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(samples, features)), rng.normal(size=(samples, outputs))
     w = rng.normal(size=(features, outputs))
-    m, target = Moments.of(torch.from_numpy(x), torch.from_numpy(y), 1), torch.from_numpy(w)
+    m, target = Moments.of(torch.from_numpy(x), torch.from_numpy(y), [slice(None)]), torch.from_numpy(w)
 
     def at(r: float) -> np.ndarray:
         return fitted(m, [r], None, bias=False, towards=target).numpy()
