@@ -36,7 +36,7 @@ class Iterates:
 
 def run_cells(unit: Cells, fits: Sequence[HeadFit], cells: int, *constants: float) -> Iterates:
     """Run cells from zero, the clients with equal weights in w; the constants are Λ, rho, eta and theta."""
-    shape = unit.layout.inputs, unit.layout.outputs
+    shape = unit.layout.head.inputs, unit.layout.head.outputs
     raw = torch.cat([torch.full(shape, constants[0]).flatten(), torch.tensor(constants[1:]).log()]).double()
     zero, clients = torch.zeros(1, *shape).double(), range(len(fits))
     path = Iterates(*([[zero] for _ in clients] for _ in range(3)), [zero])
