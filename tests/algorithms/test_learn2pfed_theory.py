@@ -37,7 +37,8 @@ class Iterates:
 def run_cells(unit: Cells, fits: Sequence[HeadFit], cells: int, *constants: float) -> Iterates:
     """Run cells from zero, the clients with equal weights in w; the constants are Λ, rho, eta and theta."""
     shape = unit.layout.head.inputs, unit.layout.head.outputs
-    raw = torch.cat([torch.full(shape, constants[0]).flatten(), torch.tensor(constants[1:]).log()]).double()
+    lam, *scalars = torch.tensor(constants, dtype=torch.float64)
+    raw = torch.cat([lam.expand(shape).flatten(), torch.stack(scalars).log()])
     zero, clients = torch.zeros(1, *shape).double(), range(len(fits))
     path = Iterates(*([[zero] for _ in clients] for _ in range(3)), [zero])
     for cell in range(cells):
@@ -60,7 +61,7 @@ CONSTANTS = st.floats(0.05, 20.0)
 
 
 @settings(max_examples=20)
-@given(seed=st.integers(0, 99), lam=CONSTANTS, rho=CONSTANTS, eta=CONSTANTS, theta=CONSTANTS)
+@given(seed=st.integers(0, 99), lam=CONSTANTS, rho=CONSTANTS, eta=CONSTANTS, theta=st.floats(0.05, 2.0))
 def test_lemma_1_holds_for_the_dual_right_after_v(seed: int, lam: float, rho: float, eta: float, theta: float) -> None:
     """With a = alpha + z - v + w taken with the new v: rho a = F'(v), so |a - a'| <= |X'X| / rho |v - v'|."""
     draw = torch.Generator().manual_seed(seed)
@@ -235,7 +236,7 @@ def test_slopes_of_the_task_loss_agree_with_finite_differences(task: str, outer:
     for sign in (1, -1):
         with torch.no_grad():
             leaf[0] += sign * h
-        ends.append(float(whole.loss()))
+        ends.append(whole.loss().item())
         with torch.no_grad():
             leaf[0] -= sign * h
     meant = (ends[0] - ends[1]) / (2 * h)
