@@ -74,7 +74,7 @@ def draw_curves(
         axis: label of the vertical axis.
         logarithmic: whether the vertical axis is logarithmic.
     """
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
     with figure_file(path) as figure:
         axes = figure.subplots()
@@ -87,8 +87,11 @@ def draw_curves(
         axes.set(xlabel="round", ylabel=axis, title=title)
         if logarithmic:
             axes.set_yscale("log")
+            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.yaxis.set_major_formatter("{x:g}")  # the default writes powers as mathematics, which is off
+            axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3)
-        axes.legend(*_legend(axes), fontsize="small")
+        figure.legend(*_legend(axes), fontsize="x-small", loc="outside right upper")
 
 
 def draw_similarity(found: "list[Similarity]", path: Path) -> None:

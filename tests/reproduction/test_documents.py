@@ -262,6 +262,7 @@ def test_blocks_are_filled_and_stay_until_a_record_changes(place: Path, page: Pa
     assert text.endswith("```\n<!-- table: toy/in a listing -->\n```\n")
     picture = (place / "toy-curves.svg").read_text()
     assert "fedrep" in picture
+    assert "$" not in picture  # numbers at a logarithmic axis are plain text
     assert fill([page], place) == fill([page], place, check=True) == []
     add_records(place / "toy" / "results" / "r.jsonl", [record("fedrep", 2, 1.0)])
     assert fill([page], place, check=True) == [page]
