@@ -4,6 +4,7 @@ It is a device of PyTorch named "standin" (stand_in.cpp): its tensors lie in the
 of the CPU as little as a GPU's. It is used by its name only: for `auto` it is not available.
 """
 
+import fcntl
 import os
 import shutil
 import sys
@@ -19,6 +20,7 @@ import torch
 
 DEVICE = "standin"
 _NEEDED = "EQUIPOISE_NEEDS_STAND_IN"
+_NAME = "equipoise_stand_in"
 
 
 class _Module:
@@ -44,12 +46,19 @@ def _why_not() -> str | None:
 def load() -> Any:
     """Build the stand-in, which takes a while once, and register it with torch, for the rest of this process."""
     from torch.utils.backend_registration import _DummyPrivateUse1Hook
+    from torch.utils.cpp_extension import get_default_build_root
     from torch.utils.cpp_extension import load as build
 
     # Autograd starts its threads at the first backward pass. If that comes first, there is none for this device, and
     # no thread is left over when the process ends.
     torch.ones(1, requires_grad=True).sum().backward()
-    built = build("equipoise_stand_in", [str(Path(__file__).with_name("stand_in.cpp"))], extra_cflags=["-O1"])
+    source, folder = Path(__file__).with_name("stand_in.cpp"), Path(get_default_build_root(), _NAME)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "builder").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when its process ends, in whatever way
+        # So nobody builds now, and torch's own lock is one that a killed build left: torch would wait for it for ever.
+        (folder / "lock").unlink(missing_ok=True)
+        built = build(_NAME, [str(source)], extra_cflags=["-O1"], build_directory=str(folder))
     torch.utils.rename_privateuse1_backend(DEVICE)
     torch._register_device_module(DEVICE, _Module)
     torch._C._acc.register_python_privateuseone_hook(_DummyPrivateUse1Hook())
