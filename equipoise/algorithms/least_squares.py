@@ -1,6 +1,6 @@
 """Least squares: linear heads in closed form, each client's own and the pooled one; a reference for other methods."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
@@ -28,6 +28,8 @@ class LeastSquares(UsesLastUploads, Algorithm):
     head, from the sums of X'X, X'Y and n over all clients. Towards zero, a bias is not penalised. With r = 0, v is the
     client's own least squares, the one nearest to w if several are. Nothing is trained by gradient steps.
     """
+
+    paper: ClassVar[str] = "Hoerl and Kennard, Ridge Regression, Technometrics, 1970"
 
     towards: Literal["pooled", "zero"] = "pooled"
     "what ridge pulls personal heads to: the pooled head; or zero, where every client is alone and nothing is sent"

@@ -1,6 +1,6 @@
 """Shared least squares: linear heads with some coefficients in common, solved exactly in one exchange."""
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -27,6 +27,10 @@ class SharedLeastSquares(UsesLastUploads, Algorithm):
     other coefficients for w are in closed form again. Where the data leave several solutions, w has the least norm, and
     so have the others for w.
     """
+
+    paper: ClassVar[str] = (
+        "Frisch and Waugh, Partial Time Regressions, Econometrica, 1933; one block after the other"
+    )
 
     shared: tuple[Annotated[int, Field(ge=0, le=MOST)] | Literal["bias"], ...] = (0,)
     'inputs of the head whose coefficients all clients share, numbered from 0, and "bias"; all others are their own'

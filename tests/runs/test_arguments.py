@@ -65,7 +65,7 @@ def spoilt() -> nn.Module:
         ({"clients": [(X, Y - 1)]}, "there is a label -1; the classes must be numbered from 0"),
         ({"clients": [(X, Y[:, None])]}, "needs one whole number per sample as its target"),
         ({"loss": nn.CrossEntropyLoss}, "loss is the class CrossEntropyLoss; create it: CrossEntropyLoss()"),
-        ({"loss": 3}, "loss = 3 is not allowed; available: cross-entropy, squared, or a function"),
+        ({"loss": 3}, "loss = 3 is not allowed; available: cross-entropy, squared, pinball, or a function"),
         ({"loss": lambda o, t: 1.0}, "the loss returns float; it must return a tensor"),
         ({"head": nn.Linear(5, 3)}, "head=a Linear is not allowed; it must be the name of a submodule"),
         ({"head": 2}, "head=2 is not allowed; it must be the name of a submodule"),
