@@ -28,9 +28,7 @@ class SharedLeastSquares(UsesLastUploads, Algorithm):
     so have the others for w.
     """
 
-    paper: ClassVar[str] = (
-        "Frisch and Waugh, Partial Time Regressions, Econometrica, 1933; one block after the other"
-    )
+    paper: ClassVar[str] = "Frisch and Waugh, Partial Time Regressions, Econometrica, 1933; one block after the other"
 
     shared: tuple[Annotated[int, Field(ge=0, le=MOST)] | Literal["bias"], ...] = (0,)
     'inputs of the head whose coefficients all clients share, numbered from 0, and "bias"; all others are their own'
