@@ -34,6 +34,7 @@ def compare(
         Path | None,
         typer.Option("--paired", metavar="RUN", help="Show differences from this run (or folder of runs), by client."),
     ] = None,
+    unseen: Annotated[bool, typer.Option("--unseen", help="With --paired: compare unseen clients.")] = False,
     all_: All = False,
 ) -> None:
     """Compare runs in a table.
@@ -55,13 +56,15 @@ def compare(
 
     --paired compares each client's score with its score in a run with the same seed and data, and shows the mean
     difference over clients with its standard error. Runs that differ only in the seed, or in data.cut, are averaged
-    for each client before.
+    for each client before. --unseen compares the clients that took no part in training instead.
     """
     from equipoise.reporting import comparison, comparison_table, forecast_table, latex
 
     runs = finished(folders, all_, records=True)[0]
+    if unseen and paired is None:
+        raise EquipoiseError("--unseen has an effect only with --paired RUN")
     if paired is not None:
-        _compare_paired(runs, paired, format, all_)
+        _compare_paired(runs, paired, format, all_, unseen)
         return
     rows, others = comparison.compare(runs), comparison.other_metrics(runs)
     if format is Format.table:
@@ -76,13 +79,14 @@ def compare(
         print(comparison_table.as_text(rows, format.value, fairness, [] if fairness else others))
 
 
-def _compare_paired(runs: "list[FinishedRun]", reference: Path, format: Format, rejected: bool) -> None:
+def _compare_paired(runs: "list[FinishedRun]", reference: Path, format: Format, rejected: bool, unseen: bool) -> None:
     from equipoise.reporting import comparison_table
     from equipoise.reporting.paired import NOTE, paired_cells, paired_differences, paired_rows, paired_table
+    from equipoise.storage.client_scores import TRAINED, UNSEEN
 
     if format is Format.latex:
         raise EquipoiseError("--paired has no LaTeX table; use --format md, csv or json")
-    found = paired_differences(runs, finished([reference], rejected)[0])
+    found = paired_differences(runs, finished([reference], rejected, records=True)[0], UNSEEN if unseen else TRAINED)
     if format is Format.table:
         out_console.print(paired_table(found, str(reference)))
     elif format is Format.md:

@@ -1,8 +1,7 @@
 """Paired comparison: how much better each client is served by one method than by another, on the same data."""
 
-import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 from equipoise.errors import EquipoiseError
 from equipoise.reporting.comparison import SCENE, compare, problem
 from equipoise.reporting.fitted_table import FittedTable
+from equipoise.storage.client_scores import TRAINED, UNSEEN
 from equipoise.storage.run_index import FinishedRun, higher_is_better
 
 _CUT = "data.cut"
@@ -41,7 +41,9 @@ class PairedDifference:
     "number of clients that are served better"
 
 
-def paired_differences(runs: Sequence[FinishedRun], references: Sequence[FinishedRun]) -> list[PairedDifference]:
+def paired_differences(
+    runs: Sequence[FinishedRun], references: Sequence[FinishedRun], which: str = TRAINED
+) -> list[PairedDifference]:
     """Return the differences of runs from reference runs with the same seed and data.
 
     Runs that differ in the seed or in `data.cut` alone are repetitions: each client's difference is the mean over them.
@@ -49,6 +51,7 @@ def paired_differences(runs: Sequence[FinishedRun], references: Sequence[Finishe
     Args:
         runs: the runs; those that are references themselves, or that have no counterpart, are skipped.
         references: runs of one method.
+        which: the clients to compare, those that trained or unseen ones.
     """
     kinds = {_method(run) for run in references}
     if len(kinds) > 1:
@@ -68,34 +71,37 @@ def paired_differences(runs: Sequence[FinishedRun], references: Sequence[Finishe
     rows = compare([group[0] for group in groups.values()])
     found = []
     for row, group in zip(rows, groups.values(), strict=True):
-        differences: dict[str, list[float]] = {}
-        for run in group:
-            mine, other = client_scores(run), client_scores(by_data[_pair_key(run)])
-            for client in mine.keys() & other.keys():
-                differences.setdefault(client, []).append(mine[client] - other[client])
-        means = np.array([np.mean(differences[client]) for client in sorted(differences)])
-        if not len(means):
-            raise EquipoiseError(f"{group[0].path} and its counterpart of --paired have scores of no client in common")
-        better = means > 0 if higher_is_better(group[0].summary) else means < 0
-        error = float(means.std(ddof=1) / np.sqrt(len(means))) if len(means) > 1 else None
+        scores = [(each.client_scores(), by_data[_pair_key(each)].client_scores()) for each in group]
+        means = [*mean_differences((mine.get(which, {}), other.get(which, {})) for mine, other in scores).values()]
+        if not means:
+            unseen = " unseen" if which == UNSEEN else ""
+            raise EquipoiseError(
+                f"{group[0].path} and its counterpart of --paired have scores of no{unseen} client in common"
+            )
+        sign = 1 if higher_is_better(group[0].summary) else -1
+        better = sum(sign * value > 0 for value in means)
         texts = row["algorithm"], row["data"], row["settings"], row["metric"]
-        found.append(PairedDifference(*texts, float(means.mean()), error, len(means), len(group), int(better.sum())))
+        error = standard_error(means)
+        found.append(PairedDifference(*texts, float(np.mean(means)), error, len(means), len(group), better))
     return found
 
 
-def client_scores(run: FinishedRun) -> dict[str, float]:
-    """Return the test score of each client that trained: of its personal model, else of the global one."""
-    path = run.path / "clients.csv"
-    if not path.is_file():
-        raise EquipoiseError(
-            f"{run.path} has no clients.csv, so its clients cannot be paired; --paired needs run folders, not records"
-        )
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    columns = [f"{kind}_test_metric" for kind in ("personal", "global")]
-    column = next((name for name in columns if rows and name in rows[0]), "")
-    marked = [row for row in rows if "true" not in (row.get("unseen"), row.get("malicious"))]
-    return {row["client"]: float(row[column]) for row in marked if row.get(column)}
+def mean_differences(pairs: Iterable[tuple[Mapping[str, float], Mapping[str, float]]]) -> dict[str, float]:
+    """Return each client's score minus that in the reference, as a mean over pairs of runs, sorted by client.
+
+    Args:
+        pairs: scores by client, of a run and of its reference; clients that only one of them has do not count.
+    """
+    differences: dict[str, list[float]] = {}
+    for mine, other in pairs:
+        for client in mine.keys() & other.keys():
+            differences.setdefault(client, []).append(mine[client] - other[client])
+    return {client: float(np.mean(differences[client])) for client in sorted(differences)}
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Return the standard error of a mean; None for a single value."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
 def paired_table(found: Sequence[PairedDifference], reference: str) -> FittedTable:

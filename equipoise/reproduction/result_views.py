@@ -13,7 +13,7 @@ A file `views.toml` beside the records of a paper has one section per view:
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Count, Settings, nearest, read
@@ -39,6 +39,8 @@ class Figure(Settings):
     "settings of a control: shows differences from the runs with these settings and the same seeds"
     where: dict[str, Any] = {}
     "further settings of the runs in this column"
+    over: Literal["seeds", "clients"] = "seeds"
+    "clients: with against, mean and standard error over clients of their differences, each a mean over seeds"
     round: Count | None = None
     "an evaluated round, at which the curves have the figure; left out: the end of the run, by its summary"
 
@@ -76,6 +78,8 @@ class View(Settings):
     "settings, of which every combination of values makes a row; or tables { label, where }"
     columns: tuple[Any, ...] = ()
     "the same for groups of columns"
+    repeats: tuple[str, ...] = ()
+    "settings whose values are repetitions, as seeds are, such as data.cut"
     figures: tuple[Any, ...] = ("personal",)
     "figures in each group of columns; of a plot, the curves"
     title: str = ""
@@ -122,11 +126,26 @@ def select(records: Iterable[Record], *wheres: Mapping[str, Any]) -> list[Record
     return [record for record in records if all(_plain(_facts(record).get(k)) == value for k, value in wanted.items())]
 
 
-def check_one_run_per_seed(records: Sequence[Record], where: str) -> None:
-    """Raise an error if records of a table's cell differ in more than the seed, so that a mean makes no sense."""
-    by_seed: dict[int, Record] = {}
+Repetition = tuple[Any, ...]
+"""The seed of a run, and its values of the settings that count as repetitions."""
+
+
+def repetition(record: Record, repeats: Sequence[str]) -> Repetition:
+    """Return by what a run differs from the others of its cell."""
+    return record.seed, *(_plain(record.settings.get(name)) for name in repeats)
+
+
+def check_repetitions(records: Sequence[Record], repeats: Sequence[str], where: str) -> None:
+    """Raise an error if records of a table's cell differ in more than the seed, so that a mean makes no sense.
+
+    Args:
+        records: the runs in one cell.
+        repeats: settings in which they may differ, too.
+        where: the view, for the error message.
+    """
+    known: dict[Repetition, Record] = {}
     for record in records:
-        other = by_seed.setdefault(record.seed, record)
+        other = known.setdefault(repetition(record, repeats), record)
         if other is not record:
             keys = sorted(record.settings.keys() | other.settings.keys())
             apart = [k for k in keys if record.settings.get(k) != other.settings.get(k)]

@@ -7,20 +7,24 @@ from statistics import mean, stdev
 from typing import Any
 
 from equipoise.errors import EquipoiseError
+from equipoise.reporting.paired import mean_differences, standard_error
 from equipoise.reproduction.result_tables import markdown_table, spread
 from equipoise.reproduction.result_views import (
     MISSING,
     VIEWS,
     Figure,
+    Repetition,
     View,
-    check_one_run_per_seed,
+    check_repetitions,
     lines_of,
     records_of,
+    repetition,
     select,
     short_setting,
     text_of,
 )
 from equipoise.settings import read
+from equipoise.storage.client_scores import TRAINED, UNSEEN
 from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.result_records import Record
 
@@ -37,6 +41,8 @@ _OF_SCALE = frozenset(form.format(metric="accuracy") for form in _SHORT.values()
 """Figures that are shown in % where the metric is the accuracy."""
 _MAIN = "score"
 """The personal models' score, or that of the global model of a method that has no personal ones."""
+_OF_CLIENTS = (_MAIN, "unseen")
+"""Figures that records have for single clients."""
 _DIVERGED, _WITHOUT = "diverged", "without"
 Curve = tuple[str, list[tuple[int, list[float]]]]
 """A name, and the values of all seeds at each round."""
@@ -99,13 +105,13 @@ def _number(values: Sequence[float], figure: Figure, percent: bool, signed: bool
     return f"+{text}" if signed and mean(values) > 0 else text
 
 
-def _values(records: Sequence[Record], figure: Figure) -> dict[int, float]:
-    """Return a figure of each run that has it, by seed."""
-    found = {record.seed: value_of(record, figure) for record in records}
-    return {seed: value for seed, value in found.items() if value is not None}
+def _values(records: Sequence[Record], figure: Figure, repeats: Sequence[str]) -> dict[Repetition, float]:
+    """Return a figure of each run that has it, by seed and repetition."""
+    found = {repetition(record, repeats): value_of(record, figure) for record in records}
+    return {key: value for key, value in found.items() if value is not None}
 
 
-def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record]) -> str:
+def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record], repeats: Sequence[str]) -> str:
     """Return a cell as text: the mean over seeds, or over the differences from the controls with the same seeds."""
     if not records:
         return MISSING
@@ -113,14 +119,16 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record])
         return str(len({record.seed for record in records if _has_results(record)}))
     if any(figure.figure in record.settings for record in records):
         return ", ".join(dict.fromkeys(text_of(record.settings.get(figure.figure)) for record in records))
-    found = _values(records, figure)
+    if figure.over == "clients":
+        return _over_clients(records, figure, controls, repeats)
+    found = _values(records, figure, repeats)
     notes = _lost(records, figure)
     if not found:
         return next((reason for reason in notes if reason != _WITHOUT), MISSING)
     said = [f"{number} {reason}" for reason, number in notes.items()]
     if figure.against:
-        control = _values(controls, figure)
-        pairs = {seed: value - control[seed] for seed, value in found.items() if seed in control}
+        control = _values(controls, figure, repeats)
+        pairs = {key: value - control[key] for key, value in found.items() if key in control}
         if not pairs:
             return MISSING
         if len(pairs) < len(found):
@@ -128,6 +136,23 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record])
         found = pairs
     text = _number(list(found.values()), figure, _is_percent(records, figure), bool(figure.against))
     return f"{text} ({', '.join(said)})" if said else text
+
+
+def _over_clients(records: Sequence[Record], figure: Figure, controls: Sequence[Record], repeats: Sequence[str]) -> str:
+    """Return the mean difference over clients, with its standard error and the number of clients served better."""
+    group = UNSEEN if figure.figure == "unseen" else TRAINED
+    others = {repetition(record, repeats): record for record in controls}
+    pairs = [(record, others[key]) for record in records if (key := repetition(record, repeats)) in others]
+    differences = mean_differences((mine.clients.get(group, {}), other.clients.get(group, {})) for mine, other in pairs)
+    if not differences:
+        return MISSING
+    percent = records[0].summary["metric"] == "accuracy"
+    values = [figure.factor * (100 if percent else 1) * value for value in differences.values()]
+    form = f"+.{figure.digits}f" if figure.digits is not None else "+.2f" if percent else "+.3g"
+    error = standard_error(values)
+    text = f"{mean(values):{form}}" + (f" ± {error:{form[1:]}}" if error is not None else "")
+    notes = [f"{len(pairs)} pair{'s' if len(pairs) > 1 else ''}"] if len(pairs) < len(records) else []
+    return f"{text} ({', '.join(notes)})" if notes else text
 
 
 def _lost(records: Sequence[Record], figure: Figure) -> dict[str, int]:
@@ -172,6 +197,11 @@ def table_of(view: View, folder: Path, name: str) -> str:
     if not records:
         raise EquipoiseError(f"{where}: no recorded run has these settings: {view.where}")
     figures = [read_figure(each, where) for each in view.figures]
+    for figure in figures:
+        if figure.over == "clients" and (not figure.against or figure.figure not in _OF_CLIENTS or figure.round):
+            raise EquipoiseError(
+                f"{where}: over = 'clients' needs against, and a figure of {' or '.join(_OF_CLIENTS)} without round"
+            )
     heads, rows = lines_of(view.rows, records, where)
     _, columns = lines_of(view.columns, records, where) if view.columns else ([], [((), {})])
     head = [*heads, *(_heading(column, figure, len(figures)) for column, _ in columns for figure in figures)]
@@ -182,9 +212,9 @@ def table_of(view: View, folder: Path, name: str) -> str:
             for figure in figures:
                 mine = select(records, row, column, figure.where)
                 controls = _controls(records, {**row, **column, **figure.where}, figure.against) if mine else []
-                check_one_run_per_seed(mine, where)
-                check_one_run_per_seed(controls, where)
-                cells.append(_cell(mine, figure, controls))
+                check_repetitions(mine, view.repeats, where)
+                check_repetitions(controls, view.repeats, where)
+                cells.append(_cell(mine, figure, controls, view.repeats))
         if any(cell != MISSING for cell in cells):
             body.append([*labels, *cells])
     return markdown_table(head, body)
@@ -225,7 +255,7 @@ def curves_of(view: View, folder: Path, name: str) -> list[Curve]:
     for (row_labels, row), (column_labels, column) in product(rows, columns):
         for figure in figures:
             some = select(records, row, column, figure.where)
-            check_one_run_per_seed(some, where)
+            check_repetitions(some, view.repeats, where)
             points: dict[int, list[float]] = {}
             for record in some:
                 field = _field_in(record, figure.figure)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -11,6 +12,7 @@ from equipoise.config.defaults import default_settings
 from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
 from equipoise.storage import atomic_files
+from equipoise.storage.client_scores import ClientScores, read_client_scores
 from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.result_records import TRAINING_SECONDS, Record
 from equipoise.storage.run_folder import (
@@ -77,7 +79,16 @@ def record_run(path: Path, scale: str = "", trial: bool | None = None) -> Record
     if not folder.summary.exists() and (path / FAILED).exists():
         return replace(record, failed=str(atomic_files.read_json(path / FAILED).get("why", "it failed")))
     summary = folder.read_summary()
-    return replace(record, summary=_summary(summary), curves=_curves(folder, summary))
+    clients = {} if trial else _clients(path)
+    return replace(record, summary=_summary(summary), curves=_curves(folder, summary), clients=clients)
+
+
+def _clients(path: Path) -> ClientScores:
+    """Return the scores of single clients, for paired comparisons; a run from which they are missing has none."""
+    with suppress(EquipoiseError):
+        found: ClientScores = _rounded(read_client_scores(path))
+        return found
+    return {}
 
 
 _VERSIONS = ("equipoise", "torch", "python")

@@ -75,5 +75,12 @@ def check_curves(curves: Mapping[str, Any]) -> None:
                 raise ValueError(f"its curve {above} has the name of a group, of which {name} is one")
 
 
+def check_clients(groups: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless there is one number per client in each group of clients."""
+    for group, scores in groups.items():
+        if not isinstance(scores, Mapping) or not all(map(_is_number, scores.values())):
+            raise ValueError(f"its scores of {group} clients are not one number per client")
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -15,7 +15,7 @@ from typing import Any
 
 from equipoise.errors import EquipoiseError
 from equipoise.storage import atomic_files
-from equipoise.storage.record_checks import check_curves, check_summary
+from equipoise.storage.record_checks import check_clients, check_curves, check_summary
 from equipoise.storage.run_folder import current_names
 from equipoise.storage.run_index import FinishedRun
 
@@ -37,6 +37,8 @@ class Record:
     "figures of summary.json; empty if the run failed"
     curves: dict[str, list[Any]] = field(default_factory=dict)
     "rounds of evaluations, and one list per figure of metrics.jsonl"
+    clients: dict[str, dict[str, float]] = field(default_factory=dict)
+    "test scores of single clients: of those that trained, and of unseen ones; empty if the run has none"
     versions: dict[str, str] = field(default_factory=dict)
     "versions of the software that made the run"
     scale: str = ""
@@ -68,7 +70,11 @@ class Record:
         """
         summary = {"algorithm": self.settings.get("algorithm.name", ""), "seed": self.seed, **self.summary}
         return FinishedRun(
-            file / f"{self.digest}-seed{self.seed}", {**self.settings, "seed": self.seed}, summary, self._lines()
+            file / f"{self.digest}-seed{self.seed}",
+            {**self.settings, "seed": self.seed},
+            summary,
+            self._lines(),
+            recorded_clients=self.clients,
         )
 
     def _lines(self) -> list[dict[str, Any]]:
@@ -119,7 +125,15 @@ def recorded_runs(path: Path, trials: bool = False) -> list[FinishedRun]:
 
 
 _TYPES: dict[str, type] = {
-    **{"digest": str, "seed": int, "settings": dict, "summary": dict, "curves": dict, "versions": dict},
+    **{
+        "digest": str,
+        "seed": int,
+        "settings": dict,
+        "summary": dict,
+        "curves": dict,
+        "versions": dict,
+        "clients": dict,
+    },
     **{"scale": str, "trial": bool, "failed": str},
 }
 
@@ -132,6 +146,7 @@ def _parse(table: Mapping[str, Any]) -> Record:
     if not isinstance(record.settings.get("algorithm.name", ""), str):
         raise ValueError("its algorithm.name is not a word")
     check_curves(record.curves)
+    check_clients(record.clients)
     if not record.failed:
         check_summary(record.summary)
     return Record(**{**vars(record), "settings": current_names(record.settings)})

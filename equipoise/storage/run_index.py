@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError
+from equipoise.storage.client_scores import ClientScores, read_client_scores
 from equipoise.storage.run_folder import ASIDE, FAILED, PROBLEM, WRITTEN, RunFolder, read_settings
 from equipoise.storage.sweep_choices import rejected_runs
 
@@ -26,6 +27,19 @@ class FinishedRun:
     metrics: list[dict[str, Any]]
     drawn: str = ""
     "digest of the data as the seed drew and split them, for runs from Python"
+    recorded_clients: ClientScores | None = None
+    "test scores of single clients, for runs that are read from a record"
+
+    def client_scores(self) -> ClientScores:
+        """Return the test score of each client, of its personal model, else of the global one."""
+        if self.recorded_clients is None:
+            return read_client_scores(self.path)
+        if not self.recorded_clients:
+            raise EquipoiseError(
+                f"the record {self.path} has no scores of single clients, like all of earlier versions; name the "
+                "folder of its run"
+            )
+        return self.recorded_clients
 
 
 @dataclass(frozen=True)

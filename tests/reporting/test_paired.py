@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from equipoise.errors import EquipoiseError
-from equipoise.reporting.paired import client_scores, paired_cells, paired_differences, paired_table
+from equipoise.reporting.paired import paired_cells, paired_differences, paired_table
+from equipoise.storage.client_scores import TRAINED, UNSEEN, read_client_scores
 from equipoise.storage.run_index import FinishedRun
 from tests.support.finished_runs import finished
 
@@ -57,9 +58,29 @@ def test_the_reference_is_one_method(tmp_path: Path) -> None:
         paired_differences(runs, runs)
 
 
-def test_records_have_no_clients() -> None:
-    with pytest.raises(EquipoiseError, match="--paired needs run folders"):
-        client_scores(finished("ditto", 0.5))
+def test_unseen_clients_are_compared_apart(tmp_path: Path) -> None:
+    runs = [run(tmp_path, name, scores) for name, scores in (("local", np.ones(6)), ("ditto", np.arange(6.0)))]
+    [found] = paired_differences(runs, runs[:1], UNSEEN)
+    assert (found.difference, found.standard_error, found.clients, found.better) == (4.0, None, 1, 0)
+    bare = [replace(each, recorded_clients={TRAINED: {"c0": 1.0}}) for each in runs]
+    with pytest.raises(EquipoiseError, match="no unseen client in common"):
+        paired_differences(bare, bare[:1], UNSEEN)
+
+
+def test_records_are_paired_by_the_scores_of_clients_that_they_have(tmp_path: Path) -> None:
+    runs = [run(tmp_path, name, scores) for name, scores in (("local", np.ones(6)), ("ditto", np.arange(6.0)))]
+    records = [replace(each, recorded_clients=each.client_scores(), path=Path("r.jsonl")) for each in runs]
+    assert paired_differences(records, records[:1]) == paired_differences(runs, runs[:1])
+    with pytest.raises(EquipoiseError, match="no scores of single clients"):
+        paired_differences([replace(each, recorded_clients={}) for each in records], records[:1])
+
+
+def test_malicious_clients_and_clients_without_a_score_do_not_count(tmp_path: Path) -> None:
+    lines = ["client,unseen,malicious,personal_test_metric", "a,false,true,9", "b,false,false,", "c,false,false,0.5"]
+    (tmp_path / "clients.csv").write_text("\n".join(lines) + "\n")
+    assert read_client_scores(tmp_path) == {TRAINED: {"c": 0.5}}
+    with pytest.raises(EquipoiseError, match=r"has no clients\.csv"):
+        read_client_scores(tmp_path / "none")
 
 
 def test_tables_show_the_difference_with_its_error(tmp_path: Path) -> None:

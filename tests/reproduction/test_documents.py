@@ -29,7 +29,8 @@ def record(method: str, seed: int, score: float, lr: float = 0.1, **more: Any) -
         "rounds_to": {"personal": {"0.5": 7}},
     }
     curves = {"round": [1, 2], "personal.accuracy": [score / 2, score], "duals.norm": [1.0, 10.0 * score]}
-    return Record(f"{method} {lr}", seed, settings, **{"summary": summary, "curves": curves, **more})
+    digest = more.pop("digest", f"{method} {lr}")
+    return Record(digest, seed, settings, **{"summary": summary, "curves": curves, **more})
 
 
 @pytest.fixture
@@ -72,6 +73,43 @@ def test_figures_have_factors_and_digits_and_may_be_any_of_the_summary(place: Pa
     assert heads[1:] == ["unconverged %", "unconverged", "rounds", "score", "global"]
     assert fedrep[1:4] == ["6.2 ± 1.2", "0.0625 ± 0.012", "7 ± 0"]
     assert fedrep[4:] == ["62 ± 12", "–"]
+
+
+def test_settings_may_count_as_repetitions(tmp_path: Path) -> None:
+    cuts = {0.5: 0.25, 0.75: 0.75}
+    records = [record("fedrep", 0, x, settings={"data.cut": c}, digest=f"r{c}") for c, x in cuts.items()]
+    records += [record("local", 0, x / 2, settings={"data.cut": c}, digest=f"l{c}") for c, x in cuts.items()]
+    add_records(tmp_path / "toy" / "results" / "r.jsonl", records)
+    figures = ("personal", {"figure": "personal", "label": "from", "against": {"algorithm.name": "local"}})
+    _, fedrep, _ = table(tmp_path, figures=figures, repeats=("data.cut",))
+    assert fedrep == ["fedrep", "50.00 ± 35.36", "+25.00 ± 17.68"]
+    with pytest.raises(EquipoiseError, match=r"runs with different data\.cut"):
+        table(tmp_path)
+
+
+@given(st.lists(st.tuples(*[st.floats(0, 1)] * 4), min_size=2, max_size=6))
+def test_differences_over_clients_are_means_over_seeds_with_their_standard_error(
+    tmp_path_factory: pytest.TempPathFactory, scores: list[tuple[float, float, float, float]]
+) -> None:
+    place = tmp_path_factory.mktemp("clients")
+    for seed in (0, 1):
+        mine, other = ({f"c{k}": row[2 * m + seed] for k, row in enumerate(scores)} for m in (0, 1))
+        each = (
+            record("fedrep", seed, 0.5, clients={"trained": mine}),
+            record("local", seed, 0.5, clients={"trained": other}),
+        )
+        add_records(place / "toy" / "results" / "r.jsonl", each)
+    figure = {"figure": "score", "label": "by client", "over": "clients", "against": {"algorithm.name": "local"}}
+    _, fedrep, _ = table(place, figures=(figure, {**figure, "figure": "unseen", "label": "unseen"}))
+    by_client = [(a + b - c - d) / 2 for a, b, c, d in scores]
+    expected = f"{100 * mean(by_client):+.2f} ± {100 * stdev(by_client) / len(scores) ** 0.5:.2f}"
+    assert [cell.replace("+0.00", "-0.00") for cell in fedrep[1:]] == [expected.replace("+0.00", "-0.00"), "–"]
+
+
+def test_clients_are_compared_with_a_control_only(place: Path) -> None:
+    for wrong in ({"figure": "score"}, {"figure": "unconverged", "against": {"algorithm.name": "fedrep"}}):
+        with pytest.raises(EquipoiseError, match="over = 'clients' needs against"):
+            table(place, figures=({**wrong, "over": "clients"},))
 
 
 @given(

@@ -16,6 +16,7 @@ from equipoise.runs.process_pool import execute
 from equipoise.runs.recorded_runs import RecordedRuns, matches
 from equipoise.runs.recording import kept_settings, record_run, settings_digest
 from equipoise.runs.sweep import SweepRun, expand_sweep
+from equipoise.storage.client_scores import read_client_scores
 from equipoise.storage.result_records import read_records
 from equipoise.storage.run_folder import RunFolder, flatten
 from equipoise.storage.run_index import find_runs
@@ -48,6 +49,9 @@ def test_a_record_has_the_figures_of_the_run_to_six_digits(place: Path) -> None:
             assert len(repr(record.summary[kind][name]).replace(".", "").strip("0")) <= 6
     for name in ("bytes_up", "bytes_down", "gradient_samples", "parameters_shared", "seconds", "dataset", "metric"):
         assert record.summary[name] == summary[name]
+    clients = read_client_scores(folder.path)["trained"]
+    assert record.clients == {"trained": pytest.approx(clients, rel=1e-5)}
+    assert record_run(folder.path, trial=True).clients == {}
     assert record.versions.keys() == {"equipoise", "torch", "python"}
     assert (record.scale, record.seed, record.trial, record.failed) == ("small", 0, False, "")
     assert len(record.line()) < 5000
