@@ -120,10 +120,12 @@ def records_of(view: View, folder: Path) -> list[Record]:
 
 
 def select(records: Iterable[Record], *wheres: Mapping[str, Any]) -> list[Record]:
-    """Return the records with these settings, of which later ones override earlier ones; None: without the setting."""
-    where = {key: value for each in wheres for key, value in each.items()}
-    wanted = {key: _plain(value) for key, value in where.items()}
-    return [record for record in records if all(_plain(_facts(record).get(k)) == value for k, value in wanted.items())]
+    """Return the records with these settings, of which later ones override earlier ones.
+
+    None, which TOML does not have, and an empty list also select the records without the setting.
+    """
+    wanted = {key: _selected(value) for each in wheres for key, value in each.items()}
+    return [record for record in records if all(_selected(_facts(record).get(k)) == v for k, v in wanted.items())]
 
 
 Repetition = tuple[Any, ...]
@@ -157,6 +159,11 @@ def check_repetitions(records: Sequence[Record], repeats: Sequence[str], where: 
 
 def _facts(record: Record) -> dict[str, Any]:
     return {**record.settings, "scale": record.scale}
+
+
+def _selected(value: Any) -> str:
+    """Return what is compared to select runs: a record does not have a list that is empty by default."""
+    return _plain([] if value is None else value)
 
 
 def _plain(value: Any) -> str:

@@ -61,6 +61,11 @@ def test_a_table_has_means_and_deviations_over_seeds_and_no_trials(place: Path) 
     assert (fedeq[5:], fedrep[5:]) == (["0.3", "2"], ["0.1", "3"])
 
 
+def test_an_empty_list_selects_the_runs_without_a_setting(place: Path) -> None:
+    assert [row[0] for row in table(place, where={"algorithm.rho": []})] == ["algorithm", "fedrep"]
+    assert [row[0] for row in table(place, where={"algorithm.rho": 0.01})] == ["algorithm", "fedeq"]
+
+
 def test_figures_have_factors_and_digits_and_may_be_any_of_the_summary(place: Path) -> None:
     figures = (
         {"figure": "unconverged", "label": "unconverged %", "factor": 100.0, "digits": 1},
