@@ -131,6 +131,15 @@ class ParameterSpace:
             view.copy_(parameters[name].detach())
         return vector
 
+    def shuffled(self, vector: Tensor, generator: torch.Generator) -> Tensor:
+        """Return a vector with the entries of every parameter in another order.
+
+        If `vector` is an initial model whose weights were drawn independently, so is the result: it is distributed as
+        another initialisation is, whatever the module draws them from.
+        """
+        order = [torch.randperm(entry.numel, generator=generator) + entry.offset for entry in self.entries]
+        return vector.index_select(-1, torch.cat(order).to(vector.device))
+
     def bind(self, module: nn.Module, vector: Tensor) -> None:
         """Make the module's parameters views of `vector`, so that loading a client takes one copy."""
         parameters = dict(module.named_parameters())

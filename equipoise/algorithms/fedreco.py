@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import field_validator
 from torch import Tensor
 
+from equipoise import randomness
 from equipoise.algorithms.base import Algorithm, Reduce, Requirements
 from equipoise.algorithms.capabilities import HasConsensusModel
 from equipoise.algorithms.local_data import LocalData, Start
@@ -26,12 +28,22 @@ class Discord(LossTerm):
         return torch.stack(apart, dim=-1) @ given.weight
 
 
+class Size(LossTerm):
+    """The squared length of representations: what remains of H where the probe's are zero."""
+
+    @staticmethod
+    def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
+        """Return the sum of squared lengths over the representation points, weighted by given.weight."""
+        return torch.stack([a.square().sum(-1) for a in h], dim=-1) @ given.weight
+
+
 class FedReCo(HasConsensusModel, Algorithm):
     """Representations are pulled towards those of a common probe, which follows them; models stay private.
 
     u_i, v_i: client i's extractor and head; u_0: the probe, which is an extractor too; h: the representation of a
     sample; H_i: the mean over the client's samples of |h(u_i) - h(u_0)|^2, of which only the gradient in u_0 is sent.
-    lam = 0 is Local, with head and extractor trained in turn.
+    lam = 0 is Local, with head and extractor trained in turn. With a `probe` that does not move, nothing is sent: these
+    are controls, which tell what of the gain is consensus.
     """
 
     paper: ClassVar[str] = "Consensus Optimization at Representation (FedReCo), 2023, Alg. 1"
@@ -40,16 +52,27 @@ class FedReCo(HasConsensusModel, Algorithm):
     "strength of the pull of a client's representations towards the probe's"
     server_lr: NonNegative = 0.001
     "learning rate of the probe (eta_0); 0 keeps the initial probe"
+    probe: Literal["consensus", "initial", "other", "zero"] = "consensus"
+    """consensus: the probe follows the clients. Controls: it stays the initial model; or is another random network, of
+    the same weights in another order; or its representations are zero, so that the size of the client's own counts"""
+    initialisation: Literal["common", "own"] = "common"
+    "whether clients begin with the common initial model, or each with weights of its own: the same in another order"
     head_epochs: Count = 1
     "passes that train the head, before those that train the extractor"
     head_lr: Positive | None = None
     "learning rate of the head; by default lr"
     sent_batches: Count = 1
     "number of batches used for the gradient that is sent"
-    variance_reduction: bool = False
-    "correct the pull on each batch by its error at the start of the round (partial variance reduction)"
+    variance_reduction: Literal["none", "partial", "full"] = "none"
+    """partial: correct the pull on each batch by its error at the start of the round; full: correct the loss, too, for
+    head and extractor, and send the gradient on all samples"""
     split: tuple[str, ...] = ()
     "submodule whose output is the representation, instead of the head's input; with several, clients take turns"
+
+    @field_validator("variance_reduction", mode="before")
+    @classmethod
+    def _partial_was_true(cls, value: Any) -> Any:
+        return {True: "partial", False: "none"}[value] if isinstance(value, bool) else value
 
     @property
     def requires(self) -> Requirements:
@@ -64,10 +87,14 @@ class FedReCo(HasConsensusModel, Algorithm):
         return torch.stack([of.point(name).reach for name in self._at])
 
     def init_server(self, start: Start) -> State:
-        return State(u_0=start.w0[self._reaches(start).any(0)])
+        u_0 = start.w0
+        if self.probe == "other":
+            u_0 = start.space.shuffled(u_0, randomness.torch_generator(start.seed, "other probe"))
+        return State(u_0=u_0[self._reaches(start).any(0)])
 
     def init_client(self, start: Start) -> State:
-        return State(w=start.w0)  # (u_i, v_i)
+        state = State(w=start.w0)  # (u_i, v_i)
+        return state if self.initialisation == "common" else State(state, new=start.w0.new_ones(1))
 
     def broadcast(self, server: State, client: int) -> State:
         if len(self._at) == 1:
@@ -100,27 +127,52 @@ class FedReCo(HasConsensusModel, Algorithm):
         probe[..., self._reaches(data).any(0)] = down.u_0.expand(*w.shape[:-1], -1)
         return torch.where(self._own(down, data) > 0, probe, w)
 
+    def _pull(self, w: Tensor, down: State, data: LocalData) -> LossTerm:
+        """Return lam/2 H as a function of the client's model, with variance reduction from w on."""
+        weight = State(weight=self.lam / 2 * self._mine(down))
+        pull: LossTerm
+        if self.probe == "zero":
+            pull = Size(self._at, given=weight)
+        else:
+            pull = Discord(self._at, self._with_probe(w, down, data), weight)
+        if self.variance_reduction == "partial":
+            return replace(pull, anchor=(w, data.term_gradient(pull, w)))
+        if self.variance_reduction == "full":
+            g = data.full_gradient(w) + data.term_gradient(pull, w)
+            return replace(pull, anchor=(w, g), anchored="objective")
+        return pull
+
     def _local(self, w: Tensor, down: State, data: LocalData, epochs: int | None = None) -> Tensor:
         """Train head and extractor (Alg. 1, lines 8 to 17)."""
         v, u = self._parts(down, data)
-        w = data.descend(w, **v, epochs=epochs or self.head_epochs, lr=self.head_lr, stream=1)
-        if self.lam == 0 or not down.u_0.shape[-1]:
+        full = self.variance_reduction == "full" and down.u_0.shape[-1]
+        # H does not depend on the head: there the term only carries the correction of the loss.
+        head_term = self._pull(w, down, data) if full else None
+        w = data.descend(w, **v, epochs=epochs or self.head_epochs, lr=self.head_lr, stream=1, term=head_term)
+        if not down.u_0.shape[-1] or (self.lam == 0 and not full):
             return data.descend(w, **u, epochs=epochs)
-        pull = Discord(self._at, self._with_probe(w, down, data), State(weight=self.lam / 2 * self._mine(down)))
-        if self.variance_reduction:
-            pull = replace(pull, anchor=(w, data.term_gradient(pull, w)))
-        return data.descend(w, **u, epochs=epochs, term=pull)
+        return data.descend(w, **u, epochs=epochs, term=self._pull(w, down, data))
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
-        w = self._local(client.w, down, data)
+        own, state = client.w, State()
+        if self.initialisation == "own":
+            own = torch.where(client.new > 0, data.reinitialised(client.w), client.w)
+            state = State(new=torch.zeros_like(client.new))
+        w = self._local(own, down, data)
+        state = State(state, w=w)
+        if self.probe != "consensus":
+            return state, Upload()
         if not down.u_0.shape[-1]:
-            return State(w=w), Upload(State(g=torch.zeros_like(down.u_0)))  # the whole model is head
+            return state, Upload(State(g=torch.zeros_like(down.u_0)))  # the whole model is head
         # H is symmetric: its gradient in u_0 is the gradient, at u_0, of the distance from u_i.
         H = Discord(self._at, w, State(weight=self._mine(down)))
-        g = data.term_gradient(H, self._with_probe(w, down, data), steps=self.sent_batches, stream=2)
-        return State(w=w), Upload(State(g=g[..., self._reaches(data).any(0)]))
+        steps = None if self.variance_reduction == "full" else self.sent_batches
+        g = data.term_gradient(H, self._with_probe(w, down, data), steps=steps, stream=2)
+        return state, Upload(State(g=g[..., self._reaches(data).any(0)]))
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
+        if self.probe != "consensus":
+            return server
         return State(u_0=server.u_0 - self.server_lr * reduce(uploads).g)  # Eq. 8
 
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:

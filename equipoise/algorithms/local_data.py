@@ -118,6 +118,12 @@ class LocalData(Protocol):
             active: mask of the shape of `size`; clients outside it do not move.
         """
 
+    def reinitialised(self, v: Tensor) -> Tensor:
+        """Return the initial model v as another initialisation would give it, drawn for the client once in a run.
+
+        The entries of every parameter are in another order (see `ParameterSpace.shuffled`).
+        """
+
     def full_gradient(self, v: Tensor, *, active: Tensor | None = None) -> Tensor:
         """Return the gradient at v of the mean loss over all training samples; zero outside `active`."""
 

@@ -135,6 +135,9 @@ class ShapeProbe:
     def descend(self, start: Tensor, **_: object) -> Tensor:
         return start.clone()
 
+    def reinitialised(self, v: Tensor) -> Tensor:
+        return v.clone()
+
     def full_gradient(self, v: Tensor, **_: object) -> Tensor:
         return torch.zeros_like(v)
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
@@ -24,8 +25,10 @@ class LossTerm(ABC):
     given: State = field(default_factory=State)
     "all other tensors that the term depends on"
     anchor: tuple[Tensor, Tensor] | None = None
-    """a vector and the gradient there of the mean of the term over all samples: the term's gradient on a batch is then
-    corrected by its error at that vector, which keeps its expectation and reduces its variance nearby"""
+    """a vector and a gradient there of the mean over all samples: gradients on a batch are then corrected by their
+    error at that vector, which keeps their expectation and reduces their variance nearby"""
+    anchored: Literal["term", "objective"] = "term"
+    "which gradient is corrected: that of the term, or that of the loss with the term"
 
     @staticmethod
     @abstractmethod

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
 from equipoise.data.federation import Federation
@@ -142,7 +143,9 @@ class LocalTrainer(ABC):
                 before = None if done is None else v[done]
                 if optimizer is not None:
                     if term is not None and anchor is not None:
-                        correction = anchor[1][..., moves] - self._term_gradient_at(anchor[0], v, batch, section, term)
+                        correction = anchor[1][..., moves] - self._gradient_at_anchor(
+                            anchor[0], v, batch, section, term
+                        )
                         extra = correction if extra is None else extra + correction
                     g = self.gradient(v, batch, section, term)
                     g = g if extra is None else g + extra
@@ -166,11 +169,11 @@ class LocalTrainer(ABC):
         s = self.algorithm
         return LocalOptimizer(s.optimizer, lr, s.momentum, s.clip, nesterov=s.nesterov, weight_decay=s.weight_decay)
 
-    def _term_gradient_at(self, u: Tensor, v: Tensor, batch: Batch, part: Part, term: LossTerm) -> Tensor:
-        """Return the term's gradient on the batch at u; v is restored afterwards."""
+    def _gradient_at_anchor(self, u: Tensor, v: Tensor, batch: Batch, part: Part, term: LossTerm) -> Tensor:
+        """Return the gradient on the batch at u of what is anchored there; v is restored afterwards."""
         here = v.clone()
         v.copy_(u)
-        found = self.gradient(v, batch, part, term, term_only=True).clone()
+        found = self.gradient(v, batch, part, term, term_only=term.anchored == "term").clone()
         v.copy_(here)
         return found
 
@@ -183,6 +186,16 @@ class LocalTrainer(ABC):
             for _ in range(repeat):
                 yield step
         self.samples += (self.samples - before) * (repeat - 1)
+
+    def reinitialised(self, v: Tensor) -> Tensor:
+        """Return an initial model as another initialisation would give it; see `LocalData.reinitialised`."""
+        rows = [
+            self.space.shuffled(
+                row, randomness.torch_generator(self.seed, "initialisation", self.federation.names[who])
+            )
+            for who, row in zip(self.clients, self._rows(v), strict=True)
+        ]
+        return torch.stack(rows) if self.size.ndim > 1 else rows[0]
 
     def full_gradient(self, v: Tensor, *, active: Tensor | None = None) -> Tensor:
         """Return the gradient of the mean loss over all samples; see `LocalData.full_gradient`."""

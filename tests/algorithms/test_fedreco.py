@@ -247,11 +247,11 @@ def test_the_variance_reduced_gradient_is_unbiased_and_exact_at_its_anchor() -> 
     at = work.open(v, "all")
     work.eval_mode()
     for batch, _ in work.batches(1, None, 0, None, term):
-        amiss = there - work._term_gradient_at(anchor, at, batch, "all", term)
+        amiss = there - work._gradient_at_anchor(anchor, at, batch, "all", term)
         assert torch.equal(at, v)
         raw.append(work.gradient(at, batch, "all", term, term_only=True).clone())
         corrected.append(raw[-1] + amiss)
-        at_anchor.append(work._term_gradient_at(anchor, at, batch, "all", term) + amiss)
+        at_anchor.append(work._gradient_at_anchor(anchor, at, batch, "all", term) + amiss)
     assert len(raw) == 3
     torch.testing.assert_close(torch.stack(corrected).mean(0), here, rtol=1e-10, atol=1e-12)
     assert not torch.allclose(raw[0], here)
@@ -262,7 +262,7 @@ def test_the_variance_reduced_gradient_is_unbiased_and_exact_at_its_anchor() -> 
 @pytest.mark.parametrize("mode", slow_except(["threads", "stacked"], "threads"))
 def test_variance_reduction_takes_the_steps_of_svrg(mode: str) -> None:
     """Against a loop written out: g(u; b) - g(anchor; b) + g(anchor), for the pull alone."""
-    algorithm = FedReCo(lam=0.5, server_lr=0.0, lr=0.1, batch=6, variance_reduction=True)
+    algorithm = FedReCo(lam=0.5, server_lr=0.0, lr=0.1, batch=6, variance_reduction="partial")
     run = simulation(algorithm, classification(4), deep(), mode=mode, rounds=1, participation=1.0)
     w0, who = run.task.w0, 3
     run.run()
@@ -272,7 +272,7 @@ def test_variance_reduction_takes_the_steps_of_svrg(mode: str) -> None:
     anchor, there = v.clone(), work.term_gradient(pull, v)
     at, body = work.open(v, "body"), run.task.space.part("body")
     for batch, _ in work.batches(1, None, 0, None, pull):
-        wrong = work._term_gradient_at(anchor, at, batch, "body", pull)
+        wrong = work._gradient_at_anchor(anchor, at, batch, "body", pull)
         g = work.gradient(at, batch, "body", pull) - wrong + there[body]
         at[body] -= 0.1 * g
     torch.testing.assert_close(run.store.get(who).w, at, rtol=1e-9, atol=1e-12)
@@ -281,11 +281,13 @@ def test_variance_reduction_takes_the_steps_of_svrg(mode: str) -> None:
 def test_variance_reduction_is_refused_where_a_batch_cannot_be_asked_twice() -> None:
     norm = BodyAndHead(nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4)), nn.Linear(4, 3))
     with pytest.raises(EquipoiseError, match="not possible for a model with BatchNorm"):
-        simulation(FedReCo(variance_reduction=True), classification(3), norm).run()
+        simulation(FedReCo(variance_reduction="partial"), classification(3), norm).run()
 
 
 def test_variance_reduction_with_full_batches_changes_nothing() -> None:
-    one, two = (simulation(FedReCo(lam=0.2, batch=FULL, variance_reduction=v), module=deep()) for v in (False, True))
+    one, two = (
+        simulation(FedReCo(lam=0.2, batch=FULL, variance_reduction=v), module=deep()) for v in ("none", "partial")
+    )
     one.run()
     two.run()
     torch.testing.assert_close(one.server.u_0, two.server.u_0, rtol=1e-10, atol=1e-13)

@@ -72,7 +72,7 @@ def test_every_algorithm_gives_the_numbers_of_the_cpu(name: str, mode: str, stan
     "algorithm",
     [
         CFL(lr=0.1, batch=4, eps1=100.0, eps2=1e-9, quiet=0),
-        FedReCo(lr=0.1, batch=4, split=("body.encoder", "body"), variance_reduction=True),
+        FedReCo(lr=0.1, batch=4, split=("body.encoder", "body"), variance_reduction="partial"),
         LpProj(lr=0.1, batch=4, d_sub=7, local_rounds=2, inner_steps=2),
         Ditto(lr=0.1, batch=4, optimizer="adam", clip=0.1),
         FedAvg(lr=0.1, steps=7, batch=4, momentum=0.5, weight_decay=0.1),
