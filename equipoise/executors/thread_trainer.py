@@ -217,7 +217,7 @@ class ThreadTrainer(LocalTrainer):
             value = term.each(hook.take(), batch.probed, batch.y, term.given).mean()
             if term_only:
                 return value
-        loss = self.task.loss.mean(output, batch.y)
+        loss = self.task.batch_loss(output, batch.y)
         loss = loss if value is None else value + loss
         return loss if auxiliary is None else loss + auxiliary
 

@@ -22,25 +22,32 @@ def normal(encoded: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Draw(nn.Module):
-    """Draws from the distribution in training, else gives its mean, from which a linear head gives the mean output."""
+    """Draws from the distribution in training, else gives its mean, from which a linear head gives the mean output.
+
+    Several draws are several rows per sample: first one of each sample, then the next of each.
+    """
 
     draws: ClassVar[bool] = True
     generator: torch.Generator | None = None
     "source of random numbers; by default torch's global one"
+
+    def __init__(self, samples: int = 1):
+        super().__init__()
+        self.samples = samples
 
     def forward(self, encoded: Tensor) -> Tensor:
         mean, sd = normal(encoded)
         if not self.training:
             return mean
         source = mean.device if self.generator is None else self.generator.device
-        noise = torch.empty_like(mean, device=source).normal_(generator=self.generator).to(mean.device)
-        return mean + sd * noise
+        noise = mean.new_empty(self.samples, *mean.shape, device=source).normal_(generator=self.generator)
+        return (mean + sd * noise.to(mean.device)).flatten(0, 1)
 
 
-def _random(module: Any, latent: int, outputs: int) -> nn.Module:
+def _random(module: Any, latent: int, draws: int, outputs: int) -> nn.Module:
     """Put a normal distribution between the body and the head of a network."""
     encoder = nn.Linear(module.head.in_features, 2 * latent)
-    body = nn.Sequential(OrderedDict(features=module.body, encoder=encoder, draw=Draw()))
+    body = nn.Sequential(OrderedDict(features=module.body, encoder=encoder, draw=Draw(draws)))
     return BodyAndHead(body, nn.Linear(latent, outputs))
 
 
@@ -51,9 +58,11 @@ class GaussianLeNet(LeNet):
 
     latent: Count = 64
     "number of inputs of the head"
+    draws: Count = 1
+    "draws per sample in training, over which the loss is averaged"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return _random(super().build(shape, outputs), self.latent, outputs)
+        return _random(super().build(shape, outputs), self.latent, self.draws, outputs)
 
 
 class GaussianMLP(MLP):
@@ -61,6 +70,8 @@ class GaussianMLP(MLP):
 
     latent: Count = 32
     "number of inputs of the head"
+    draws: Count = 1
+    "draws per sample in training, over which the loss is averaged"
 
     def build(self, shape: tuple[int, ...], outputs: int) -> nn.Module:
-        return _random(super().build(shape, outputs), self.latent, outputs)
+        return _random(super().build(shape, outputs), self.latent, self.draws, outputs)

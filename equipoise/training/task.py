@@ -121,6 +121,11 @@ class Task:
             output = module(x)
         return output.to(self.dtype)
 
+    def batch_loss(self, output: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of a batch; a model that draws several times in training has several rows per sample."""
+        times = len(output) // len(y)
+        return self.loss.mean(output, y if times == 1 else y.repeat(times, *[1] * (y.ndim - 1)))
+
     def start(self, clients: int, samples: int = 0, seed: int = 0) -> Start:
         """Return what is known before the first round of a run.
 
@@ -267,7 +272,7 @@ class Task:
                     layer.options = layer.options.model_copy(update={"jacobian_probability": 1.0})
                 warm = WarmStart(module, samples)
                 with warm.at(torch.arange(batch)):
-                    loss = self.loss.mean(module(x), y)
+                    loss = self.batch_loss(module(x), y)
                     auxiliary = auxiliary_loss(module)
                     (loss if auxiliary is None else loss + auxiliary).backward()
                 return module, warm

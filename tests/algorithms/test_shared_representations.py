@@ -140,6 +140,29 @@ def test_a_random_representation_is_drawn_in_training_and_its_mean_otherwise() -
     assert torch.equal(layer.eval()(encoded), mean)
 
 
+def test_the_loss_of_several_draws_is_the_mean_of_their_losses() -> None:
+    module = GaussianMLP(latent=4, draws=3).build((5,), 3)
+    task = simulation(FedCR(), module=module).task
+    x, y = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).double(), torch.arange(7) % 3
+    draw = task.module.body.draw
+    with torch.no_grad():
+        draw.generator = torch.Generator().manual_seed(1)
+        outputs = task.module.train()(x)
+        draw.generator, draw.samples = torch.Generator().manual_seed(1), 1
+        alone = [torch.nn.functional.cross_entropy(task.module(x), y) for _ in range(3)]
+    assert len(outputs) == 3 * len(x)
+    torch.testing.assert_close(task.batch_loss(outputs, y), torch.stack(alone).mean())
+
+
+def test_several_draws_train_another_model_than_one() -> None:
+    modules = [GaussianMLP(latent=4, draws=draws).build((5,), 3) for draws in (1, 4)]
+    modules[1].load_state_dict(modules[0].state_dict())
+    runs = [simulation(FedCR(lr=0.1), module=module, rounds=1) for module in modules]
+    for run in runs:
+        run.run()
+    assert not torch.allclose(*(run.server.phi for run in runs))
+
+
 def test_runs_with_random_representations_reproduce_with_any_number_of_workers() -> None:
     module = GaussianMLP(hidden=(6,), latent=3).build((5,), 3)
     runs = [simulation(FedCR(lr=0.1), classification(), module, workers=workers) for workers in (1, 2)]
