@@ -144,14 +144,17 @@ def test_the_loss_of_several_draws_is_the_mean_of_their_losses() -> None:
     module = GaussianMLP(latent=4, draws=3).build((5,), 3)
     task = simulation(FedCR(), module=module).task
     x, y = torch.randn(7, 5, generator=torch.Generator().manual_seed(0)).double(), torch.arange(7) % 3
-    draw = task.module.body.draw
-    with torch.no_grad():
-        draw.generator = torch.Generator().manual_seed(1)
-        outputs = task.module.train()(x)
-        draw.generator, draw.samples = torch.Generator().manual_seed(1), 1
-        alone = [torch.nn.functional.cross_entropy(task.module(x), y) for _ in range(3)]
+    outputs = task.module.train()(x)
+    draws = outputs.chunk(3)
     assert len(outputs) == 3 * len(x)
-    torch.testing.assert_close(task.batch_loss(outputs, y), torch.stack(alone).mean())
+    assert not torch.allclose(draws[0], draws[1])
+    each = [torch.nn.functional.cross_entropy(draw, y) for draw in draws]
+    torch.testing.assert_close(task.batch_loss(outputs, y), torch.stack(each).mean())
+    mean, _ = normal(task.module.body.encoder(task.module.body.features(x)))
+    many = (
+        torch.stack([task.module(x) for _ in range(700)]).unflatten(1, (3, -1)).flatten(0, 1)
+    )  # (draws, samples, classes)
+    torch.testing.assert_close(many.mean(0), task.module.head(mean), atol=0.1, rtol=0.0)
 
 
 def test_several_draws_train_another_model_than_one() -> None:
