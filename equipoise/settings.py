@@ -81,7 +81,7 @@ class Settings(BaseModel):
 
 def _explanation(cls: type, field: str) -> str:
     """Return the string under a field, in the class or in one that it derives from."""
-    return next((text for owner in cls.__mro__ if (text := _strings_under_fields(owner).get(field))), "")
+    return next((text for owner in cls.__mro__ if (text := _strings_under_fields(owner).get(field, ""))), "")
 
 
 @cache
