@@ -13,12 +13,12 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm, Reduce
 from equipoise.algorithms.capabilities import exchanges_of, initial_upload_of
 from equipoise.algorithms.local_data import Start
-from equipoise.attacks import AttackContext
 from equipoise.config.uploads import UploadSettings
+from equipoise.engine.adversary import Adversary
 from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
-from equipoise.state import RoundUploads, State, Upload, Uploads, UploadsOfRound
+from equipoise.state import State, Uploads, UploadsOfRound
 from equipoise.torch_device import wide_dtype, widened
 from equipoise.training.buffers import BUFFERS, without_buffers
 
@@ -31,6 +31,7 @@ class Snapshot(NamedTuple):
     released: Counter[str]
     sums: int
     noise: State
+    memory: State
 
 
 class AggregationPipeline:
@@ -56,12 +57,16 @@ class AggregationPipeline:
         self.settings, self.algorithm, self.draw_noise = settings, algorithm, draw_noise
         self.seed, self.device = start.seed, start.w0.device
         self.ledger = PrivacyLedger(settings.privacy)
-        self.malicious: frozenset[str] = frozenset()
-        "names of the malicious clients"
+        self.adversary = Adversary(settings, algorithm, start.seed)
         self.noise = State()
         "central noise that is in the sum of last uploads"
         self.last: LastUploadTracker | None = None
         self.begin(start, buffers)
+
+    @property
+    def malicious(self) -> frozenset[str]:
+        """Return the names of the malicious clients."""
+        return self.adversary.malicious
 
     def begin(self, start: Start, buffers: Tensor | None = None) -> None:
         """Set what is assumed of clients that have not taken part yet.
@@ -92,7 +97,7 @@ class AggregationPipeline:
         Returns:
             The server's next state, and what is to be kept of each upload.
         """
-        uploads = self.attacked(round, server, uploads, names)
+        uploads = self.adversary.forged(round, without_buffers(server), uploads, names)
         everyone = None if self.last is None else self.last.with_round(uploads, store)
         seen: Uploads = uploads if everyone is None else everyone
         reduce: Reduce = self.settings.reducer
@@ -124,25 +129,6 @@ class AggregationPipeline:
         shared = found[0] if len(found) == 1 else reduce(uploads.only(BUFFERS))
         return State(without_buffers(state), **shared)
 
-    def attacked(self, round: int, server: State, uploads: UploadsOfRound, names: Sequence[str]) -> UploadsOfRound:
-        """Replace what malicious clients send; every process then has all uploads, as an attack may look at them."""
-        attack = self.settings.attack
-        bad = [k for k, name in enumerate(names) if name in self.malicious]
-        if attack is None or not bad:
-            return uploads
-        own = [upload.message for upload in uploads.uploads]
-        benign = tuple(message for k, message in enumerate(own) if k not in bad)
-        context = AttackContext(
-            round, tuple(names[k] for k in bad), tuple(own[k] for k in bad), benign, server, self.seed
-        )
-        sent = list(uploads.uploads)
-        for k, forged in zip(bad, attack.messages(context), strict=True):
-            if forged.shapes() != own[k].shapes():
-                raise TypeError(f"{type(attack).__name__} sends {forged.shapes()} for {own[k].shapes()}")
-            if forged.finite():  # else it would be rejected: the attacker sends its honest message
-                sent[k] = Upload(forged, sent[k].reference, sent[k].weight)
-        return RoundUploads(uploads.who, tuple(sent), uploads.placement)
-
     def noised(self, uploads: Uploads, last: bool) -> NoisedMeanUploads:
         """Add central noise to the sum of the uploads.
 
@@ -160,11 +146,11 @@ class AggregationPipeline:
 
     def snapshot(self) -> Snapshot:
         """Return what the pipeline remembers."""
-        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise)
+        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, self.adversary.memory)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
-        self.ledger.released, self.ledger.sums, self.noise = snapshot
+        self.ledger.released, self.ledger.sums, self.noise, self.adversary.memory = snapshot
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -173,7 +159,7 @@ class AggregationPipeline:
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps as tensors."""
         last = {} if self.last is None else self.last.tensors()
-        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()}
+        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()} | self.adversary.tensors()
 
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
@@ -182,6 +168,7 @@ class AggregationPipeline:
         self.noise = State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in noise.items()})
 
     def restore_last(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what a checkpoint saved about the last uploads."""
+        """Restore what a checkpoint saved about the last uploads, and what the attackers remember."""
+        self.adversary.restore(tensors, self.device)
         if self.last is not None:
             self.last.restore(tensors)

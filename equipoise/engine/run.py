@@ -176,6 +176,8 @@ class Run(ABC):
 
     def aggregate(self, round: int, uploads: UploadsOfRound, names: list[str]) -> dict[int, State]:
         """Set the server's next state, and return what is to be kept of each upload."""
+        if self.pipeline.settings.attack is not None:
+            self.pipeline.adversary.clients = tuple(sorted(self.training_clients()))
         server, kept = self.pipeline.aggregate(round, self.server, uploads, names, self.upload_store)
         if BUFFERS in server:
             server = State(server, **{BUFFERS: self.task.buffer_layout.valid(server[BUFFERS])})

@@ -15,7 +15,7 @@ from torch import nn
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import exchanges_of
-from equipoise.attacks import poison_labels
+from equipoise.attacks import poison_samples
 from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
@@ -112,8 +112,9 @@ class Simulation(Run):
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
         if (attack := self.pipeline.settings.attack) is not None:
             names = [federation.names[who] for who in self.training]
-            self.pipeline.malicious = attack.malicious(names, schedule.seed)
-            self.federation = poison_labels(self.federation, attack, self.pipeline.malicious, schedule.seed)
+            adversary = self.pipeline.adversary
+            adversary.malicious = attack.malicious(names, schedule.seed)
+            self.federation = poison_samples(self.federation, attack, adversary.places, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
         self.warn_about_traps()

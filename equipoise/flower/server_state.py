@@ -113,7 +113,7 @@ class DeploymentState(Run):
         self.folder.append(self.folder.events, {"round": self.done, "event": event, **facts})
 
     def _set_malicious(self, names: frozenset[str]) -> None:
-        self.pipeline.malicious = self.scores.malicious = names
+        self.pipeline.adversary.malicious = self.scores.malicious = names
 
     def _begin(self, start: Start) -> None:
         """Set what all clients begin with, and how many there are."""
