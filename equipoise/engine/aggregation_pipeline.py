@@ -17,6 +17,7 @@ from equipoise.attacks import AttackContext
 from equipoise.config.uploads import UploadSettings
 from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
+from equipoise.engine.reduction import Reduction
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import RoundUploads, State, Upload, Uploads, UploadsOfRound
 from equipoise.torch_device import wide_dtype, widened
@@ -31,6 +32,7 @@ class Snapshot(NamedTuple):
     released: Counter[str]
     sums: int
     noise: State
+    memory: State | None
 
 
 class AggregationPipeline:
@@ -43,6 +45,8 @@ class AggregationPipeline:
         start: Start,
         draw_noise: Callable[[int, str], Noise],
         buffers: Tensor | None = None,
+        rounds: int = 1,
+        name_of: Callable[[int], str] = str,
     ):
         """Create the pipeline of a run.
 
@@ -52,8 +56,11 @@ class AggregationPipeline:
             start: what is known before the first round.
             draw_noise: returns the source of privacy's noise for a number and a purpose.
             buffers: the initial buffers, where they are averaged.
+            rounds: number of rounds of the run.
+            name_of: returns the name of the client with a number.
         """
         self.settings, self.algorithm, self.draw_noise = settings, algorithm, draw_noise
+        self.reduction = Reduction(settings.reducer, algorithm, start, rounds, name_of)
         self.seed, self.device = start.seed, start.w0.device
         self.ledger = PrivacyLedger(settings.privacy)
         self.malicious: frozenset[str] = frozenset()
@@ -70,6 +77,7 @@ class AggregationPipeline:
             start: what is known before the first round.
             buffers: the initial buffers, where they are averaged.
         """
+        self.reduction.start = start
         first = initial_upload_of(self.algorithm, start)
         if first is not None and buffers is not None:
             first = State(first, **{BUFFERS: buffers})
@@ -95,7 +103,7 @@ class AggregationPipeline:
         uploads = self.attacked(round, server, uploads, names)
         everyone = None if self.last is None else self.last.with_round(uploads, store)
         seen: Uploads = uploads if everyone is None else everyone
-        reduce: Reduce = self.settings.reducer
+        reduce: Reduce = self.reduction.of_round(round, server)
         if self.settings.privacy is not None and self.settings.privacy.central:
             seen = self.noised(seen, everyone is not None)
             reduce = lambda noised: noised.mean()  # noqa: E731
@@ -160,11 +168,11 @@ class AggregationPipeline:
 
     def snapshot(self) -> Snapshot:
         """Return what the pipeline remembers."""
-        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise)
+        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, self.reduction.memory)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
-        self.ledger.released, self.ledger.sums, self.noise = snapshot
+        self.ledger.released, self.ledger.sums, self.noise, self.reduction.memory = snapshot
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -173,7 +181,8 @@ class AggregationPipeline:
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps as tensors."""
         last = {} if self.last is None else self.last.tensors()
-        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()}
+        noise = {f"{_NOISE}{name}": t for name, t in self.noise.items()}
+        return last | noise | self.reduction.tensors()
 
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
@@ -181,7 +190,8 @@ class AggregationPipeline:
         noise = {k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)}
         self.noise = State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in noise.items()})
 
-    def restore_last(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what a checkpoint saved about the last uploads."""
+    def restore_memory(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what a checkpoint saved about the last uploads, and what the reducer remembers."""
+        self.reduction.restore(tensors)
         if self.last is not None:
             self.last.restore(tensors)
