@@ -129,6 +129,11 @@ class Uploads(ABC):
     who: tuple[int, ...]
     "numbers of the clients that took part in the round, in the order of their names"
 
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Return the numbers of the clients whose messages are combined, one for each row."""
+        return self.who
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of messages that are combined."""

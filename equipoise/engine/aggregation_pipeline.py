@@ -17,6 +17,7 @@ from equipoise.config.uploads import UploadSettings
 from equipoise.engine.adversary import Adversary
 from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
+from equipoise.engine.reduction import Reduction
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import State, Uploads, UploadsOfRound
 from equipoise.torch_device import wide_dtype, widened
@@ -31,7 +32,8 @@ class Snapshot(NamedTuple):
     released: Counter[str]
     sums: int
     noise: State
-    memory: State
+    reducer: State | None
+    attackers: State
 
 
 class AggregationPipeline:
@@ -44,6 +46,8 @@ class AggregationPipeline:
         start: Start,
         draw_noise: Callable[[int, str], Noise],
         buffers: Tensor | None = None,
+        rounds: int = 1,
+        name_of: Callable[[int], str] = str,
     ):
         """Create the pipeline of a run.
 
@@ -53,8 +57,11 @@ class AggregationPipeline:
             start: what is known before the first round.
             draw_noise: returns the source of privacy's noise for a number and a purpose.
             buffers: the initial buffers, where they are averaged.
+            rounds: number of rounds of the run.
+            name_of: returns the name of the client with a number.
         """
         self.settings, self.algorithm, self.draw_noise = settings, algorithm, draw_noise
+        self.reduction = Reduction(settings.reducer, algorithm, start, rounds, name_of)
         self.seed, self.device = start.seed, start.w0.device
         self.ledger = PrivacyLedger(settings.privacy)
         self.adversary = Adversary(settings, algorithm, start.seed)
@@ -75,6 +82,7 @@ class AggregationPipeline:
             start: what is known before the first round.
             buffers: the initial buffers, where they are averaged.
         """
+        self.reduction.start = start
         first = initial_upload_of(self.algorithm, start)
         if first is not None and buffers is not None:
             first = State(first, **{BUFFERS: buffers})
@@ -100,7 +108,7 @@ class AggregationPipeline:
         uploads = self.adversary.forged(round, without_buffers(server), uploads, names)
         everyone = None if self.last is None else self.last.with_round(uploads, store)
         seen: Uploads = uploads if everyone is None else everyone
-        reduce: Reduce = self.settings.reducer
+        reduce: Reduce = self.reduction.of_round(round, server)
         if self.settings.privacy is not None and self.settings.privacy.central:
             seen = self.noised(seen, everyone is not None)
             reduce = lambda noised: noised.mean()  # noqa: E731
@@ -146,11 +154,13 @@ class AggregationPipeline:
 
     def snapshot(self) -> Snapshot:
         """Return what the pipeline remembers."""
-        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, self.adversary.memory)
+        kept = self.reduction.memory, self.adversary.memory
+        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, *kept)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
-        self.ledger.released, self.ledger.sums, self.noise, self.adversary.memory = snapshot
+        self.ledger.released, self.ledger.sums, self.noise = snapshot[:3]
+        self.reduction.memory, self.adversary.memory = snapshot[3:]
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -159,7 +169,8 @@ class AggregationPipeline:
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps as tensors."""
         last = {} if self.last is None else self.last.tensors()
-        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()} | self.adversary.tensors()
+        noise = {f"{_NOISE}{name}": t for name, t in self.noise.items()}
+        return last | noise | self.reduction.tensors() | self.adversary.tensors()
 
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
@@ -167,8 +178,9 @@ class AggregationPipeline:
         noise = {k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)}
         self.noise = State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in noise.items()})
 
-    def restore_last(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what a checkpoint saved about the last uploads, and what the attackers remember."""
+    def restore_memory(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what a checkpoint saved of the last uploads, and what reducer and attackers remember."""
+        self.reduction.restore(tensors)
         self.adversary.restore(tensors, self.device)
         if self.last is not None:
             self.last.restore(tensors)

@@ -21,7 +21,7 @@ from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.best_models import FOLDER, BestModels
 from equipoise.engine.checkpoint import Checkpoint, CheckpointFolder
 from equipoise.engine.client_store import ClientStore
-from equipoise.engine.compatibility import check_compatibility
+from equipoise.engine.compatibility import check_compatibility, check_reducer
 from equipoise.engine.counters import Counters, solver_figures
 from equipoise.engine.last_uploads import UploadStore
 from equipoise.engine.shared_buffers import initial_server, message_schema
@@ -68,7 +68,10 @@ class Run(ABC):
         self.checkpoints = (
             None if folder is None else CheckpointFolder(folder.checkpoint, self.ranks, schedule.keep_checkpoints)
         )
-        self.pipeline = AggregationPipeline(uploads, algorithm, start, self.draw_noise, self.server.get(BUFFERS))
+        check_reducer(algorithm, uploads, self.server, self.schema)
+        self.pipeline = AggregationPipeline(
+            uploads, algorithm, start, self.draw_noise, self.server.get(BUFFERS), schedule.rounds, self.client_name
+        )
         self.rescored = False
         "whether its training was taken from another run"
         self.longest: int | None = None
@@ -119,6 +122,10 @@ class Run(ABC):
     @abstractmethod
     def training_clients(self) -> list[str]:
         """Return the names of the clients that train, as far as they are known."""
+
+    @abstractmethod
+    def client_name(self, number: int) -> str:
+        """Return the name of the client that the algorithm's server knows by this number."""
 
     @abstractmethod
     def no_validation(self) -> str:
@@ -327,7 +334,7 @@ class Run(ABC):
         solves = counted.pop("solves", {})
         self.counters = Counters(**counted, solves=Solves(**{way: SolveStats(**t) for way, t in solves.items()}))
         self.restored(saved)
-        self.pipeline.restore_last(saved.kept)
+        self.pipeline.restore_memory(saved.kept)
 
     def resume(self, back: int = 0) -> None:
         """Continue from a checkpoint, or from the start if there is none.

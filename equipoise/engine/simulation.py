@@ -365,6 +365,9 @@ class Simulation(Run):
     def training_clients(self) -> list[str]:
         return [self.federation.names[who] for who in self.training]
 
+    def client_name(self, number: int) -> str:
+        return self.federation.names[self.by_number[number]]
+
     def no_validation(self) -> str:
         for part in ("validation", "test"):  # figures over clients exist only where there are test samples too
             if not getattr(self.federation, part).lengths[self.training].any():

@@ -178,6 +178,9 @@ class DeploymentState(Run):
     def training_clients(self) -> list[str]:
         return sorted(name for name, member in self.roster.members.items() if not member.unseen)
 
+    def client_name(self, number: int) -> str:
+        return self.roster.name_of(number)
+
     def no_validation(self) -> str:
         return "" if self.settings.evaluate else "clients do not report any, as deploy.evaluate = false"
 
