@@ -44,6 +44,10 @@ class Backdoor(Attack):
     def needs_origin(self) -> bool:
         return self.scale != 1 or self.bound is not None
 
+    @property
+    def needs_labels(self) -> bool:
+        return True
+
     def messages(self, context: AttackContext) -> Sequence[State]:
         if context.round < self.from_round or not self.needs_origin:
             return context.own

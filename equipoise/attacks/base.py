@@ -87,6 +87,11 @@ class SuccessMeasure:
     described: str = ""
     "the trigger in words, so that runs with the same measure are recognised; empty without a trigger"
 
+    @property
+    def marks(self) -> bool:
+        """Tell whether there is a trigger."""
+        return self.trigger is not unchanged
+
     def concerned(self, y: Tensor) -> Tensor:
         """Return a mask of the labels whose samples are scored."""
         return y != self.target if self.source is None else y == self.source
@@ -134,6 +139,11 @@ class Attack(Settings, ABC):
     @property
     def needs_weights(self) -> bool:
         """Tell whether the attack is about the weights that clients send."""
+        return False
+
+    @property
+    def needs_labels(self) -> bool:
+        """Tell whether the attack is about labels."""
         return False
 
     @property

@@ -22,5 +22,9 @@ class Control(Attack):
     def table(self) -> dict[str, Any]:
         return super().table() | ({"of": inner_table(self.of)} if self.of is not None else {})
 
+    @property
+    def needs_labels(self) -> bool:
+        return self.of is not None and self.of.needs_labels
+
     def success(self) -> SuccessMeasure | None:
         return None if self.of is None else self.of.success()

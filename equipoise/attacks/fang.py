@@ -13,6 +13,7 @@ from equipoise.attacks.rows import blocks, completed, forge, zeros
 from equipoise.reducers import MultiKrum
 from equipoise.settings import LARGEST
 from equipoise.state import State
+from equipoise.torch_device import widened
 
 _PAPER = "Fang et al., Local Model Poisoning Attacks to Byzantine-Robust Federated Learning, USENIX Security 2020"
 _SMALLEST = 1e-5  # the search gives up below this
@@ -28,13 +29,7 @@ class FangKrum(DirectedAttack):
         n, f = len(context.benign) + len(context.own), len(context.own)
         if f == 0 or n < 2 * f + 3:
             return None  # Krum is not defined for so few
-        size, lengths, along, gram = 0.0, 0.0, 0.0, 0.0
-        for _, _, rows in blocks(known, context.origin):
-            s = rows.mean(0).sign()
-            centred = rows - rows.mean(0)
-            size, lengths = size + s.abs().sum(), lengths + (rows**2).sum(1)  # type: ignore[assignment]
-            along, gram = along + rows @ s, gram + centred @ centred.T  # type: ignore[assignment]
-        search = _KrumSearch(torch.as_tensor(size), torch.as_tensor(lengths), torch.as_tensor(along), gram)
+        search = _KrumSearch(known, context.origin)
         coordinates = sum(t.numel() for t in context.origin.values())
         lam = search.start(n, f, coordinates)
         if self.knowledge == "benign":
@@ -54,16 +49,22 @@ class FangKrum(DirectedAttack):
 class _KrumSearch:
     """Scores of Krum with copies of the message o - lam s among known ones, from inner products alone."""
 
-    def __init__(self, size: Tensor, lengths: Tensor, along: Tensor, gram: Tensor):
-        """Keep what distances follow from.
+    def __init__(self, known: Sequence[State], origin: State):
+        """Compute what distances follow from.
 
         Args:
-            size: the squared length of s.
-            lengths: squared lengths of the known messages' differences from o.
-            along: their inner products with s.
-            gram: inner products of the known messages minus their mean.
+            known: messages of which the attackers know.
+            origin: o.
         """
-        self.size, self.lengths, self.along = size, lengths, along
+        n = len(known)
+        like = widened(next(iter(known[0].values())).new_zeros(()))
+        self.size, self.lengths, self.along = like, like.new_zeros(n), like.new_zeros(n)
+        gram = like.new_zeros(n, n)
+        for _, _, rows in blocks(known, origin):
+            mean = rows.mean(0)
+            s, centred = mean.sign(), rows - mean
+            self.size, self.lengths = self.size + s.abs().sum(), self.lengths + (rows**2).sum(1)
+            self.along, gram = self.along + rows @ s, gram + centred @ centred.T
         norms = gram.diagonal()
         self.apart = (norms[:, None] + norms - 2 * gram).clamp(min=0).fill_diagonal_(torch.inf)
 
@@ -119,7 +120,8 @@ class FangTrimmed(KnowingAttack):
         if len(known) < 2:
             return context.own
         centre = context.origin if self.of == "difference" and context.origin is not None else zeros(known[0])
-        low, high = (forge(known, centre, lambda rows, end=end: self._ends(rows)[end]) for end in (0, 1))
+        low = forge(known, centre, lambda rows: self._ends(rows)[0])
+        high = forge(known, centre, lambda rows: self._ends(rows)[1])
         return [
             completed(self._drawn(low, high, context.generator(name)), own)
             for name, own in zip(context.names, context.own, strict=True)

@@ -29,7 +29,15 @@ def classes_of(context: PoisonContext, y: Tensor, name: str) -> int:
     return context.classes
 
 
-class LabelPoison(Attack):
+class LabelAttack(Attack):
+    """Base of attacks on labels."""
+
+    @property
+    def needs_labels(self) -> bool:
+        return True
+
+
+class LabelPoison(LabelAttack):
     """Random training labels (flipped if there are two classes), drawn once for all rounds."""
 
     paper: ClassVar[str] = "FLAME, Section VI-A"
@@ -39,7 +47,7 @@ class LabelPoison(Attack):
         return x, 1 - y if classes == 2 else torch.randint(classes, y.shape, generator=context.rng)
 
 
-class LabelFlip(Attack):
+class LabelFlip(LabelAttack):
     """Training labels changed by a rule: to the mirrored or the next class, at random, or from one class to another."""
 
     mode: Literal["inverse", "targeted", "next", "random"] = "inverse"

@@ -15,9 +15,7 @@ from equipoise.state import State
 class Mimic(Attack):
     """The message of one benign client, sent by all attackers; it harms where clients differ."""
 
-    paper: ClassVar[str] = (
-        "Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets, ICLR 2022"
-    )
+    paper: ClassVar[str] = "Karimireddy et al., Byzantine-Robust Learning on Heterogeneous Datasets, ICLR 2022"
 
     choose: Literal["fixed", "extreme"] = "fixed"
     "whom: a client drawn from the seed, or the one whose message differs most from the mean"

@@ -74,9 +74,7 @@ class TriggeredSamples:
         self.measure.trigger(federation.inputs(torch.zeros(0, dtype=torch.int64)), federation.normalize)
 
     def __getitem__(self, who: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return a client's samples: inputs, inputs with the trigger, and labels, where models run."""
+        """Return a client's samples: inputs, inputs with the trigger, and labels."""
         rows = torch.from_numpy(self.rows[who])
         x = self.federation.inputs(rows)
-        marked, y = self.measure.trigger(x, self.federation.normalize), self.federation.targets(rows)
-        device = self.federation.streams_to
-        return (x, marked, y) if device is None else (x.to(device), marked.to(device), y.to(device))
+        return x, self.measure.trigger(x, self.federation.normalize), self.federation.targets(rows)

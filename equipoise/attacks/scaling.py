@@ -1,9 +1,11 @@
 """Boosted messages: honest differences times a factor, up to the replacement of the global model."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from equipoise.attacks.base import Attack, AttackContext
 from equipoise.attacks.rows import blocks, completed, forge
@@ -45,8 +47,12 @@ def scaled(context: AttackContext, factor: float | None, bound: float | None = N
         if by == 1:  # the truth, to the last bit
             sent.append(own)
             continue
-        sent.append(completed(forge([own], context.origin, lambda rows, by=by: by * rows[0]), own))
+        sent.append(completed(forge([own], context.origin, partial(_times, by)), own))
     return sent
+
+
+def _times(factor: float, rows: Tensor) -> Tensor:
+    return factor * rows[0]
 
 
 class Scaling(Attack):

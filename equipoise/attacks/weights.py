@@ -46,6 +46,10 @@ class WeightInflation(Attack):
     def needs_origin(self) -> bool:
         return self.inner is not None and self.inner.needs_origin
 
+    @property
+    def needs_labels(self) -> bool:
+        return self.inner is not None and self.inner.needs_labels
+
     def notes(self, clients: int, malicious: int) -> list[str]:
         return [] if self.inner is None else self.inner.notes(clients, malicious)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.base import Algorithm, origin_of
 from equipoise.attacks import AttackContext, places
 from equipoise.config.uploads import UploadSettings
 from equipoise.state import RoundUploads, State, Upload, UploadsOfRound
@@ -51,12 +51,13 @@ class Adversary:
             return uploads
         bad = [k for k, name in enumerate(names) if name in self.malicious]
         if not (bad and attack.forges):
-            self.memory = attack.remember(self._context(round, server, {}, {}))
+            self.memory = attack.remember(self._context(round, server, uploads.like, {}, {}))
             return uploads
         sent = list(uploads.uploads)
         context = self._context(
             round,
             server,
+            uploads.like,
             {names[k]: sent[k] for k in bad},
             {name: sent[k] for k, name in enumerate(names) if name not in self.malicious},
         )
@@ -69,7 +70,9 @@ class Adversary:
         self.memory = attack.remember(context)
         return RoundUploads(uploads.who, tuple(sent), uploads.placement)
 
-    def _context(self, round: int, server: State, own: dict[str, Upload], benign: dict[str, Upload]) -> AttackContext:
+    def _context(
+        self, round: int, server: State, like: State, own: dict[str, Upload], benign: dict[str, Upload]
+    ) -> AttackContext:
         assert self.attack is not None
         return AttackContext(
             round,
@@ -82,7 +85,7 @@ class Adversary:
             weights=tuple(upload.weight for upload in own.values()),
             benign_weights=tuple(upload.weight for upload in benign.values()),
             clients=self.clients,
-            origin=self.algorithm.origin(server) if self.attack.needs_origin else None,
+            origin=origin_of(self.algorithm, server, like) if self.attack.needs_origin else None,
             reducer=self.reducer,
             memory=self.memory,
         )
