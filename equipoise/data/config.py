@@ -152,7 +152,7 @@ class DataSection:
             return self.partition(pool, clients, rng)
         if pool.part is not None:
             raise EquipoiseError(
-                f"data.min_test has no effect for data.name = {self.name!r}, which says itself what each sample is for; "
+                f"data.min_test has no effect for data.name = {self.name!r}, whose samples are divided already; "
                 "leave it out"
             )
         split = self.dealing.split or SPLIT

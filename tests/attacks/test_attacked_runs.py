@@ -41,9 +41,10 @@ def test_a_control_is_an_honest_run_scored_on_the_benign() -> None:
     assert control.summary()["global"] != honest.summary()["global"]
 
 
-@pytest.mark.parametrize(
-    "attack", [Scaling(fraction=0.34, factor=1), Backdoor(fraction=0.34, part=0), SignFlip(fraction=0)]
-)
+HARMLESS = [Scaling(fraction=0.34, factor=1), Backdoor(fraction=0.34, part=0), SignFlip(fraction=0)]
+
+
+@pytest.mark.parametrize("attack", HARMLESS)
 def test_who_does_nothing_is_honest(attack: Attack) -> None:
     more = {"federation": images(), "module": image_module()}
     assert torch.equal(attacked(attack, **more).server.w, attacked(None, **more).server.w)

@@ -122,7 +122,7 @@ def test_pixels_as_bytes_are_marked_as_numbers_are() -> None:
 def test_a_distributed_mark_is_whole_when_all_attackers_are_taken_together() -> None:
     parts = [DistributedBackdoor().pixels_of(k) for k in range(6)]
     assert [len(part) for part in parts] == [4] * 6
-    assert sum(map(list, parts[:4]), []) == list(BARS)  # disjoint, and all of it
+    assert [pixel for part in parts[:4] for pixel in part] == list(BARS)  # disjoint, and all of it
     assert parts[4:] == parts[:2]
     whole, one = DistributedBackdoor().success(), Backdoor().success()
     assert whole is not None and one is not None  # noqa: PT018
@@ -163,14 +163,14 @@ def test_nothing_to_count_is_no_rate() -> None:
 
 def test_labels_must_exist() -> None:
     federation: Federation = images()
-    with pytest.raises(EquipoiseError, match="attack.target = 7 is not a label"):
+    with pytest.raises(EquipoiseError, match=r"attack\.target = 7 is not a label"):
         TriggeredSamples(federation, Measure(7))
 
 
 def test_a_control_is_measured_as_what_it_controls() -> None:
     control = Control(of={"name": "backdoor", "target": 1})
     assert control.table()["of"]["name"] == "backdoor"
-    assert Control(**{k: v for k, v in control.table().items()}) == control
+    assert Control(**control.table()) == control
     measure = control.success()
     assert measure is not None
     assert measure.facts() == Backdoor(target=1).success().facts()  # type: ignore[union-attr]

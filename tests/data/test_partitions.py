@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.config.experiment import Experiment
+from equipoise.data.config import load_data
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.partitions.base import Partition
 from equipoise.data.partitions.dirichlet import Dirichlet
@@ -221,3 +222,28 @@ def test_natural_takes_as_many_owners_as_asked() -> None:
 def test_what_cannot_be_is_said(part: Partition, clients: int | None, message: str) -> None:
     with pytest.raises(EquipoiseError, match=message):
         part(pool(100, 5), clients, generator(0, "partition"))
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"kind": "quantity", "beta": 0.1},
+        {"kind": "dirichlet", "beta": 0.1},
+        {"kind": "hybrid", "first": {"kind": "labels", "per_client": 2}, "second": {"kind": "quantity", "beta": 0.1}},
+        {"kind": "natural"},
+    ],
+)
+def test_every_client_has_enough_test_samples(partition: dict) -> None:
+    data = {"name": "digits-by-writer", "partition": partition}
+    data |= {} if partition["kind"] == "natural" else {"clients": 10}
+    least = 20
+    federation = load_data(**data, min_test=least)
+    assert federation.test.lengths.min() >= least
+    assert load_data(**data).test.lengths.min() < least or partition["kind"] == "natural"
+    with pytest.raises(EquipoiseError, match="data.min_test = 5000 is"):
+        load_data(**data, min_test=5000)
+
+
+def test_data_that_are_divided_already_have_the_tests_that_they_have() -> None:
+    with pytest.raises(EquipoiseError, match="whose samples are divided already"):
+        load_data("polynomial", min_test=20)
