@@ -6,7 +6,7 @@ from statistics import mean, stdev
 from typing import Any
 
 from equipoise.reporting.fitted_table import FittedTable
-from equipoise.storage.model_kinds import KINDS
+from equipoise.storage.model_kinds import KINDS, RIGHT, SUCCESS, UNMARKED
 from equipoise.storage.run_index import FinishedRun, grouped, higher_is_better
 
 CONTROL = "none"
@@ -115,10 +115,10 @@ def _figures(run: FinishedRun, control: FinishedRun | None, usual: FinishedRun |
         "control": theirs.get(metric),
         "damage": None if honest else _difference(theirs.get(metric), own.get(metric), sign),
         "price": _difference(plain.get(metric), theirs.get(metric), sign),
-        "success": own.get("attack_success"),
-        "floor": theirs.get("attack_success") if same else None,
-        "unmarked": own.get("attack_unmarked"),
-        "right": own.get("attack_right"),
+        "success": own.get(SUCCESS),
+        "floor": theirs.get(SUCCESS) if same else None,
+        "unmarked": own.get(UNMARKED),
+        "right": own.get(RIGHT),
     }
 
 

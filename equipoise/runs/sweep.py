@@ -80,7 +80,7 @@ def _depth(value: Any) -> int:
 
 
 def _list_settings(section: str, name: str) -> dict[str, int]:
-    """Return the settings of a section whose value is itself a list, and how deep; only deeper lists are many values."""
+    """Return the settings of a section whose value is itself a list, and how deep; deeper lists are many values."""
     found = dict(_lists_of(_ALWAYS[section])) if section in _ALWAYS else {}
     found |= {CALLBACKS: 1} if section == "" else {}
     if section in _REGISTRIES and name:

@@ -240,7 +240,7 @@ def test_every_client_has_enough_test_samples(partition: dict) -> None:
     federation = load_data(**data, min_test=least)
     assert federation.test.lengths.min() >= least
     assert load_data(**data).test.lengths.min() < least or partition["kind"] == "natural"
-    with pytest.raises(EquipoiseError, match="data.min_test = 5000 is"):
+    with pytest.raises(EquipoiseError, match=r"data\.min_test = 5000 is"):
         load_data(**data, min_test=5000)
 
 
