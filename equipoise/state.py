@@ -134,6 +134,11 @@ class Uploads(ABC):
         """Return the numbers of the clients whose messages are combined, one for each row."""
         return self.who
 
+    @property
+    def sent(self) -> int:
+        """Return the number of messages that clients sent, where rows may be mixtures of several."""
+        return len(self)
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of messages that are combined."""
@@ -169,11 +174,16 @@ class Uploads(ABC):
     def only(self, *names: str) -> "Uploads":
         """Return the same uploads with these fields only, every client counting once."""
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """Yield a field of all messages, one row each, some coordinates at a time so that memory stays small."""
+    def spans(self, name: str) -> Iterator[tuple[int, int]]:
+        """Yield the first coordinate of each block of a field, and the first one after it; a block fits into memory."""
         size, width = self.like[name].numel(), max(1, _BLOCK_BYTES // (8 * len(self)))
         for low in range(0, max(size, 1), width):
-            yield self.columns(name, low, min(low + width, size))
+            yield low, min(low + width, size)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """Yield a field of all messages, one row each, some coordinates at a time so that memory stays small."""
+        for low, high in self.spans(name):
+            yield self.columns(name, low, high)
 
     def each(self, function: Callable[[Tensor], Tensor]) -> State:
         """Return the message that a function from rows of coordinates to one row makes."""
