@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import isfinite
 from typing import Protocol
@@ -174,6 +174,10 @@ class Uploads(ABC):
     def only(self, *names: str) -> "Uploads":
         """Return the same uploads with these fields only, every client counting once."""
 
+    def weighing(self, weights: Tensor) -> "Uploads":
+        """Return the same messages with other weights, one for each, as if clients had sent them."""
+        raise TypeError(f"{type(self).__name__} are combined with equal weights")
+
     def spans(self, name: str) -> Iterator[tuple[int, int]]:
         """Yield the first coordinate of each block of a field, and the first one after it; a block fits into memory."""
         size, width = self.like[name].numel(), max(1, _BLOCK_BYTES // (8 * len(self)))
@@ -260,6 +264,10 @@ class RoundUploads(UploadsOfRound):
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
         return torch.stack([u.message[name].flatten()[low:high] for u in self.uploads])
+
+    def weighing(self, weights: Tensor) -> "RoundUploads":
+        pairs = zip(self.uploads, weights.split(1), strict=True)
+        return replace(self, items=tuple(replace(upload, weight=weight) for upload, weight in pairs))
 
     def only(self, *names: str) -> "RoundUploads":
         chosen = (Upload(State({k: u.message[k] for k in names})) for u in self.uploads)

@@ -51,9 +51,7 @@ class CRFL(ContextReducer):
 
     def model_post_init(self, _: Any) -> None:
         if self.before:
-            raise EquipoiseError(
-                "reducer.before belongs to the rule that CRFL applies; set reducer.rule.before instead"
-            )
+            raise EquipoiseError("reducer.before is not possible with CRFL itself; set reducer.rule.before instead")
 
     def table(self) -> dict[str, Any]:
         from equipoise.reducers import REDUCERS
