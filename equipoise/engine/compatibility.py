@@ -79,6 +79,32 @@ def check_reducer(algorithm: Algorithm, uploads: UploadSettings, server: State, 
         raise EquipoiseError(several_groups(reducer, name))
 
 
+def check_attack(algorithm: Algorithm, uploads: UploadSettings, server: State, schema: MessageSchema) -> None:
+    """Raise an error if the attack cannot be used with the algorithm.
+
+    Args:
+        algorithm: the algorithm.
+        uploads: what happens to uploads.
+        server: the server's state before the first round.
+        schema: the shapes of messages.
+    """
+    attack, name = uploads.attack, type(algorithm).__name__
+    if attack is None:
+        return
+    like = State({k: torch.empty(shape, dtype=dtype, device="meta") for k, (shape, dtype) in schema.up.items()})
+    if attack.needs_origin and message_origin(algorithm, server, like) is None:
+        raise EquipoiseError(
+            f"the attack {type(attack).__name__} changes messages relative to what clients began with, and messages of "
+            f"{name} are not changes of anything that the server knows; use one on the messages themselves, such as "
+            "'alie' or 'mimic'"
+        )
+    if attack.needs_weights and "weight" not in schema.up:
+        raise EquipoiseError(
+            f"the attack {type(attack).__name__} lies about weights, and clients of {name} send none; choose another "
+            "attack, or an algorithm that weighs clients, such as 'fedavg'"
+        )
+
+
 def check_batches(task: Task, algorithm: Algorithm, samples: Mapping[str, int]) -> None:
     """Raise an error if a client could not train, because the model needs more than one sample in a step.
 
