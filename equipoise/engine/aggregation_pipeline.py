@@ -18,6 +18,7 @@ from equipoise.engine.adversary import Adversary
 from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.engine.reduction import Reduction
+from equipoise.errors import EquipoiseError
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import State, Uploads, UploadsOfRound
 from equipoise.torch_device import wide_dtype, widened
@@ -105,6 +106,11 @@ class AggregationPipeline:
         Returns:
             The server's next state, and what is to be kept of each upload.
         """
+        if wrong := self.malicious.intersection(self.settings.reducer.trusts):
+            raise EquipoiseError(
+                f"the reducer trusts {min(wrong)!r}, which is malicious in this run; name an honest client, or give "
+                "attack.clients without it"
+            )
         uploads = self.adversary.forged(round, without_buffers(server), uploads, names)
         everyone = None if self.last is None else self.last.with_round(uploads, store)
         seen: Uploads = uploads if everyone is None else everyone

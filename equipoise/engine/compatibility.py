@@ -12,7 +12,7 @@ from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
 from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
-from equipoise.engine.reduction import message_origin, several_groups
+from equipoise.engine.reduction import message_origin, several_groups, shared_models
 from equipoise.equilibrium import layers
 from equipoise.errors import EquipoiseError
 from equipoise.losses import LOSSES
@@ -70,6 +70,11 @@ def check_reducer(algorithm: Algorithm, uploads: UploadSettings, server: State, 
     like = State({k: torch.empty(shape, dtype=dtype, device="meta") for k, (shape, dtype) in schema.up.items()})
     if reducer.needs_origin and message_origin(algorithm, server, like) is None:
         raise EquipoiseError(no_origin(reducer, name))
+    if reducer.needs_model and not shared_models(algorithm, server, message_origin(algorithm, server, like)):
+        raise EquipoiseError(
+            f"reducer {type(reducer).__name__} changes the global model, and messages of {name} are not whole models "
+            "of the kind that all clients share; use another reducer, such as 'norm-bound'"
+        )
     if reducer.remembers and isinstance(algorithm, ReducesGroups):
         raise EquipoiseError(several_groups(reducer, name))
 

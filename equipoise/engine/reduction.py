@@ -27,6 +27,18 @@ def message_origin(algorithm: Algorithm, server: State, like: State) -> State | 
     return found if found is None or BUFFERS not in like else State(found, **{BUFFERS: server[BUFFERS]})
 
 
+def shared_models(algorithm: Algorithm, server: State, origin: State | None) -> tuple[str, ...]:
+    """Return the fields of messages that are models of the kind that all clients share.
+
+    Args:
+        algorithm: the algorithm.
+        server: the server's state before the round.
+        origin: the origin of messages.
+    """
+    shared = algorithm.global_model(without_buffers(server))
+    return tuple(name for name, t in (origin or {}).items() if t is shared)
+
+
 class Reduction:
     """A run's reducer with its memory."""
 
@@ -63,17 +75,19 @@ class Reduction:
             called = True
             if reducer.remembers and self.memory is None:
                 self.memory = reducer.memory(uploads.like, self.start.clients)
+            origin = message_origin(self.algorithm, server, uploads.like)
             context = ReductionContext(
-                message_origin(self.algorithm, server, uploads.like),
+                origin,
                 self.memory or State(),
                 round,
                 self.rounds,
                 self.start.seed,
-                self.start.clients,
                 self.name_of,
                 type(self.algorithm).__name__,
+                self.start.space,
+                shared_models(self.algorithm, server, origin),
             )
-            message, memory = reducer.reduce(uploads, context)
+            message, memory = reducer.apply(uploads, context)
             if reducer.remembers:
                 self.memory = memory
             return message

@@ -5,10 +5,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from equipoise import randomness
 from equipoise.errors import EquipoiseError
+from equipoise.parameter_space import ParameterSpace
 from equipoise.state import State, Uploads
+from equipoise.torch_device import wide_dtype
+
+_PIECE = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -23,22 +28,33 @@ class ReductionContext:
     rounds: int = 1
     "number of rounds of the run"
     seed: int = 0
-    clients: int = 0
-    "number of clients that train"
     name_of: Callable[[int], str] = str
     "returns the name of the client with a number"
     algorithm: str = "the algorithm"
     "name of the algorithm, for error messages"
+    space: ParameterSpace | None = None
+    "how the model lies in a vector"
+    models: tuple[str, ...] = ()
+    "fields of the messages that are whole models of the kind that all clients share"
 
     @staticmethod
-    def alone(uploads: Uploads) -> "ReductionContext":
+    def alone(uploads: Uploads, memory: State) -> "ReductionContext":
         """Return the context of messages without a run: they are differences, of the first round."""
         origin = State({k: torch.zeros_like(t) for k, t in uploads.like.items()})
-        return ReductionContext(origin, clients=len(uploads))
+        return ReductionContext(origin, memory)
 
     def generator(self, *parts: int | str) -> np.random.Generator:
         """Return the random generator of a draw of this round."""
         return randomness.generator(self.seed, "reducer", self.round, *parts)
+
+    def normal(self, field: str, like: Tensor) -> Tensor:
+        """Return standard normal noise for a field of the message, in float64."""
+        drawn = []
+        for low in range(0, like.numel(), _PIECE):  # in pieces of their own, whatever blocks messages are read in
+            rng = randomness.torch_generator(self.seed, "reducer", self.round, "noise", field, low)
+            drawn.append(torch.randn(min(_PIECE, like.numel() - low), generator=rng, dtype=torch.float64))
+        flat = torch.cat([*drawn, torch.empty(0, dtype=torch.float64)])
+        return flat.to(wide_dtype(like.device)).to(like.device).reshape(like.shape)
 
     def names(self, uploads: Uploads) -> list[str]:
         """Return the name of the client of each message."""
