@@ -13,7 +13,8 @@ CONTROL = "none"
 """The attack that does nothing."""
 USUAL = "weighted-mean"
 """The reducer without a defence."""
-_WHO = ("attack.name", "attack.fraction", "attack.clients")
+_NAMED = ("attack.name", "attack.fraction", "attack.clients", "reducer.name")
+"""Settings that are not in a label: its first word, and who is malicious."""
 Figures = dict[str, float | None]
 
 
@@ -48,19 +49,24 @@ def labels(runs: Sequence[FinishedRun], section: str, name: Callable[[FinishedRu
         section: the section of the settings, such as "attack".
         name: returns the name.
     """
+    prefix = f"{section}."
+    keys = sorted({key for run in runs for key in run.config if key.startswith(prefix) and key not in _NAMED})
     values: dict[tuple[str | None, str], set[str]] = {}
-    for run in runs:
-        for key, value in run.config.items():
-            if key.startswith(f"{section}.") and key not in (*_WHO, "reducer.name"):
-                values.setdefault((name(run), key), set()).add(json.dumps(value))
+    for run, key in ((run, key) for run in runs for key in keys):
+        values.setdefault((name(run), key), set()).add(json.dumps(run.config.get(key)))
     found = []
     for run in runs:
-        several = [key for (other, key), some in values.items() if other == name(run) and len(some) > 1]
-        settings = (
-            f"{key.removeprefix(f'{section}.')}={run.config[key]}" for key in sorted(several) if key in run.config
-        )
-        found.append(" ".join([name(run) or CONTROL, *settings]))
+        several = [key for key in keys if key in run.config and len(values[name(run), key]) > 1]
+        settings = [f"{key.removeprefix(prefix)}={_plain(run.config[key])}" for key in several]
+        found.append(" ".join([name(run) or CONTROL, *(text for text in settings if not text.endswith("="))]))
     return found
+
+
+def _plain(value: Any) -> str:
+    """Return a setting's value in a label; of a list of tables, such as rules that come before another, their names."""
+    if isinstance(value, (list, tuple)):
+        return "+".join(str(each.get("name", each)) if isinstance(each, dict) else str(each) for each in value)
+    return str(value)
 
 
 def attack_rows(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:

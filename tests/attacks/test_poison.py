@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise.attacks import Backdoor, Control, DistributedBackdoor, LabelFlip, PoisonContext, TriggeredSamples
+from equipoise.attacks import (
+    Backdoor,
+    Control,
+    DistributedBackdoor,
+    EdgeCase,
+    LabelFlip,
+    PoisonContext,
+    TriggeredSamples,
+)
 from equipoise.attacks import SuccessMeasure as Measure
 from equipoise.attacks.backdoor import BARS
 from equipoise.attacks.base import Attack
-from equipoise.attacks.poison import poison_samples
+from equipoise.attacks.poison import poison_samples, prepared_attack
 from equipoise.data.federation import Federation, from_clients
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.attack_success import SuccessCounter, success_figures
@@ -175,3 +183,24 @@ def test_a_control_is_measured_as_what_it_controls() -> None:
     assert measure is not None
     assert measure.facts() == Backdoor(target=1).success().facts()  # type: ignore[union-attr]
     assert Control().success() is None
+
+
+@pytest.mark.parametrize("tail", [0.0, 0.25, 1.0])
+def test_the_tail_of_a_class_gets_another_label(tail: float) -> None:
+    federation = images()
+    names = {federation.names[k]: place for place, k in enumerate((1, 4))}
+    attack = prepared_attack(federation, EdgeCase(source=1, target=2, tail=tail), names)
+    poisoned = poison_samples(federation, attack, names, 0)
+    rows = np.concatenate([federation.train[1], federation.train[4]])
+    rows = rows[federation.y.numpy()[rows] == 1]
+    x = federation.x.numpy()[rows].reshape(len(rows), -1).astype(np.float64)
+    far = np.argsort(-np.linalg.norm(x - x.mean(0), axis=1))[: round(tail * len(rows))]
+    changed = np.flatnonzero((poisoned.y != federation.y).numpy())
+    assert set(changed) == set(rows[far])
+    assert (poisoned.y.numpy()[changed] == 2).all()
+    flip = poison_samples(federation, LabelFlip(mode="targeted", source=1, target=2), names, 0)
+    assert torch.equal(poisoned.y, flip.y) == (tail == 1)
+    measure = attack.success()
+    assert measure is not None
+    scored = TriggeredSamples(federation, measure).rows.flat
+    assert len(scored) == 0 if tail == 0 else (federation.y.numpy()[scored] == 1).all()

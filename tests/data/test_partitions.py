@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.config.experiment import Experiment
-from equipoise.data.config import load_data
+from equipoise.data.config import DataSection, load_data
+from equipoise.data.federation import SPLIT, split_sizes
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.partitions.base import Partition
 from equipoise.data.partitions.dirichlet import Dirichlet
@@ -236,12 +237,12 @@ def test_what_cannot_be_is_said(part: Partition, clients: int | None, message: s
 def test_every_client_has_enough_test_samples(partition: dict) -> None:
     data = {"name": "digits-by-writer", "partition": partition}
     data |= {} if partition["kind"] == "natural" else {"clients": 10}
-    least = 20
-    federation = load_data(**data, min_test=least)
-    assert federation.test.lengths.min() >= least
-    assert load_data(**data).test.lengths.min() < least or partition["kind"] == "natural"
+    found, before = (DataSection.parse(data | more)._shares(pool(1500, 5), 0) for more in ({"min_test": 20}, {}))
+    assert min(split_sizes(len(share), SPLIT)[2] for share in found.values()) >= 20
+    if partition["kind"] != "natural":
+        assert min(split_sizes(len(share), SPLIT)[2] for share in before.values()) < 20
     with pytest.raises(EquipoiseError, match=r"data\.min_test = 5000 is"):
-        load_data(**data, min_test=5000)
+        DataSection.parse(data | {"min_test": 5000})._shares(pool(1500, 5), 0)
 
 
 def test_data_that_are_divided_already_have_the_tests_that_they_have() -> None:

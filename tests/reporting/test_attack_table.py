@@ -13,7 +13,7 @@ from equipoise.reporting.html.attack_maps import grids
 from equipoise.storage.run_index import FinishedRun
 from tests.support.finished_runs import finished
 
-MEASURE = {"target": 2, "source": None, "trigger": "1 in (0, 0)"}
+MEASURE = {"target": 2, "source": None, "samples": "1 in (0, 0)"}
 
 
 def attacked(
