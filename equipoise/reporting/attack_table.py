@@ -122,7 +122,7 @@ def _figures(run: FinishedRun, control: FinishedRun | None, usual: FinishedRun |
         "damage": None if honest else _difference(theirs.get(metric), own.get(metric), sign),
         "price": _difference(plain.get(metric), theirs.get(metric), sign),
         "success": own.get(SUCCESS),
-        "floor": theirs.get(SUCCESS) if same else None,
+        "floor": theirs.get(SUCCESS) if same and not honest else None,
         "unmarked": own.get(UNMARKED),
         "right": own.get(RIGHT),
     }

@@ -9,7 +9,7 @@ from equipoise.reporting import plots
 from equipoise.reporting.attack_table import attack_cells, attack_rows, telling
 from equipoise.reporting.comparison import compare
 from equipoise.reporting.comparison_table import cells
-from equipoise.reporting.html.attack_maps import grids
+from equipoise.reporting.html.attack_maps import grids, successes
 from equipoise.storage.run_index import FinishedRun
 from tests.support.finished_runs import finished
 
@@ -81,6 +81,14 @@ def test_attacks_against_defences_are_a_map() -> None:
     assert "damage 10.0, floor 2%" in trace["customdata"][1][0]
     assert grids(RUNS[:3]) == grids(RUNS[3:4]) == []
     json.dumps(grid)
+
+
+def test_success_is_beside_its_floor() -> None:
+    [chart] = successes(RUNS)
+    bars, floors = chart["data"]
+    assert (bars["x"], floors["x"]) == ([2.0, 70.0], [2.0])
+    assert floors["y"] == [bars["y"][1]]
+    assert successes(RUNS[2:]) == []
 
 
 def test_controls_are_faint_lines_of_every_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

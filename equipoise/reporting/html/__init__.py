@@ -184,6 +184,7 @@ def write(
         "scenes": [{"name": scene.name, "charts": drawn(scene, clients)} for scene in found],
         "attacks": [
             *attack_maps.grids(runs),
+            *attack_maps.successes(runs),
             *curves.attacks([method for scene in found for method in scene.methods]),
         ],
     }

@@ -8,8 +8,8 @@ from equipoise.reporting.attack_table import CONTROL, USUAL, attack_rows
 from equipoise.reporting.html.chart import Chart, chart, plain
 from equipoise.storage.run_index import FinishedRun, higher_is_better
 
-_ROW, _FRAME = 34, 190
-"""Height in pixels of a row of a map, and of all around them."""
+_ROW, _BAR, _FRAME = 34, 24, 190
+"""Height in pixels of a row of a map, of a bar, and of all around them."""
 
 
 def grids(runs: Sequence[FinishedRun]) -> list[Chart]:
@@ -34,6 +34,45 @@ def grids(runs: Sequence[FinishedRun]) -> list[Chart]:
                 _grid(f"grid-{len(charts)}", title, attacks, defences, rows, higher_is_better(some[0].summary))
             )
     return charts
+
+
+def successes(runs: Sequence[FinishedRun]) -> list[Chart]:
+    """Return the chart of how often attacks get the label that they want, beside their floors."""
+    rows = [row for row in attack_rows(runs) if row["success"] is not None]
+    if not rows:
+        return []
+    names = [
+        plain(f"{row['attack']}, {row['defence']}: {row['algorithm']} ({row['model']}), {row['malicious']:.0%}")
+        for row in rows
+    ]
+    spread = [None if row["success_std"] is None else 100 * row["success_std"] for row in rows]
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "name": "success",
+        "y": names,
+        "x": [100 * row["success"] for row in rows],
+        "error_x": {"type": "data", "array": spread, "visible": any(each is not None for each in spread)},
+        "hovertemplate": "%{y}: %{x:.1f}%<extra></extra>",
+    }
+    floors = {
+        "type": "scatter",
+        "mode": "markers",
+        "name": "floor (nobody attacks)",
+        "y": [name for name, row in zip(names, rows, strict=True) if row["floor"] is not None],
+        "x": [100 * row["floor"] for row in rows if row["floor"] is not None],
+        "marker": {"symbol": "line-ns-open", "size": 16, "color": "#d55e00"},
+        "hovertemplate": "%{y}, floor: %{x:.1f}%<extra></extra>",
+    }
+    note = (
+        "Benign test samples that models give the attackers' label; the mark is the same in the run without an attack."
+    )
+    more: dict[str, Any] = {
+        "yaxis": {"autorange": "reversed", "type": "category", "automargin": True, "title": {"text": ""}},
+        "showlegend": True,
+    }
+    made = chart("attack-success", "Success of attacks", note, [bars, floors], "% of the samples", "", **more)
+    return [{**made, "height": _FRAME + _BAR * len(rows)}]
 
 
 def _problem(run: FinishedRun) -> str:
