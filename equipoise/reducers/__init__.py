@@ -1,6 +1,6 @@
 """The registry of reducers, which combine many messages into one; to add one, write a file and add a line here."""
 
-from equipoise.reducers.base import Reducer
+from equipoise.reducers.base import ContextReducer, Reducer
 from equipoise.reducers.bulyan import Bulyan
 from equipoise.reducers.centered_clip import CenteredClip
 from equipoise.reducers.context import ReductionContext
@@ -26,6 +26,7 @@ __all__ = [
     "RFA",
     "Bulyan",
     "CenteredClip",
+    "ContextReducer",
     "DnC",
     "FLTrust",
     "FlameFilter",

@@ -77,7 +77,8 @@ def outlier_scores(gram: Tensor) -> Tensor:
     """
     values, vectors = torch.linalg.eigh(widened(gram).cpu())
     top = values >= values[-1] * (1 - _SAME)
-    return (vectors[:, top].square() * values[top].clamp(min=0)).sum(1)
+    scores: Tensor = (vectors[:, top].square() * values[top].clamp(min=0)).sum(1)
+    return scores
 
 
 def removed_by(scores: Tensor, kept: int, names: list[str]) -> list[int]:

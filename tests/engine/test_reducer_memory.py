@@ -8,11 +8,12 @@ import torch
 
 from equipoise.config.uploads import UploadSettings
 from equipoise.errors import EquipoiseError
-from equipoise.reducers import REDUCERS
+from equipoise.reducers import REDUCERS, CenteredClip, DnC, FlameFilter, FoolsGold
 from equipoise.reducers.base import ContextReducer
 from equipoise.reducers.context import ReductionContext
 from equipoise.state import State, Uploads
 from tests.support.flower_memory import deployed, in_both_engines, run, table
+from tests.support.marks import slow_except
 from tests.support.problems import classification, registered, simulation, small_mlp
 
 
@@ -82,6 +83,24 @@ def test_both_engines_remember_and_draw_the_same(name: str, tmp_path: Path) -> N
     for field, t in simulated.server.items():
         np.testing.assert_allclose(over_flower.server[field], t, rtol=1e-9, atol=1e-12)
     assert over_flower.pipeline.reduction.memory.rounds.item() == len(simulated.lines)
+
+
+DRAWING = {
+    "centered-clip": CenteredClip(momentum=0.5, before=({"name": "bucketing"},)),
+    "foolsgold": FoolsGold(),
+    "dnc": DnC(coordinates=20, before=({"name": "nnm"},)),
+    "flame-filter": FlameFilter(noise=0.1),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(DRAWING, "centered-clip"))
+def test_both_engines_agree_on_defences_that_remember_or_draw(name: str, tmp_path: Path) -> None:
+    tables = {"reducer": {"name": name, **DRAWING[name].table()}}
+    over_flower, simulated = in_both_engines(
+        tmp_path, registered("flame"), classification(4), small_mlp(), UploadSettings(reducer=DRAWING[name]), tables,
+        participation=0.6,
+    )  # fmt: skip
+    np.testing.assert_allclose(over_flower.server.w, simulated.server.w, rtol=1e-8, atol=1e-11)
 
 
 def test_a_deployment_that_starts_again_remembers(tmp_path: Path) -> None:
