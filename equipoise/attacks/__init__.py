@@ -4,13 +4,14 @@ from equipoise.attacks.alie import ALIE
 from equipoise.attacks.backdoor import Backdoor, DistributedBackdoor
 from equipoise.attacks.base import Attack, AttackContext, PoisonContext, SuccessMeasure
 from equipoise.attacks.control import Control
+from equipoise.attacks.edge_case import EdgeCase
 from equipoise.attacks.fang import FangKrum, FangTrimmed
 from equipoise.attacks.free_rider import FreeRider
 from equipoise.attacks.ipm import IPM
 from equipoise.attacks.labels import LabelFlip, LabelPoison
 from equipoise.attacks.mimic import Mimic
 from equipoise.attacks.min_max import MinMax, MinSum
-from equipoise.attacks.poison import TriggeredSamples, places, poison_samples
+from equipoise.attacks.poison import TriggeredSamples, places, poison_samples, prepared_attack
 from equipoise.attacks.scaling import Scaling
 from equipoise.attacks.uploads import Gaussian, SameValue, SignFlip
 from equipoise.attacks.weights import WeightInflation
@@ -25,6 +26,7 @@ __all__ = [
     "Backdoor",
     "Control",
     "DistributedBackdoor",
+    "EdgeCase",
     "FangKrum",
     "FangTrimmed",
     "FreeRider",
@@ -43,6 +45,7 @@ __all__ = [
     "WeightInflation",
     "places",
     "poison_samples",
+    "prepared_attack",
 ]
 
 ATTACKS = Registry(
@@ -67,6 +70,7 @@ ATTACKS = Registry(
         "label-flip": LabelFlip,
         "backdoor": Backdoor,
         "dba": DistributedBackdoor,
+        "edge-case": EdgeCase,
     },
 )
 Attack.registry = ATTACKS

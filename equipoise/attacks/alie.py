@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from equipoise.attacks.base import AttackContext
-from equipoise.attacks.knowledge import KnowingAttack
+from equipoise.attacks.knowledge import CommonForgery
 from equipoise.attacks.rows import forge, zeros
 from equipoise.settings import NonNegative
 from equipoise.state import State
@@ -28,7 +28,7 @@ def largest_z(clients: int, malicious: int) -> float:
     return max(NormalDist().inv_cdf(below), 0.0) if below > 0 else 0.0
 
 
-class ALIE(KnowingAttack):
+class ALIE(CommonForgery):
     """The mean of the benign messages, moved by z of their standard deviations in every coordinate."""
 
     paper: ClassVar[str] = "Baruch et al., A Little Is Enough, NeurIPS 2019"

@@ -8,19 +8,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from equipoise.attacks.base import Attack, AttackContext, PoisonContext, SuccessMeasure
+from equipoise.attacks.base import PoisonContext, SuccessMeasure
 from equipoise.attacks.labels import Label, Share, classes_of
-from equipoise.attacks.scaling import scaled
+from equipoise.attacks.scaling import Boosted
 from equipoise.errors import EquipoiseError
-from equipoise.settings import Count, NonNegative, Number, Positive
-from equipoise.state import State
+from equipoise.settings import Count, Number
 
 Pixel = tuple[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=0)]]
 BARS: tuple[tuple[int, int], ...] = tuple((row, first + k) for row in (0, 3) for first in (0, 6) for k in range(4))
 """Four bars of four pixels near the upper left corner."""
 
 
-class Backdoor(Attack):
+class Backdoor(Boosted):
     """Part of the training images get a mark of a few pixels and the attackers' label."""
 
     paper: ClassVar[str] = "Bagdasaryan et al., How To Backdoor Federated Learning, AISTATS 2020"
@@ -33,25 +32,10 @@ class Backdoor(Attack):
     "label that marked images get"
     part: Share = 0.3125
     "fraction of a malicious client's training samples that are marked"
-    scale: NonNegative = 1.0
-    "factor of the difference that is sent; 0 is the factor that replaces the global model"
-    bound: Positive | None = None
-    "largest norm of the difference before it is scaled"
-    from_round: Count = 1
-    "first round in which messages are scaled"
-
-    @property
-    def needs_origin(self) -> bool:
-        return self.scale != 1 or self.bound is not None
 
     @property
     def needs_labels(self) -> bool:
         return True
-
-    def messages(self, context: AttackContext) -> Sequence[State]:
-        if context.round < self.from_round or not self.needs_origin:
-            return context.own
-        return scaled(context, self.scale or None, self.bound)
 
     def pixels_of(self, index: int) -> tuple[tuple[int, int], ...]:
         """Return the pixels that a malicious client marks in training, by its place among them."""

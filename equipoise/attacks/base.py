@@ -85,20 +85,23 @@ class SuccessMeasure:
     trigger: Callable[[Tensor, tuple[float, float]], Tensor] = unchanged
     "marks inputs, given how they were normalised"
     described: str = ""
-    "the trigger in words, so that runs with the same measure are recognised; empty without a trigger"
+    "trigger and choice of inputs in words, so that runs with the same measure are recognised; empty without them"
+    among: Callable[[Tensor], Tensor] | None = None
+    "returns a mask of the inputs that are scored, of those with the right label; without it all are"
 
     @property
     def marks(self) -> bool:
         """Tell whether there is a trigger."""
         return self.trigger is not unchanged
 
-    def concerned(self, y: Tensor) -> Tensor:
-        """Return a mask of the labels whose samples are scored."""
-        return y != self.target if self.source is None else y == self.source
+    def concerned(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return a mask of the samples that are scored."""
+        labels = y != self.target if self.source is None else y == self.source
+        return labels if self.among is None else labels & self.among(x)
 
     def facts(self) -> dict[str, Any]:
         """Return the measure as JSON."""
-        return {"target": self.target, "source": self.source, "trigger": self.described or None}
+        return {"target": self.target, "source": self.source, "samples": self.described or None}
 
 
 class Attack(Settings, ABC):
@@ -145,6 +148,15 @@ class Attack(Settings, ABC):
     def needs_labels(self) -> bool:
         """Tell whether the attack is about labels."""
         return False
+
+    @property
+    def pools(self) -> bool:
+        """Tell whether attackers look at each other's training samples, which they can in the simulator only."""
+        return False
+
+    def prepared(self, x: Tensor, y: Tensor) -> "Attack":
+        """Return the attack with what it needs of the training samples of all malicious clients, if it pools them."""
+        return self
 
     @property
     def forges(self) -> bool:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pydantic import field_validator
+from torch import Tensor
 
 from equipoise.attacks.base import Attack, SuccessMeasure
 from equipoise.attacks.nested import inner_table, read_inner
@@ -21,6 +22,13 @@ class Control(Attack):
 
     def table(self) -> dict[str, Any]:
         return super().table() | ({"of": inner_table(self.of)} if self.of is not None else {})
+
+    @property
+    def pools(self) -> bool:
+        return self.of is not None and self.of.pools
+
+    def prepared(self, x: Tensor, y: Tensor) -> "Control":
+        return self if self.of is None else self.model_copy(update={"of": self.of.prepared(x, y)})
 
     @property
     def needs_labels(self) -> bool:

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.attacks.base import AttackContext
-from equipoise.attacks.knowledge import DirectedAttack, KnowingAttack
+from equipoise.attacks.knowledge import DirectedForgery, KnowingAttack
 from equipoise.attacks.rows import blocks, completed, forge, zeros
 from equipoise.reducers import MultiKrum
 from equipoise.settings import LARGEST
@@ -19,7 +19,7 @@ _PAPER = "Fang et al., Local Model Poisoning Attacks to Byzantine-Robust Federat
 _SMALLEST = 1e-5  # the search gives up below this
 
 
-class FangKrum(DirectedAttack):
+class FangKrum(DirectedForgery):
     """Against the direction in which benign clients move, as far as Krum still chooses the forged message."""
 
     paper: ClassVar[str] = _PAPER

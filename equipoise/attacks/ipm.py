@@ -5,13 +5,13 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise.attacks.base import AttackContext
-from equipoise.attacks.knowledge import DirectedAttack
+from equipoise.attacks.knowledge import DirectedForgery
 from equipoise.attacks.rows import forge
 from equipoise.settings import NonNegative
 from equipoise.state import State
 
 
-class IPM(DirectedAttack):
+class IPM(DirectedForgery):
     """Minus epsilon times the mean progress of the benign clients."""
 
     paper: ClassVar[str] = "Xie et al., Fall of Empires: Breaking Byzantine-Tolerant SGD by Inner Product, UAI 2019"

@@ -6,14 +6,14 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from equipoise.attacks.base import AttackContext
-from equipoise.attacks.knowledge import KnowingAttack
+from equipoise.attacks.knowledge import CommonForgery
 from equipoise.attacks.rows import blocks, forge, zeros
 from equipoise.state import State
 
 _PAPER = "Shejwalkar and Houmansadr, Manipulating the Byzantine, NDSS 2021"
 
 
-class _Farthest(KnowingAttack):
+class _Farthest(CommonForgery):
     """The mean of the known messages plus gamma times a direction p, with the largest gamma that stays among them."""
 
     direction: Literal["std", "unit", "sign"] = "std"

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -48,6 +49,21 @@ def poison_samples(federation: Federation, attack: Attack, malicious: Mapping[st
     return replace(federation, x=stored, pixels=None).packed()
 
 
+def prepared_attack(federation: Federation, attack: Attack, malicious: Collection[str]) -> Attack:
+    """Return the attack with what it needs of the malicious clients' training samples, if it pools them.
+
+    Args:
+        federation: the clients and their data.
+        attack: the attack.
+        malicious: the names of the malicious clients.
+    """
+    if not (attack.pools and malicious):
+        return attack
+    train = dict(zip(federation.names, (federation.train[who] for who in range(len(federation))), strict=True))
+    rows = torch.from_numpy(np.concatenate([train[name] for name in sorted(malicious)]))
+    return attack.prepared(federation.inputs(rows), federation.y[rows])
+
+
 class TriggeredSamples:
     """The test samples on which an attack's success is measured, with and without the trigger."""
 
@@ -70,8 +86,13 @@ class TriggeredSamples:
                 )
         self.federation, self.measure = federation, measure
         tests = [federation.test[who] for who in range(len(federation))]
-        self.rows = RaggedIndices([rows[measure.concerned(federation.y[rows]).numpy()] for rows in tests])
+        self.rows = RaggedIndices([rows[self._concerned(torch.from_numpy(rows))] for rows in tests])
         self.measure.trigger(federation.inputs(torch.zeros(0, dtype=torch.int64)), federation.normalize)
+
+    def _concerned(self, rows: Tensor) -> np.ndarray:
+        x = self.federation.inputs(rows) if self.measure.among is not None else rows
+        mask: np.ndarray = self.measure.concerned(x, self.federation.y[rows]).numpy()
+        return mask
 
     def __getitem__(self, who: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return a client's samples: inputs, inputs with the trigger, and labels."""

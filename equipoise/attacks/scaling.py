@@ -10,7 +10,7 @@ from torch import Tensor
 from equipoise.attacks.base import Attack, AttackContext
 from equipoise.attacks.rows import blocks, completed, forge
 from equipoise.reducers import WeightedMean
-from equipoise.settings import Count, Number, Positive
+from equipoise.settings import Count, NonNegative, Number, Positive
 from equipoise.state import State, shares_of
 
 
@@ -73,3 +73,23 @@ class Scaling(Attack):
 
     def messages(self, context: AttackContext) -> Sequence[State]:
         return context.own if context.round < self.from_round else scaled(context, self.factor, self.bound)
+
+
+class Boosted(Attack):
+    """Base of attacks on samples whose honest messages may be scaled."""
+
+    scale: NonNegative = 1.0
+    "factor of the difference that is sent; 0 is the factor that replaces the global model"
+    bound: Positive | None = None
+    "largest norm of the difference before it is scaled"
+    from_round: Count = 1
+    "first round in which messages are scaled"
+
+    @property
+    def needs_origin(self) -> bool:
+        return self.scale != 1 or self.bound is not None
+
+    def messages(self, context: AttackContext) -> Sequence[State]:
+        if context.round < self.from_round or not self.needs_origin:
+            return context.own
+        return scaled(context, self.scale or None, self.bound)

@@ -47,6 +47,13 @@ class WeightInflation(Attack):
         return self.inner is not None and self.inner.needs_origin
 
     @property
+    def pools(self) -> bool:
+        return self.inner is not None and self.inner.pools
+
+    def prepared(self, x: Tensor, y: Tensor) -> "WeightInflation":
+        return self if self.inner is None else self.model_copy(update={"inner": self.inner.prepared(x, y)})
+
+    @property
     def needs_labels(self) -> bool:
         return self.inner is not None and self.inner.needs_labels
 

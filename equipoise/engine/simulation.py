@@ -15,7 +15,7 @@ from torch import nn
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import exchanges_of
-from equipoise.attacks import TriggeredSamples, poison_samples
+from equipoise.attacks import TriggeredSamples, poison_samples, prepared_attack
 from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
@@ -115,6 +115,7 @@ class Simulation(Run):
             names = [federation.names[who] for who in self.training]
             adversary = self.pipeline.adversary
             adversary.malicious = attack.malicious(names, schedule.seed)
+            adversary.attack = attack = prepared_attack(self.federation, attack, adversary.malicious)
             self.federation = poison_samples(self.federation, attack, adversary.places, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
@@ -246,7 +247,7 @@ class Simulation(Run):
     def new_scores(self) -> RunScores:
         """Return evaluators that have not scored anything yet."""
         settings = (self.pipeline.malicious, self.schedule.select, self.budgets)
-        attack = self.pipeline.settings.attack
+        attack = self.pipeline.adversary.attack
         measure = None if attack is None else attack.success()
         success = None
         if measure is not None:

@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from equipoise.attacks import TriggeredSamples
 from equipoise.losses import compared_outputs
+from equipoise.storage.model_kinds import RIGHT, SUCCESS, UNMARKED
 from equipoise.training.task import Task
 
 COUNTS = ("samples", "hits", "unmarked", "right")
 """What is counted: samples; of them those that are predicted as the target, those that are without the trigger, and
 those that are predicted right with it."""
-SUCCESS, UNMARKED, RIGHT = "attack_success", "attack_unmarked", "attack_right"
-"""Names of the figures: parts of the samples."""
 _BATCH = 1024
 
 

@@ -44,6 +44,11 @@ class DeploymentPlan:
                 f"(deploy.clients = {deploy.clients}, participation = {wanted})"
             )
         attack = self.experiment.attack
+        if attack is not None and attack.pools:
+            raise EquipoiseError(
+                f"attack.name = {self.experiment.attack_name!r} is for simulations: its attackers look at each other's "
+                "samples"
+            )
         if attack is not None and attack.needs_labels and deploy.targets != "classes":
             name = self.experiment.attack_name
             raise EquipoiseError(f"attack.name = {name!r} needs labels, but deploy.targets = 'numbers'")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.attacks import (
     ALIE,
+    ATTACKS,
     IPM,
     Attack,
     AttackContext,
@@ -294,3 +295,32 @@ def test_fields_without_an_origin_stay_honest() -> None:
     (forged,) = IPM().messages(scene)
     assert forged.loss is both[0].loss
     assert list(forged) == ["w", "loss"]
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_shapes_are_kept_and_the_order_of_the_benign_makes_no_difference(name: str) -> None:
+    rng = np.random.default_rng(6)
+
+    def message() -> State:
+        fields = {"w": rng.normal(size=7), "head": rng.normal(size=(2, 3))}
+        return State({k: torch.from_numpy(v).float() for k, v in fields.items()})
+
+    own, benign, origin = [message() for _ in range(3)], [message() for _ in range(8)], message()
+    names, ones = [f"good-{k}" for k in range(8)], (torch.ones(1),)
+    found = []
+    for order in (range(8), rng.permutation(8)):
+        scene = AttackContext(
+            *(2, ("a", "b", "c"), tuple(own), tuple(benign[k] for k in order), State(origin), 0),
+            benign_names=tuple(names[k] for k in order),
+            weights=ones * 3,
+            benign_weights=ones * 8,
+            origin=origin,
+            memory=State(w=origin.w + 1, head=origin.head, round=torch.tensor([1])),
+        )
+        attack = ATTACKS[name]()
+        found.append(attack.messages(scene))
+        assert [m.shapes() for m in found[-1]] == [m.shapes() for m in own]
+        assert all(w.shape == (1,) for w in attack.weights(scene) if w is not None)
+    for one, other in zip(*found, strict=True):
+        for field, t in one.items():
+            torch.testing.assert_close(other[field], t)
