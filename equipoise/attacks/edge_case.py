@@ -58,7 +58,8 @@ class EdgeCase(Boosted):
     def _in_the_tail(self, x: Tensor) -> Tensor:
         if self._mean is None:  # no attacker has a sample of this class
             return torch.zeros(len(x), dtype=torch.bool)
-        return (widened(x.flatten(1)) - self._mean).norm(dim=1) >= self._far
+        far: Tensor = (widened(x.flatten(1)) - self._mean).norm(dim=1) >= self._far
+        return far
 
     def samples(self, x: Tensor, y: Tensor, context: PoisonContext) -> tuple[Tensor, Tensor]:
         classes_of(context, y, "edge-case")

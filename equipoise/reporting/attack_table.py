@@ -41,7 +41,7 @@ def control_key(run: FinishedRun, *apart: str) -> str:
     )
 
 
-def labels(runs: Sequence[FinishedRun], section: str, name: Callable[[FinishedRun], str | None]) -> list[str]:
+def setting_labels(runs: Sequence[FinishedRun], section: str, name: Callable[[FinishedRun], str | None]) -> list[str]:
     """Return the name of each run's attack or reducer, with those of its settings that differ between the runs.
 
     Args:
@@ -78,8 +78,8 @@ def attack_rows(runs: Sequence[FinishedRun]) -> list[dict[str, Any]]:
     attacked = [run for run in runs if attack_of(run) is not None]
     controls = {control_key(run): run for run in attacked if attack_of(run) == CONTROL}
     usual = {control_key(run, "reducer."): run for run in controls.values() if defence_of(run) == USUAL}
-    names = dict(zip(map(id, attacked), labels(attacked, "attack", attack_of), strict=True))
-    defences = dict(zip(map(id, attacked), labels(attacked, "reducer", defence_of), strict=True))
+    names = dict(zip(map(id, attacked), setting_labels(attacked, "attack", attack_of), strict=True))
+    defences = dict(zip(map(id, attacked), setting_labels(attacked, "reducer", defence_of), strict=True))
     rows = []
     for group in grouped(attacked):
         first = group[0]
