@@ -17,12 +17,15 @@ from equipoise.attacks import AttackContext
 from equipoise.config.uploads import UploadSettings
 from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
-from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
+from equipoise.privacy.correlated_noise import next_noise
+from equipoise.privacy.mechanisms import Noise, gaussian
+from equipoise.privacy.noised_uploads import NoisedMeanUploads
 from equipoise.state import RoundUploads, State, Upload, Uploads, UploadsOfRound
 from equipoise.torch_device import wide_dtype, widened
 from equipoise.training.buffers import BUFFERS, without_buffers
 
 _NOISE = "privacy.noise."
+_PAST = "privacy.past."
 
 
 class Snapshot(NamedTuple):
@@ -31,6 +34,7 @@ class Snapshot(NamedTuple):
     released: Counter[str]
     sums: int
     noise: State
+    past: tuple[State, ...]
 
 
 class AggregationPipeline:
@@ -60,6 +64,10 @@ class AggregationPipeline:
         "names of the malicious clients"
         self.noise = State()
         "central noise that is in the sum of last uploads"
+        self.bands: tuple[float, ...] = ()
+        "coefficients of the matrix that correlates central noise over rounds; none if it is independent"
+        self.past: tuple[State, ...] = ()
+        "noise of the last rounds, the newest first, that correlated noise depends on"
         self.last: LastUploadTracker | None = None
         self.begin(start, buffers)
 
@@ -151,8 +159,11 @@ class AggregationPipeline:
         """
         noise = self.draw_noise(self.ledger.sums, "sum")
         zeros = State({k: widened(torch.zeros_like(t)) for k, t in uploads.like.items()})
-        fresh = gaussian(self.ledger.sigma)(zeros, noise)
+        fresh = gaussian(self.ledger.sigma_of_sum)(zeros, noise)
         self.ledger.sums += 1
+        if self.bands:
+            fresh = next_noise(self.bands, fresh, self.past)
+            self.past = (fresh, *self.past)[: len(self.bands) - 1]
         if last:
             fresh = self.noise = State({k: t + self.noise[k] if k in self.noise else t for k, t in fresh.items()})
         count = uploads.clients if isinstance(uploads, LastUploads) else len(uploads)
@@ -160,11 +171,11 @@ class AggregationPipeline:
 
     def snapshot(self) -> Snapshot:
         """Return what the pipeline remembers."""
-        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise)
+        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, self.past)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
-        self.ledger.released, self.ledger.sums, self.noise = snapshot
+        self.ledger.released, self.ledger.sums, self.noise, self.past = snapshot
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -173,13 +184,20 @@ class AggregationPipeline:
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps as tensors."""
         last = {} if self.last is None else self.last.tensors()
-        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()}
+        past = {f"{_PAST}{k}.{name}": t for k, noise in enumerate(self.past) for name, t in noise.items()}
+        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()} | past
 
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
         self.ledger.restore(facts.get("privacy", {}), rounds)
-        noise = {k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)}
-        self.noise = State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in noise.items()})
+        self.noise = self._restored(tensors, _NOISE)
+        earlier = (self._restored(tensors, f"{_PAST}{k}.") for k in range(len(self.bands) - 1))
+        self.past = tuple(noise for noise in earlier if noise)
+
+    def _restored(self, tensors: dict[str, Tensor], prefix: str) -> State:
+        """Return the saved noise whose names begin with a prefix."""
+        found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        return State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in found.items()})
 
     def restore_last(self, tensors: dict[str, Tensor]) -> None:
         """Restore what a checkpoint saved about the last uploads."""
