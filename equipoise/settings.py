@@ -39,8 +39,8 @@ class Settings(BaseModel):
     )
     paper: ClassVar[str] = ""
     unwritten: ClassVar[frozenset[str]] = frozenset()
-    """Settings that `table` leaves out where they have their default: those added when there were results already, whose
-    digests of all settings must not change."""
+    """Settings that `table` leaves out where they have their default: those added when there were results already,
+    whose digests of all settings must not change."""
 
     def __init__(self, **values: Any) -> None:
         self._check(_tuples(values), type(self).__name__)

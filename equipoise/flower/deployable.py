@@ -27,13 +27,13 @@ def check_deployable(
         return
     if privacy.bands != 1:
         raise EquipoiseError(
-            "privacy.bands needs to know in advance who takes part in which round, and in a deployment clients come and "
-            "go; use independent noise, privacy.bands = 1"
+            "privacy.bands needs to know in advance who takes part in which round, and in a deployment clients come "
+            "and go; use independent noise, privacy.bands = 1"
         )
     if privacy.adaptive is not None:
         raise EquipoiseError(
-            "privacy.adaptive is possible in simulations only, as clients of a deployment clip to the norm of their own "
-            "copy of the experiment; give a fixed privacy.clip"
+            "privacy.adaptive is possible in simulations only, as clients of a deployment clip to the norm in their "
+            "own copy of the experiment; give a fixed privacy.clip"
         )
     if privacy.of_samples:
         SamplePrivacy.of(privacy, task, algorithm, start, schedule.rounds)  # raises if noise does not cover it

@@ -175,8 +175,8 @@ class ReleaseLedger:
             )
         if first is not None and plan.local is not None and not first.get("samples"):
             raise _refused(
-                f"this experiment hides single samples only (privacy.unit = 'sample'), and {self.folder} began with one "
-                f"that hides all of the client's data; {_NEW_FOLDER}"
+                f"this experiment hides single samples only (privacy.unit = 'sample'), and {self.folder} began with "
+                f"one that hides all of the client's data; {_NEW_FOLDER}"
             )
         if first is not None and budget.epsilon is None and plan.z < first["z"] * (1 - 1e-9):
             raise _refused(

@@ -23,8 +23,8 @@ from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import ClientModel
 from equipoise.flower.attendance import Attendance
-from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.deployable import check_deployable
+from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.enrolment import Enrolment
 from equipoise.flower.protocol import answer_shapes
 from equipoise.flower.reported_scores import ReportedScores

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from equipoise import randomness
 from equipoise.errors import EquipoiseError
-from equipoise.privacy.adaptive_clip import AdaptiveClipSetting
 from equipoise.privacy.accounting import ReleaseCount, classical_epsilon, classical_noise
+from equipoise.privacy.adaptive_clip import AdaptiveClipSetting
 from equipoise.settings import MOST, NonNegative, Positive, Settings
 from equipoise.state import State, Upload
 from equipoise.torch_device import CPU, is_accelerator, wide_dtype, widened

@@ -20,9 +20,9 @@ from equipoise.runs.headlines import headlines
 from equipoise.runs.predictions import client_number, predict
 from equipoise.runs.trained import Trained
 from equipoise.state import State
-from equipoise.training.sample_privacy import SamplePrivacy
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder
+from equipoise.training.sample_privacy import SamplePrivacy
 
 _SHOWN = 3  # names of clients in a repr
 

@@ -25,11 +25,11 @@ from equipoise.executors.base import ClientModel
 from equipoise.executors.build import build_executor
 from equipoise.metrics import MetricLike
 from equipoise.parameter_space import ParameterSpace
+from equipoise.privacy.mechanisms import Privacy
 from equipoise.quantiles import Pinball
 from equipoise.runs.saved_models import SavedModels
 from equipoise.runs.trained import Trained, library_model
 from equipoise.settings import read
-from equipoise.privacy.mechanisms import Privacy
 from equipoise.state import State
 from equipoise.storage.run_folder import RunFolder, read_toml
 from equipoise.torch_device import CPU

@@ -17,8 +17,8 @@ from equipoise.data.series_scale import SeriesScale, client_scale
 from equipoise.engine.simulation import Simulation
 from equipoise.evaluation.scoreboard import score_columns
 from equipoise.executors.base import ClientModel, ModelKind
-from equipoise.quantiles import Pinball
 from equipoise.privacy.mechanisms import Privacy
+from equipoise.quantiles import Pinball
 from equipoise.state import State
 from equipoise.storage.model_kinds import HYBRIDS
 from equipoise.storage.run_folder import RunFolder, made_in_python, read_toml

@@ -198,7 +198,9 @@ class LocalTrainer(ABC):
         if self.private is not None and self.private.poisson and stream is not None and count:
             order = self.private.batch_indices(position, epochs, steps)
         else:
-            rng = batch_order(self.seed, self.round, self.federation.names[self.clients[position]], self.purpose, stream)
+            rng = batch_order(
+                self.seed, self.round, self.federation.names[self.clients[position]], self.purpose, stream
+            )
             order = batch_indices(count, batch, epochs, steps, rng, self.smallest_batch)
         if self.private is None or stream is None:
             self.samples[position] += (order >= 0).sum()
@@ -222,7 +224,7 @@ class LocalTrainer(ABC):
         done: Tensor | None,
         term_only: bool = False,
     ) -> Tensor:
-        """Return the noised gradient of a step: the sum of clipped gradients with noise, divided by the batch's size."""
+        """Return the gradient of a step: the sum of clipped gradients with noise, divided by the batch's size."""
         mask = None if mask is None else mask[..., self.space.part(part)]
         total = private.clipped_sum(v, batch, part, mask, term, term_only)
         waiting = () if done is None else done.tolist()
