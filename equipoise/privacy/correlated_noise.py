@@ -69,9 +69,9 @@ def error_of_sums(c: Sequence[float], taking_part: Iterable[Participation], roun
 def best_bands(taking_part: Iterable[Participation], rounds: int, most: int = 64) -> int:
     """Return the number of bands with the least error of sums: 1 if every client takes part in every round."""
     patterns = set(taking_part)
-    tried = sorted({*range(1, min(16, rounds) + 1), *(b for b in range(20, min(most, rounds) + 1, 4))})
-    errors = {b: error_of_sums(square_root(b), patterns, rounds) for b in tried}
-    return min(tried, key=lambda b: (round(errors[b], 12), b))
+    tried: list[int] = sorted({*range(1, min(16, rounds) + 1), *range(20, min(most, rounds) + 1, 4)})
+    errors = [error_of_sums(square_root(b), patterns, rounds) for b in tried]
+    return tried[int(np.argmin(errors))]  # the first, if several are equal
 
 
 @dataclass(frozen=True)

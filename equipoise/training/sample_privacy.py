@@ -97,7 +97,7 @@ class SamplePrivacy:
     def in_epoch(self, samples: int) -> int:
         """Return the number of steps in a pass over so many samples."""
         batch = self.algorithm.batch
-        return steps_in_epoch(samples, min(batch, samples), batch if self.algorithm.drop_last else 1)
+        return max(1, steps_in_epoch(samples, batch, batch if self.algorithm.drop_last else 1))
 
     def rate(self, samples: int) -> float:
         """Return the probability with which a sample is in a batch of Poisson sampling: one pass in expectation."""

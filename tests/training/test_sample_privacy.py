@@ -2,12 +2,14 @@
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from scipy.special import ndtri
 from torch import Tensor, nn
 
 from equipoise.algorithms import ALGORITHMS, FedAvg, FedAvgFT, FedReCo, Local, PFedMe
@@ -21,7 +23,7 @@ from equipoise.privacy.mechanisms import Privacy
 from equipoise.privacy.sample_accounting import NoisedStep, SampleReleases
 from equipoise.training.data_use import DataUse
 from equipoise.training.sample_gradients import SampleGradients, clipped_rows
-from equipoise.training.sample_privacy import PrivateSteps, SamplePrivacy, seeded_source
+from equipoise.training.sample_privacy import PrivateSteps, SamplePrivacy, check_engine, seeded_source
 from tests.support.problems import classification, registered, simulation, small_mlp
 
 SHUFFLED = {"unit": "sample", "batches": "shuffled"}
@@ -83,7 +85,9 @@ def test_gradients_of_single_samples_are_autograds_and_none_is_longer_than_the_c
     counts = (torch.arange(len(x)) % 2).double()
     some = gradients.clipped_sum(v, x, y, counts, clip)
     torch.testing.assert_close(some, (alone * factors)[1::2].sum(0), rtol=1e-9, atol=1e-12)
-    stacked = gradients.clipped_sum(torch.stack([v, v]), torch.stack([x, x]), torch.stack([y, y]), torch.stack([ones, counts]), clip)
+    stacked = gradients.clipped_sum(
+        torch.stack([v, v]), torch.stack([x, x]), torch.stack([y, y]), torch.stack([ones, counts]), clip
+    )
     torch.testing.assert_close(stacked, torch.stack([both, some]), rtol=1e-9, atol=1e-12)
 
 
@@ -169,8 +173,6 @@ def test_a_step_is_the_clipped_sum_with_noise_over_the_expected_batch() -> None:
     name, own = made.federation.names[who], made.federation.train[who]
     n, in_epoch = len(own), math.ceil(len(own) / 4)
     noise = seeded_source(0)("batches", 1, name, 0)
-    from scipy.special import ndtri
-
     chosen = noise((n,)).numpy() < ndtri(1 / in_epoch)
     x, y = made.federation.gather(torch.from_numpy(own[chosen]))
     alone = one_by_one(made.task.to_module(made.task.w0).train(), x, y)
@@ -201,7 +203,9 @@ def test_poisson_draws_every_sample_by_itself_and_no_operation_draws_the_same() 
 
 
 def test_releases_of_a_round_are_those_of_its_steps() -> None:
-    made = simulation(FedReCo(lr=0.1, batch=4), uploads=UploadSettings(privacy=Privacy(unit="sample", clip=1.0, sigma=1.0)))
+    made = simulation(
+        FedReCo(lr=0.1, batch=4), uploads=UploadSettings(privacy=Privacy(unit="sample", clip=1.0, sigma=1.0))
+    )
     made.close()
     rules = made.privacy.samples
     assert rules is not None
@@ -254,9 +258,11 @@ def test_a_resumed_run_is_the_same(tmp_path: Path) -> None:
 
 def test_clients_without_training_adapt_with_noise_of_their_own() -> None:
     federation = classification(3)
-    object.__setattr__(federation, "unseen", frozenset({federation.names[2]}))
+    federation = replace(federation, unseen=frozenset({federation.names[2]}))
     one, other = (
-        run(FedAvg(lr=0.1, batch=4), {**SHUFFLED, "clip": 1.0, "sigma": sigma}, federation=federation, participation=1.0)
+        run(
+            FedAvg(lr=0.1, batch=4), {**SHUFFLED, "clip": 1.0, "sigma": sigma}, federation=federation, participation=1.0
+        )
         for sigma in (0.0, 5.0)
     )
     found = [next(iter(made.models_made_alone([2], "unseen"))) for made in (one, other)]
@@ -266,7 +272,5 @@ def test_clients_without_training_adapt_with_noise_of_their_own() -> None:
 
 
 def test_compiled_steps_would_be_ignored_and_are_refused() -> None:
-    from equipoise.training.sample_privacy import check_engine
-
-    with pytest.raises(EquipoiseError, match="engine.compile = true has no effect"):
+    with pytest.raises(EquipoiseError, match=r"engine.compile = true has no effect"):
         check_engine(Privacy(unit="sample", clip=1.0, sigma=1.0), compiled=True)
