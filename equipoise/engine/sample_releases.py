@@ -27,16 +27,8 @@ class SampleLevelReleases:
         """Return the guarantee for summary.json: that of the client with the least privacy; None means infinity."""
         run = release = 0.0
         steps = 0
-        # Clients with as many steps, rounds and noise have the same guarantee.
-        for n, rounds, noise in {
-            (self.privacy.in_epoch(n) if n else 0, self.trained.get(name, 0), self.privacy.sigma(name, n)): (
-                n,
-                self.trained.get(name, 0),
-                self.privacy.sigma(name, n),
-            )
-            for name, n in self.sizes.items()
-        }.values():
-            z = noise / privacy.clip
+        for name, n in self.sizes.items():  # clients with the same steps are computed once
+            rounds, z = self.trained.get(name, 0), self.privacy.sigma(name, n) / privacy.clip
             whole = self.privacy.whole(n, rounds)
             run = max(run, whole.epsilon(z, privacy.delta))
             release = max(release, self.privacy.message(n).epsilon(z, privacy.delta) if rounds else 0.0)
