@@ -96,23 +96,16 @@ class UseProbe(ShapeProbe):
         self.algorithm = algorithm
         self.passes: list[Pass] = []
 
-    def descend(
-        self,
-        start: Tensor,
-        *,
-        term: LossTerm | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
-        repeat: int = 1,
-        **_: object,
-    ) -> Tensor:
-        check_term(term, type(self.algorithm).__name__)
+    def descend(self, start: Tensor, **given: Any) -> Tensor:
+        check_term(given.get("term"), type(self.algorithm).__name__)
+        epochs, steps = given.get("epochs"), given.get("steps")
         if steps is None and epochs is None:
             steps = self.algorithm.steps
-        self.passes.append(Pass(epochs or self.algorithm.epochs, steps, repeat))
+        self.passes.append(Pass(epochs or self.algorithm.epochs, steps, given.get("repeat", 1)))
         return start.clone()
 
-    def term_gradient(self, term: LossTerm, v: Tensor, *, steps: int | None = None, **_: object) -> Tensor:
+    def term_gradient(self, term: LossTerm, v: Tensor, **given: Any) -> Tensor:
+        steps = given.get("steps")
         self.passes.append(Pass(1, steps, whole=steps is None))
         return super().term_gradient(term, v)
 

@@ -1,6 +1,7 @@
 """Sums of single samples' clipped gradients, for one model or a stack of models."""
 
 import copy
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import torch
@@ -61,7 +62,9 @@ class SampleGradients:
         total = v.new_zeros(*v.shape[:-1], width)
         tensors = () if term is None else (*([] if term.probe is None else [term.probe]), *term.given.values())
         hook = None if term is None else ForwardHook(self.module, term.at, self.task.head)
-        one = partial(self._clipped_sum, clip=clip, part=part, term=term, term_only=term_only, hook=hook)
+        one: Callable[..., Tensor] = partial(
+            self._clipped_sum, clip=clip, part=part, term=term, term_only=term_only, hook=hook
+        )
         if v.ndim > 1:
             one = vmap(one, in_dims=(0, 0, 0, 0, None if mask is None or mask.ndim == 1 else 0, 0))
             tensors = tuple(t[: len(v)] for t in tensors)

@@ -7,7 +7,6 @@ with are all private; only scores are not.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -191,14 +190,13 @@ class PrivateSteps:
         """
         if v.ndim == 1:
             counts = torch.ones(len(batch.x), device=v.device)
-            given: Any = v, batch.x, batch.y, counts
         else:
             assert batch.weights is not None
-            given = v[: len(batch.x)], batch.x, batch.y, batch.weights > 0
+            v, counts = v[: len(batch.x)], batch.weights > 0
         if mask is not None and mask.ndim > 1:
             mask = mask[: len(batch.x)]
         clip = self.privacy.settings.clip
-        return self.gradients.clipped_sum(*given, clip, part, mask, term, term_only)
+        return self.gradients.clipped_sum(v, batch.x, batch.y, counts, clip, part, mask, term, term_only)
 
     def noised(self, total: Tensor, waiting: Sequence[int] = ()) -> Tensor:
         """Add noise to a sum of clipped gradients; clients that are done and wait for others draw none."""
