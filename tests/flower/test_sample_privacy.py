@@ -6,18 +6,27 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from equipoise.algorithms import FedReCo
 from equipoise.config.uploads import UploadSettings
 from equipoise.errors import EquipoiseError
+from equipoise.flower.client import Client
+from equipoise.flower.protocol import Order
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.privacy.sample_accounting import NoisedStep, SampleReleases
 from tests.support.flower_memory import deployed, in_both_engines, run
-from tests.support.hostile import FEDAVG, private_client, softmax_model, train
+from tests.support.hostile import FEDAVG, ask, down_for, private_client, run_id, softmax_model, train
 from tests.support.problems import classification, small_mlp
 
 SAMPLES: dict[str, Any] = {"unit": "sample", "clip": 0.5, "sigma": 2.0}
+
+
+def update(client: Client, number: int, seed: int) -> Tensor:
+    """Return the model that a client sends beside its weight."""
+    facts = {"run": run_id(1), "number": number, "client": client.settings.name, "clients": 3, "train": 1}
+    return ask(client, Order(**facts), down_for(client, seed))[1]["up.w"]
 
 
 def test_without_noise_both_engines_are_the_same(tmp_path: Path) -> None:
@@ -40,15 +49,13 @@ def test_without_noise_both_engines_are_the_same(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batches", ["poisson", "shuffled"])
 def test_the_same_question_has_the_same_answer_and_another_has_other_noise(batches: str, tmp_path: Path) -> None:
     client = private_client(tmp_path, privacy={**SAMPLES, "batches": batches})
-    _, first = train(client, 1, number=1, seed=0)
-    _, again = train(client, 1, number=2, seed=0)
-    _, other = train(client, 1, number=3, seed=1)
+    first, again, other = (update(client, number, seed) for number, seed in ((1, 0), (2, 0), (3, 1)))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert len(json.loads((tmp_path / "state" / "releases.json").read_text())["sent"]) == 2
     # Another client with the same samples has another secret.
     stranger = private_client(tmp_path, privacy={**SAMPLES, "batches": batches}, state=tmp_path / "other")
-    assert not torch.equal(train(stranger, 1, number=1, seed=0)[1], first)
+    assert not torch.equal(update(stranger, 1, 0), first)
 
 
 def test_every_client_finds_its_own_noise_and_says_what_it_is_worth(tmp_path: Path) -> None:
