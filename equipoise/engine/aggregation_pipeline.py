@@ -19,12 +19,15 @@ from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, Upload
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.engine.reduction import Reduction
 from equipoise.errors import EquipoiseError
-from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
+from equipoise.privacy.correlated_noise import next_noise
+from equipoise.privacy.mechanisms import Noise, gaussian
+from equipoise.privacy.noised_uploads import NoisedMeanUploads
 from equipoise.state import State, Uploads, UploadsOfRound
 from equipoise.torch_device import wide_dtype, widened
 from equipoise.training.buffers import BUFFERS, without_buffers
 
 _NOISE = "privacy.noise."
+_PAST = "privacy.past."
 
 
 class Snapshot(NamedTuple):
@@ -33,6 +36,7 @@ class Snapshot(NamedTuple):
     released: Counter[str]
     sums: int
     noise: State
+    past: tuple[State, ...]
     reducer: State | None
     attackers: State
 
@@ -68,6 +72,10 @@ class AggregationPipeline:
         self.adversary = Adversary(settings, algorithm, start.seed)
         self.noise = State()
         "central noise that is in the sum of last uploads"
+        self.bands: tuple[float, ...] = ()
+        "coefficients of the matrix that correlates central noise over rounds; none if it is independent"
+        self.past: tuple[State, ...] = ()
+        "noise of the last rounds, the newest first, that correlated noise depends on"
         self.last: LastUploadTracker | None = None
         self.begin(start, buffers)
 
@@ -151,8 +159,11 @@ class AggregationPipeline:
         """
         noise = self.draw_noise(self.ledger.sums, "sum")
         zeros = State({k: widened(torch.zeros_like(t)) for k, t in uploads.like.items()})
-        fresh = gaussian(self.ledger.sigma)(zeros, noise)
+        fresh = gaussian(self.ledger.sigma_of_sum)(zeros, noise)
         self.ledger.sums += 1
+        if self.bands:
+            fresh = next_noise(self.bands, fresh, self.past)
+            self.past = (fresh, *self.past)[: len(self.bands) - 1]
         if last:
             fresh = self.noise = State({k: t + self.noise[k] if k in self.noise else t for k, t in fresh.items()})
         count = uploads.clients if isinstance(uploads, LastUploads) else len(uploads)
@@ -161,12 +172,12 @@ class AggregationPipeline:
     def snapshot(self) -> Snapshot:
         """Return what the pipeline remembers."""
         kept = self.reduction.memory, self.adversary.memory
-        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, *kept)
+        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, self.past, *kept)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
-        self.ledger.released, self.ledger.sums, self.noise = snapshot[:3]
-        self.reduction.memory, self.adversary.memory = snapshot[3:]
+        self.ledger.released, self.ledger.sums, self.noise, self.past = snapshot[:4]
+        self.reduction.memory, self.adversary.memory = snapshot[4:]
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -176,13 +187,20 @@ class AggregationPipeline:
         """Return what a checkpoint keeps as tensors."""
         last = {} if self.last is None else self.last.tensors()
         noise = {f"{_NOISE}{name}": t for name, t in self.noise.items()}
-        return last | noise | self.reduction.tensors() | self.adversary.tensors()
+        past = {f"{_PAST}{k}.{name}": t for k, drawn in enumerate(self.past) for name, t in drawn.items()}
+        return last | noise | past | self.reduction.tensors() | self.adversary.tensors()
 
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
         self.ledger.restore(facts.get("privacy", {}), rounds)
-        noise = {k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)}
-        self.noise = State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in noise.items()})
+        self.noise = self._restored(tensors, _NOISE)
+        earlier = (self._restored(tensors, f"{_PAST}{k}.") for k in range(len(self.bands) - 1))
+        self.past = tuple(noise for noise in earlier if noise)
+
+    def _restored(self, tensors: dict[str, Tensor], prefix: str) -> State:
+        """Return the saved noise whose names begin with a prefix."""
+        found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        return State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in found.items()})
 
     def restore_memory(self, tensors: dict[str, Tensor]) -> None:
         """Restore what a checkpoint saved of the last uploads, and what reducer and attackers remember."""

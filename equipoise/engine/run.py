@@ -24,12 +24,12 @@ from equipoise.engine.client_store import ClientStore
 from equipoise.engine.compatibility import check_attack, check_compatibility, check_reducer
 from equipoise.engine.counters import Counters, solver_figures
 from equipoise.engine.last_uploads import UploadStore
+from equipoise.engine.privacy_ledger import RunReleases
 from equipoise.engine.shared_buffers import initial_server, message_schema
 from equipoise.engine.traps import find_traps
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.executors.base import ClientModel
-from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise
 from equipoise.state import State, UploadsOfRound
 from equipoise.storage.run_folder import RunFolder, read_toml
@@ -62,7 +62,8 @@ class Run(ABC):
         self.ranks = ranks or Ranks()
         check_compatibility(task, algorithm, schedule, self.devices)
         uploads = uploads or UploadSettings()
-        self.private = uploads.privacy is not None
+        self.private = uploads.privacy is not None and not uploads.privacy.of_samples
+        "whether messages are private because of noise on them; with noise on gradients they need none"
         self.server = initial_server(task, algorithm, start, self.private)
         self.schema = message_schema(task, algorithm, start, self.private)
         self.checkpoints = (
@@ -166,7 +167,7 @@ class Run(ABC):
         """Return the source of privacy's noise for a number and a purpose."""
 
     @abstractmethod
-    def releases(self) -> ReleaseCount:
+    def releases(self) -> RunReleases:
         """Return what clients have released so far."""
 
     def global_buffers(self) -> Tensor | None:
@@ -206,7 +207,7 @@ class Run(ABC):
             for text in attack.notes(cohort, round(expected * cohort)):
                 self.warn(text)
 
-    def plan_privacy(self, planned: ReleaseCount, not_covered: list[str]) -> None:
+    def plan_privacy(self, planned: RunReleases, not_covered: list[str]) -> None:
         """Find the noise of privacy before the first round, and warn about what it does not cover."""
         if (text := self.pipeline.ledger.plan(planned, not_covered)) is not None:
             self.warn(text)

@@ -30,6 +30,7 @@ from equipoise.engine.compatibility import check_batches, check_data
 from equipoise.engine.counters import diagnostic_figures
 from equipoise.engine.forecast_results import models_made_alone, score_forecasts
 from equipoise.engine.origin import describe_origin, find_difference, find_legacy_difference, legacy_fingerprint
+from equipoise.engine.privacy_ledger import RunReleases
 from equipoise.engine.round_facts import ResultFacts, RoundFacts, accepted_uploads, share_facts
 from equipoise.engine.run import Run
 from equipoise.engine.run_context import EngineContext
@@ -48,19 +49,20 @@ from equipoise.executors.base import (
     ClientJob,
     ClientModel,
     ClientResult,
+    Executor,
     HeldState,
     HostStates,
     ModelKind,
     with_engine_state,
 )
 from equipoise.executors.build import build_executor
-from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, seeded_noise
 from equipoise.state import State
 from equipoise.storage.model_kinds import COLUMNS
 from equipoise.storage.run_folder import RunFolder
 from equipoise.torch_device import CPU
 from equipoise.training.buffers import BUFFERS, broadcast
+from equipoise.training.sample_privacy import SamplePrivacy, check_engine
 from equipoise.training.task import Task
 
 _NAMED = 3
@@ -121,7 +123,7 @@ class Simulation(Run):
         self.cohort = schedule.cohort(len(self.training))
         self.warn_about_traps()
         self.privacy = SimulatedReleases(self.pipeline, schedule, len(self.training), self.cohort, self.sample)
-        self.plan_privacy(self.privacy.planned(), ["scores", "failures to train"])
+        self._plan_privacy(engine)
         initial = with_engine_state(algorithm.init_client(start), task, int(federation.train.lengths.max()))
         if self.pipeline.last is not None:
             initial |= self.pipeline.last.initial
@@ -132,7 +134,7 @@ class Simulation(Run):
         self.best = BestModels(task, len(federation), states, engine.memory_mb << 20, part)
         self._forecasts: tuple[int, ForecastScores] | None = None
         self.interrupted = threading.Event()
-        self.executor = build_executor(engine, task, self.federation, algorithm, schedule)
+        self.executor = self.new_executor()
         self.placement = Placement(self.executor.shards, self.ranks)
         if self.ranks.size > 1:
             if folder is None:
@@ -192,8 +194,31 @@ class Simulation(Run):
         """Stop the executor."""
         self.executor.close()
 
+    def _plan_privacy(self, engine: Engine) -> None:
+        """Find the noise of privacy, and what is not covered by it."""
+        not_covered = ["scores", "failures to train"]
+        privacy = self.pipeline.settings.privacy
+        check_engine(privacy, engine.compile)
+        if privacy is not None and privacy.of_samples:
+            names, lengths = self.federation.names, self.federation.train.lengths
+            rounds = {names[who]: count for who, count in self.privacy.rounds_of_clients().items()}
+            self.privacy.samples = SamplePrivacy.of(privacy, self.task, self.algorithm, self.start, rounds)
+            self.privacy.sizes = dict(zip(names, map(int, lengths), strict=True))
+            not_covered = ["scores", "numbers of samples"]
+        self.plan_privacy(self.privacy.planned(), not_covered)
+
+    def new_executor(self) -> Executor:
+        """Build an executor for this run."""
+        executor = build_executor(self.engine, self.task, self.federation, self.algorithm, self.schedule)
+        executor.privacy = self.privacy.samples
+        return executor
+
     def sample(self, round: int) -> list[int]:
         """Draw the clients that take part in a round, from the training clients in the order of their names."""
+        if self.schedule.cohorts == "turns":
+            order = randomness.generator(self.schedule.seed, "turns").permutation(len(self.training))
+            turn = np.arange((round - 1) * self.cohort, round * self.cohort) % len(self.training)
+            return [self.training[rank] for rank in np.sort(order[turn])]
         rng = randomness.generator(self.schedule.seed, "participation", round)
         ranks = rng.choice(len(self.training), self.cohort, replace=False)
         return [self.training[rank] for rank in np.sort(ranks)]
@@ -293,6 +318,8 @@ class Simulation(Run):
             device = self.task.w0.device
             uploads = accepted_uploads(self.placement, accepted, own, self.number.__getitem__, self.schema.up, device)
             sent = self.aggregate(round, uploads, [self.federation.names[fact.who] for fact in accepted])
+            ledger = self.pipeline.ledger
+            ledger.adapt(sum(fact.short for fact in accepted), self.draw_noise(ledger.sums, "number"))
             solves += [fact.solves for fact in accepted]
         host = HostStates()
         for result in own:
@@ -326,7 +353,7 @@ class Simulation(Run):
         self.callbacks.on_evaluation(line)
         return line
 
-    def releases(self) -> ReleaseCount:
+    def releases(self) -> RunReleases:
         return self.privacy.so_far(self.done)
 
     def draw_noise(self, number: int, purpose: str) -> Noise:
@@ -420,7 +447,7 @@ class Simulation(Run):
 
     def models_made_alone(self, clients: Sequence[int], kind: ModelKind) -> Iterator[ClientModel | None]:
         """Yield the models of clients that all trained ("personal"), or all did not ("unseen"), as if made alone."""
-        executor = build_executor(self.engine, self.task, self.federation, self.algorithm, self.schedule)
+        executor = self.new_executor()
         return models_made_alone(executor, self.done, clients, kind, self.job)
 
     def global_module(self, who: int) -> nn.Module | None:

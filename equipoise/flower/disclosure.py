@@ -83,6 +83,12 @@ def _update(schema: MessageSchema, plan: ReleasePlan | None) -> list[str]:
             f"  clipped, but without noise: the server adds noise to the sum and must be trusted; {plan.planned:,} "
             "updates are planned, and this client can check their number, not their epsilon"
         )
+    elif plan.local is not None:
+        one, planned = (_number(plan.epsilon(count)) for count in (1, plan.planned))
+        lines.append(
+            f"  covered by privacy of single samples: gradients clipped and noised here (sigma {plan.sigma:.4g}); "
+            f"epsilon {one} for one, {planned} for all {plan.planned:,} planned (delta {plan.delta:g})"
+        )
     else:
         one, planned = (_number(plan.epsilon(count)) for count in (1, plan.planned))
         lines.append(

@@ -66,7 +66,10 @@ def _has_pooled(rows: list[dict[str, Any]]) -> bool:
 def _private_cells(row: dict[str, Any]) -> list[str]:
     if not row["private"]:
         return ["∞", "∞", "–"]
-    return ["∞" if row[k] is None else f"{row[k]:.3g}" for k in PRIVACY]
+    cells = ["∞" if row[k] is None else f"{row[k]:.3g}" for k in PRIVACY]
+    if "privacy_unit" in row:  # another promise than that of the other rows
+        cells[:2] = [f"{cell} per {row['privacy_unit']}" for cell in cells[:2]]
+    return cells
 
 
 _SPREAD = "spread: standard deviation over clients; "
@@ -87,12 +90,16 @@ def _note(rows: list[dict[str, Any]]) -> str:
     notes += [_ORACLE_NOTE] if any(row[HYBRIDS["test"]] is not None for row in rows) else []
     notes += [_CONSENSUS_NOTE] if any(row["consensus"] is not None for row in rows) else []
     notes += [_PRIVACY_NOTE] if any(row["private"] for row in rows) else []
+    notes += [_SAMPLE_NOTE] if any("privacy_unit" in row for row in rows) else []
     spread = "" if any(row["private"] for row in rows) else _SPREAD
     pooled = _POOLED_NOTE if _has_pooled(rows) else ""
     return data + percent + pooled + spread + NOTE + "".join(notes)
 
 
 _PRIVACY_NOTE = "; ε, δ: privacy guarantee of a client, for one message and for the whole run (∞: none)"
+
+
+_SAMPLE_NOTE = "; per sample: the guarantee of one sample of a client, not of all its data"
 
 
 _FAIRNESS_NOTE = (

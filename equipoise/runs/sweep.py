@@ -304,8 +304,13 @@ def digest_of(settings: Mapping[str, Any]) -> str:
 
 
 def _training(cell: SweepRun) -> str:
-    """Return a digest of all settings that determine training; a run that a callback may stop shares with no other."""
-    if any(callback.affects_results for callback in cell.experiment.callbacks):
+    """Return a digest of all settings that determine training; some runs share it with no other.
+
+    A callback may stop a run. With noise on the gradients of samples, what an algorithm makes of a training is part of
+    the budget that determines the noise.
+    """
+    privacy = cell.experiment.privacy
+    if any(callback.affects_results for callback in cell.experiment.callbacks) or (privacy and privacy.of_samples):
         return f"{cell.identity} {cell.seed}"
     settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training_settings()}
     flat = {k: v for k, v in flatten(settings).items() if k not in ("select", "targets")}
