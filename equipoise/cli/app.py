@@ -9,6 +9,7 @@ import typer
 import typer.core
 
 from equipoise.cli.adapt import adapt
+from equipoise.cli.audit import audit
 from equipoise.cli.cka import cka
 from equipoise.cli.command_group import CommandGroup, SettingsCommand
 from equipoise.cli.compare import compare
@@ -40,7 +41,23 @@ app = typer.Typer(
     "\n\n"
     "Start with `equipoise demo`. Then write a TOML file (see `equipoise run --help`) and run it.",
 )
-for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, record, cka, export, predict, adapt):
+for command in (
+    demo,
+    run,
+    show,
+    watch,
+    compare,
+    plot,
+    report,
+    sweep,
+    reproduce,
+    record,
+    cka,
+    audit,
+    export,
+    predict,
+    adapt,
+):
     app.command(cls=SettingsCommand if command in (run, show, sweep, reproduce) else None)(command)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
