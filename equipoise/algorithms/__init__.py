@@ -3,6 +3,7 @@
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.cfl import CFL
 from equipoise.algorithms.ditto import Ditto
+from equipoise.algorithms.feature_decay import FeatureDecay
 from equipoise.algorithms.fedadmm import FedADMM
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.algorithms.fedavg_ft import FedAvgFT
@@ -31,6 +32,7 @@ __all__ = [
     "CFL",
     "Ditto",
     "FeDEQ",
+    "FeatureDecay",
     "FedADMM",
     "FedAvg",
     "FedAvgFT",
@@ -59,6 +61,7 @@ ALGORITHMS = Registry(
     Algorithm,  # type: ignore[type-abstract]
     {
         "local": Local,
+        "feature-decay": FeatureDecay,
         "fedavg": FedAvg,
         "fedavg-ft": FedAvgFT,
         "fedprox": FedProx,

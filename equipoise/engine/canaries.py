@@ -1,10 +1,10 @@
 """Canaries: clients that send one known direction, to measure how much of it the noise of privacy lets through.
 
-A run of canaries goes through the same engine as any other: clipping, noise, the server's sum, the sampling of clients,
-and the accountant. Only training is left out. Every canary has a secret sign, and sends it in every round, with far more
-than the clip. Whoever sees what the server sees guesses the signs; how often the guesses are right bounds epsilon from
-below, whatever the accountant says. Two neighbouring federations differ in one canary's sign, which is as much as they
-may differ: 2 C.
+A run of canaries goes through the same engine as any other: clipping, noise, the server's sum, the sampling of
+clients, and the accountant. Only training is left out. Every canary has a secret sign, and sends it in every round,
+with far more than the clip. Whoever sees what the server sees guesses the signs; how often the guesses are right bounds
+epsilon from below, whatever the accountant says. Two neighbouring federations differ in one canary's sign, which is as
+much as they may differ: 2 C.
 """
 
 from dataclasses import dataclass

@@ -54,8 +54,8 @@ class AuditSettings:
     def __post_init__(self) -> None:
         if self.shadows and (self.shadows < 4 or self.shadows % 2):
             raise EquipoiseError(
-                f"--shadows {self.shadows} is not allowed; shadow runs come in pairs, so it must be an even number from "
-                "4, or 0 for attacks without them"
+                f"--shadows {self.shadows} is not allowed; shadow runs come in pairs, so it must be an even number "
+                "from 4, or 0 for attacks without them"
             )
         if self.samples < 1 or (self.canaries is not None and self.canaries < 20):
             raise EquipoiseError("an audit needs --samples of at least 1 and --canaries of at least 20")
