@@ -41,24 +41,9 @@ app = typer.Typer(
     "\n\n"
     "Start with `equipoise demo`. Then write a TOML file (see `equipoise run --help`) and run it.",
 )
-for command in (
-    demo,
-    run,
-    show,
-    watch,
-    compare,
-    plot,
-    report,
-    sweep,
-    reproduce,
-    record,
-    cka,
-    audit,
-    export,
-    predict,
-    adapt,
-):
+for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, record, cka, export, predict, adapt):
     app.command(cls=SettingsCommand if command in (run, show, sweep, reproduce) else None)(command)
+app.command()(audit)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")

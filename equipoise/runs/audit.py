@@ -187,13 +187,15 @@ class _Audit:
             self._add_canaries(found, fraction, sampled)
 
     def _add_canaries(self, found: CanaryRun, fraction: float, sampled: bool) -> None:
+        privacy, always = self.run.pipeline.settings.privacy, fraction == 1.0
         assert self.accounted is not None
-        seen = "sum of uploads" if self.run.pipeline.settings.privacy is not None and sampled else "uploads"
+        assert privacy is not None
         # With secret cohorts the run's epsilon is smaller than that of clients that are always there.
-        epsilon = found.guarantee["epsilon_run"] if sampled and fraction == 1.0 else self.accounted["epsilon_run"]
-        attack = "canaries" if fraction == 1.0 else "canaries, sampled"
+        epsilon = found.guarantee["epsilon_run"] if sampled and always else self.accounted["epsilon_run"]
+        name, seen = "canaries" if always else "canaries, sampled", "sum of uploads" if privacy.central else "uploads"
         bound = found.bound(self.settings.confidence)
-        self.attacks.append(Attack(attack, "client", seen, found.scores, bound, True, epsilon, fraction == 1.0))
+        # Sampling makes a mixture of normal distributions, of which the larger bound does not hold.
+        self.attacks.append(Attack(name, "client", seen, found.scores, bound, True, epsilon, gaussian=always))
 
 
 def _divided(scores: np.ndarray, member: np.ndarray) -> MembershipScores:

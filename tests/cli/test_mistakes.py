@@ -9,7 +9,18 @@ import tomli_w
 from tests.support.commands import equipoise_command, one_sentence, small
 
 COMMANDS = ("", "run", "show", "watch", "compare", "plot", "report", "sweep", "reproduce", "record", "cka", "export")
-COMMANDS += ("list", "demo", "data", "data list", "data get", "deploy", "deploy init", "deploy local", "deploy client")
+COMMANDS += (
+    "list",
+    "demo",
+    "data",
+    "data list",
+    "data get",
+    "deploy",
+    "deploy init",
+    "deploy local",
+    "deploy client",
+    "audit",
+)
 
 
 @pytest.fixture(scope="module")
