@@ -9,18 +9,8 @@ import tomli_w
 from tests.support.commands import equipoise_command, one_sentence, small
 
 COMMANDS = ("", "run", "show", "watch", "compare", "plot", "report", "sweep", "reproduce", "record", "cka", "export")
-COMMANDS += (
-    "list",
-    "demo",
-    "data",
-    "data list",
-    "data get",
-    "deploy",
-    "deploy init",
-    "deploy local",
-    "deploy client",
-    "audit",
-)
+COMMANDS += ("list", "demo", "data", "data list", "data get", "deploy", "deploy init", "deploy local", "deploy client")
+COMMANDS += ("audit",)
 
 
 @pytest.fixture(scope="module")
