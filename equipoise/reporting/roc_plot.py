@@ -19,6 +19,8 @@ def draw_roc(report: "AuditReport", title: str, path: Path) -> None:
         title: title of the picture.
         path: the file; its ending decides the format.
     """
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
     with figure_file(path, size=(7, 6)) as figure:
         axes = figure.subplots()
         least = 1.0
@@ -37,5 +39,8 @@ def draw_roc(report: "AuditReport", title: str, path: Path) -> None:
             xlabel="false positive rate",
             ylabel="true positive rate",
         )
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda rate, _: f"{100 * rate:g}%"))
+            axis.set_minor_formatter(NullFormatter())
         axes.grid(alpha=0.3, which="both", linewidth=0.5)
         axes.legend(fontsize=8, loc="lower right")

@@ -10,7 +10,8 @@ from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, Privacy, clip, gaussian
 from equipoise.state import State
 
-WAYS = [("local", False), ("central", False), ("local", True), ("central", True)]
+SLOW = [pytest.param(where, True, marks=pytest.mark.slow) for where in ("local", "central")]
+WAYS = [("local", False), ("central", False), *SLOW]
 EPSILON, ROUNDS = 8.0, 3
 
 
@@ -71,6 +72,7 @@ def test_the_strict_bound_notices_the_lack_of_noise_too(monkeypatch: pytest.Monk
     assert found.bound(0.95).epsilon > 2 * found.guarantee["epsilon_run"]
 
 
+@pytest.mark.slow
 def test_secret_cohorts_hide_more_than_those_that_everyone_is_in() -> None:
     everyone, sampled = heard("central"), heard("central", participation=0.3)
     assert sampled.guarantee["epsilon_run"] < everyone.guarantee["epsilon_run"]
