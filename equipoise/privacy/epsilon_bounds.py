@@ -53,7 +53,7 @@ def least_epsilons(false_positive: np.ndarray, false_negative: np.ndarray, delta
     with np.errstate(divide="ignore", invalid="ignore"):
         one = np.log(np.maximum(1 - delta - false_negative, 0)) - np.log(false_positive)
         other = np.log(np.maximum(1 - delta - false_positive, 0)) - np.log(false_negative)
-    return np.maximum(np.fmax(one, other), 0)
+    return np.asarray(np.maximum(np.fmax(one, other), 0))
 
 
 def least_distances(false_positive: np.ndarray, false_negative: np.ndarray) -> np.ndarray:
@@ -63,7 +63,7 @@ def least_distances(false_positive: np.ndarray, false_negative: np.ndarray) -> n
     """
     from scipy.stats import norm
 
-    return np.maximum(norm.isf(false_positive) - norm.ppf(false_negative), 0)
+    return np.asarray(np.maximum(norm.isf(false_positive) - norm.ppf(false_negative), 0))
 
 
 def epsilon_of_distance(mu: float, delta: float) -> float:
