@@ -7,11 +7,10 @@ from typing import Any, Literal
 import numpy as np
 
 from equipoise import randomness
-from equipoise.algorithms.capabilities import exchanges_of
-from equipoise.engine.canaries import CanaryRun, run_canaries
+from equipoise.engine.canaries import run_canaries
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
-from equipoise.privacy.epsilon_bounds import EpsilonBound, epsilon_bound
+from equipoise.privacy.epsilon_bounds import epsilon_bound
 from equipoise.privacy.membership import MembershipScores, each_against_others, likelihood_ratios
 from equipoise.runs.audit_report import Attack, AuditReport
 from equipoise.runs.shadow_runs import (
@@ -71,6 +70,7 @@ class _Audit:
 
     run: Simulation
     settings: AuditSettings
+    guarantee: dict[str, Any] | None
     progress: Callable[[int, int], None]
     attacks: list[Attack] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -86,27 +86,27 @@ class _Audit:
         self.done += 1
         self.progress(self.done, self.steps)
 
-    @property
-    def delta(self) -> float:
-        privacy = self.run.pipeline.settings.privacy
-        return _DELTA if privacy is None else privacy.delta
+    def add(self, attack: str, unit: Unit, model: str, scores: MembershipScores) -> None:
+        """Add the figures of an attack."""
+        rng = randomness.generator(self.settings.seed, "audit halves", attack, unit, model)
+        delta = _DELTA if self.guarantee is None else self.guarantee["delta"]
+        bound = epsilon_bound(scores, delta, self.settings.confidence, rng)
+        covered = self._covers(unit, model)
+        epsilon = self.guarantee["epsilon_run"] if covered and self.guarantee is not None else None
+        self.attacks.append(Attack(attack, unit, model, scores, bound, covered, epsilon))
+
+    def _covers(self, unit: Unit, model: str) -> bool:
+        """Tell whether the run's guarantee, if it has one, covers what an attack looks at.
+
+        Global models are made of released messages alone. Personal models are made of a client's own samples, and only
+        privacy of samples covers these.
+        """
+        return unit == "sample" if self.of_samples else model != "personal"
 
     @property
-    def accounted(self) -> dict[str, Any] | None:
-        """Return the guarantee of the run, as in summary.json; None without privacy."""
-        if self.run.pipeline.settings.privacy is None:
-            return None
-        return self.run.pipeline.ledger.guarantee(self.run.releases())
-
-    def add(
-        self, attack: str, unit: Unit, model: str, scores: MembershipScores, bound: EpsilonBound | None = None
-    ) -> None:
-        """Add the figures of an attack; global models are made of released messages alone, so epsilon covers them."""
-        if bound is None:
-            rng = randomness.generator(self.settings.seed, "audit halves", attack, unit, model)
-            bound = epsilon_bound(scores, self.delta, self.settings.confidence, rng)
-        epsilon = None if self.accounted is None or model == "personal" else self.accounted["epsilon_run"]
-        self.attacks.append(Attack(attack, unit, model, scores, bound, model != "personal", epsilon))
+    def of_samples(self) -> bool:
+        """Tell whether the run's guarantee is about single samples, and not about all samples of a client."""
+        return self.guarantee is not None and self.guarantee.get("unit", "client") == "sample"
 
     def samples(self) -> None:
         """Attack samples: was this sample in its client's training set?"""
@@ -165,37 +165,35 @@ class _Audit:
     def canaries(self) -> None:
         """Attack the mechanism itself, with clients that send one known direction."""
         run, privacy = self.run, self.run.pipeline.settings.privacy
-        if privacy is None:
+        if privacy is None or self.guarantee is None:
             self.notes.append("the run has no section [privacy], so there is no mechanism to try with canaries")
             return
-        if getattr(privacy, "unit", "client") != "client":
-            self.notes.append("canaries are clients; the noise of this run protects samples, and was not tried")
+        if self.of_samples:
+            self.notes.append("canaries are clients, and the noise of this run is there for single samples")
             return
-        if not (releases := run.releases().rounds * exchanges_of(run.algorithm)):
-            return
-        sampled = privacy.central and run.cohort < len(run.training)
+        # Cohorts in turn are no secret.
+        secret = getattr(run.schedule, "cohorts", "random") == "random" and run.cohort < len(run.training)
+        sampled = privacy.central and secret
         for fraction in (1.0, participation_of(run)) if sampled else (1.0,):
             found = run_canaries(
                 privacy,
-                run.pipeline.ledger.sigma,
-                releases,
+                self.guarantee["sigma"],
+                self.guarantee["releases"],
                 seed=shadow_seed(self.settings.seed, "canaries", 0),
                 participation=fraction,
                 last=run.pipeline.last is not None,
                 canaries=self.settings.canaries,
             )
-            self._add_canaries(found, fraction, sampled)
-
-    def _add_canaries(self, found: CanaryRun, fraction: float, sampled: bool) -> None:
-        privacy, always = self.run.pipeline.settings.privacy, fraction == 1.0
-        assert self.accounted is not None
-        assert privacy is not None
-        # With secret cohorts the run's epsilon is smaller than that of clients that are always there.
-        epsilon = found.guarantee["epsilon_run"] if sampled and always else self.accounted["epsilon_run"]
-        name, seen = "canaries" if always else "canaries, sampled", "sum of uploads" if privacy.central else "uploads"
-        bound = found.bound(self.settings.confidence)
-        # Sampling makes a mixture of normal distributions, of which the larger bound does not hold.
-        self.attacks.append(Attack(name, "client", seen, found.scores, bound, True, epsilon, gaussian=always))
+            always = fraction == 1.0
+            # With secret cohorts, or noise that depends on who takes part when, the run's epsilon is smaller than that of
+            # clients that are always there.
+            own = always and (sampled or getattr(privacy, "bands", 1) != 1)
+            epsilon = (found.guarantee if own else self.guarantee)["epsilon_run"]
+            name = "canaries" if always else "canaries, sampled"
+            seen = "sum of uploads" if privacy.central else "uploads"
+            bound = found.bound(self.settings.confidence)
+            # Sampling makes a mixture of normal distributions, of which the larger bound does not hold.
+            self.attacks.append(Attack(name, "client", seen, found.scores, bound, True, epsilon, gaussian=always))
 
 
 def _divided(scores: np.ndarray, member: np.ndarray) -> MembershipScores:
@@ -204,6 +202,16 @@ def _divided(scores: np.ndarray, member: np.ndarray) -> MembershipScores:
 
 def _unseen(run: Simulation) -> np.ndarray:
     return np.array([who for who, name in enumerate(run.federation.names) if name in run.federation.unseen], dtype=int)
+
+
+def guarantee_of(run: Simulation) -> dict[str, Any] | None:
+    """Return what the summary of a run says of its privacy, or would say of a run in memory; None without privacy."""
+    if run.pipeline.settings.privacy is None:
+        return None
+    if run.folder is not None and run.folder.summary.exists():
+        found: dict[str, Any] = run.folder.read_summary()["privacy"]
+        return found
+    return run.pipeline.ledger.guarantee(run.releases())
 
 
 def audit(
@@ -218,13 +226,12 @@ def audit(
     """
     settings = settings or AuditSettings()
     _check(run, settings.units)
-    at_work = _Audit(run, settings, progress or (lambda done, total: None))
+    guarantee = guarantee_of(run)
+    at_work = _Audit(run, settings, guarantee, progress or (lambda done, total: None))
     for unit, attack in (("canary", at_work.canaries), ("sample", at_work.samples), ("client", at_work.clients)):
         if unit in settings.units:
             attack()
-    return AuditReport(
-        type(run.algorithm).__name__, run.done, at_work.done, at_work.accounted, at_work.attacks, at_work.notes
-    )
+    return AuditReport(type(run.algorithm).__name__, run.done, at_work.done, guarantee, at_work.attacks, at_work.notes)
 
 
 def _check(run: Simulation, units: Sequence[str]) -> None:

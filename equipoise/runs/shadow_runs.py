@@ -102,7 +102,7 @@ def without_clients(federation: Federation, left_out: np.ndarray) -> Federation:
 def shadow_run(run: Simulation, federation: Federation, seed: int) -> Simulation:
     """Train the experiment of a run on another federation, with other randomness; nothing is written.
 
-    The initial model is the same, because the server knows it, and so is the noise's standard deviation.
+    The initial model is the same, because the server knows it, and so is the standard deviation of noise on messages.
 
     Args:
         run: the run.
@@ -110,7 +110,7 @@ def shadow_run(run: Simulation, federation: Federation, seed: int) -> Simulation
         seed: seed of batches, cohorts and noise.
     """
     settings = run.pipeline.settings
-    if settings.privacy is not None:
+    if settings.privacy is not None and getattr(settings.privacy, "unit", "client") == "client":
         fixed = settings.privacy.model_copy(update={"sigma": run.pipeline.ledger.sigma, "target_epsilon": None})
         settings = replace(settings, privacy=fixed)
     schedule = run.schedule.model_copy(
