@@ -185,8 +185,8 @@ class _Audit:
                 canaries=self.settings.canaries,
             )
             always = fraction == 1.0
-            # With secret cohorts, or noise that depends on who takes part when, the run's epsilon is not that of clients
-            # that are always there.
+            # With secret cohorts, or noise that depends on who takes part when, the run's epsilon is not that of
+            # clients that are always there.
             own = always and (sampled or getattr(privacy, "bands", 1) != 1)
             epsilon = (found.guarantee if own else self.guarantee)["epsilon_run"]
             name = "canaries" if always else "canaries, sampled"
