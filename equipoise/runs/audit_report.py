@@ -38,8 +38,8 @@ class Attack:
 
     @property
     def least_epsilon(self) -> float:
-        """Return the largest lower bound of epsilon that holds for what was attacked."""
-        return max(self.bound.epsilon, self.bound.gaussian_epsilon) if self.gaussian else self.bound.epsilon
+        """Return the lower bound of epsilon that is best for what was attacked."""
+        return self.bound.gaussian_epsilon if self.gaussian else self.bound.epsilon
 
     @property
     def contradicts(self) -> bool:
