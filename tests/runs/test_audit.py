@@ -91,7 +91,7 @@ def test_confidences_are_the_log_odds_of_the_models_probabilities(by_heart: Simu
         model = next(m for m in by_heart.models_made_alone([int(found.who[k])], "personal") if m is not None)
         x, y = by_heart.federation.gather(torch.tensor([found.index[k]]))
         p = by_heart.task.to_module(model.vector)(x).softmax(-1)[0, y[0]]
-        assert values["personal"][k] == pytest.approx(float(torch.log(p / (1 - p))), rel=1e-9)
+        assert values["personal"][k] == pytest.approx(float(torch.log(p / (1 - p)).detach()), rel=1e-9)
 
 
 def test_learning_by_heart_is_found(by_heart: Simulation) -> None:
