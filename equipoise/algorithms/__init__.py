@@ -4,6 +4,7 @@ from equipoise.algorithms.afl import AFL
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.cfl import CFL
 from equipoise.algorithms.ditto import Ditto
+from equipoise.algorithms.feature_decay import FeatureDecay
 from equipoise.algorithms.fedadmm import FedADMM
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.algorithms.fedavg_ft import FedAvgFT
@@ -37,6 +38,7 @@ __all__ = [
     "TERM",
     "Ditto",
     "FeDEQ",
+    "FeatureDecay",
     "FedADMM",
     "FedAvg",
     "FedAvgFT",
@@ -65,6 +67,7 @@ ALGORITHMS = Registry(
     Algorithm,  # type: ignore[type-abstract]
     {
         "local": Local,
+        "feature-decay": FeatureDecay,
         "fedavg": FedAvg,
         "fedavg-ft": FedAvgFT,
         "fedprox": FedProx,
