@@ -3,10 +3,10 @@
     python benchmarks/experiments.py --data DIR
 
 Writes experiments/times.json: for every file, every data set that it is used with and every scale, the number of runs
-and the mean seconds of one run on one core. Runs that differ only in seed, partition, attack, noise or strengths are
-assumed to take the same time. One run of each kind does a few rounds, and a later round is timed. If that would take
-long, a single client with few samples is timed, and the time per sample is used for all scales. A scored sample counts
-as a third of a sample in a backward pass.
+and the mean seconds of one run on one core. Runs that differ only in seed, partition, attack, reducer, noise or
+strengths are assumed to take the same time. One run of each kind does a few rounds, and a later round is timed. If that
+would take long, a single client with few samples is timed, and the time per sample is used for all scales. A scored
+sample counts as a third of a sample in a backward pass.
 The rest is arithmetic, so the figures are estimates: they tell an hour from a week, not minutes. Figures that are in
 the file already are kept; --again measures them again.
 """
@@ -41,7 +41,7 @@ START = 2.0
 """Seconds before the first round of a run, with decoded data in the cache."""
 _ALIKE = (
     *("seed", "rounds", "participation", "evaluate_every", "checkpoint_every"),
-    *("data.partition", "attack", "privacy", "targets"),
+    *("data.partition", "attack", "reducer", "privacy", "targets"),
     *("algorithm.lam", "algorithm.rho", "algorithm.lr", "algorithm.server_lr", "algorithm.global_lr"),
 )
 _SIZES = ("data.clients", "data.most")
