@@ -73,7 +73,7 @@ class View(Settings):
     files: tuple[str, ...]
     "names of the files of records, without .jsonl"
     where: dict[str, Any] = {}
-    "settings that all runs have; scale is one"
+    "settings that all runs have; scale and seed are two"
     rows: tuple[Any, ...]
     "settings, of which every combination of values makes a row; or tables { label, where }"
     columns: tuple[Any, ...] = ()
@@ -158,7 +158,7 @@ def check_repetitions(records: Sequence[Record], repeats: Sequence[str], where: 
 
 
 def _facts(record: Record) -> dict[str, Any]:
-    return {**record.settings, "scale": record.scale}
+    return {**record.settings, "scale": record.scale, "seed": record.seed}
 
 
 def _selected(value: Any) -> str:

@@ -72,9 +72,15 @@ def _field_in(record: Record, figure: str) -> str:
 
 
 def _look_up(table: Mapping[str, Any], field: str) -> Any:
-    """Return a value of nested tables by its dotted name; keys may have dots themselves, such as scores."""
+    """Return a value of nested tables by its dotted name; keys may have dots themselves, such as scores.
+
+    The values of a list are numbered from 1, as the steps of a forecast are.
+    """
     if field in table:
         return table[field]
+    head, _, number = field.rpartition(".")
+    if isinstance(values := table.get(head), list):
+        return values[int(number) - 1] if number.isdecimal() and 0 < int(number) <= len(values) else None
     heads = [key for key, value in table.items() if field.startswith(f"{key}.") and isinstance(value, Mapping)]
     return next((found for key in heads if (found := _look_up(table[key], field[len(key) + 1 :])) is not None), None)
 

@@ -267,6 +267,16 @@ def test_a_figure_at_a_round_is_that_of_the_curves(place: Path) -> None:
     assert fedeq[2] == table(place, figures=("personal",))[1][1]
 
 
+def test_steps_of_forecasts_are_numbered_and_seeds_can_be_selected(tmp_path: Path) -> None:
+    steps = {"forecast": {"unit": "kW", "step": 60, "horizon": 2, "personal": {"steps": [0.5, 1.5]}}}
+    records = [record("local", seed, 0.5) for seed in (0, 1)]
+    records = [Record(**{**vars(each), "summary": {**each.summary, **steps}}) for each in records]
+    add_records(tmp_path / "toy" / "results" / "r.jsonl", records)
+    figures = [{"figure": f"forecast.personal.steps.{k}", "label": f"step {k}"} for k in (1, 2, 3, 0)]
+    [_, row] = table(tmp_path, figures=tuple(figures), where={"seed": 1})
+    assert row[1:] == ["0.5", "1.5", "–", "–"]
+
+
 PAGE = """# Results
 <!-- table: toy/methods -->
 old
