@@ -57,7 +57,7 @@ def input_at(settings: WindowSettings, series: SeriesFacts, owner: int, place: i
     fill_windows(x, settings, windows, calendar, known_ahead=True)
     if np.isnan(x).any():
         raise EquipoiseError(
-            f"the model has no input for {name!r}: of the values that it reads, among the last {settings.reach}, some are "
+            f"the model has no input for {name!r}: some of the last {settings.reach} values are "
             "missing; fill them in, or set data.gaps = 'interpolate' before the run"
         )
     return np.asarray(x[0])

@@ -3,16 +3,16 @@
     python experiments/learn2pfed/outside.py experiments/learn2pfed/forecast.toml --data DATA \\
         --record experiments/learn2pfed/results/forecast-outside.jsonl [--cuts 0.6 0.9] [--seeds 0] [--only naive]
 
-Trees are scikit-learn's HistGradientBoostingRegressor with its own settings (pip install 'equipoise[trees]'): one model per
-client from its own samples, and one of all clients that train, from the same inputs as the linear models of the sweep. The
-number of trees, at most 100, is the one that is best on validation samples. Newcomers get a model of their own history, and
-that of the others as it is. The records are read as those of runs, with `algorithm.name` "naive" or "trees".
+Trees are scikit-learn's HistGradientBoostingRegressor with its own settings (pip install 'equipoise[trees]'): one model
+per client from its own samples, and one of all clients that train, from the same inputs as the linear models of the
+sweep. The number of trees, at most 100, is the one that is best on validation samples. Newcomers get a model of their
+own history, and that of the others as it is; only they are scored then. The records are read as those of runs, with
+`algorithm.name` "naive" or "trees".
 """
 
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,12 @@ Model = Callable[[int, np.ndarray], np.ndarray]
 """Returns the scaled forecasts of samples of a client, one row per sample."""
 
 
-@dataclass
 class Trees:
-    """Gradient boosted trees; models of all clients are kept, because a newcomer's history does not change them."""
+    """Gradient boosted trees."""
 
-    pooled: dict[Any, Any] = field(default_factory=dict)
+    def __init__(self) -> None:
+        """Remember the models of all clients, which the history of newcomers does not change."""
+        self.pooled: dict[Any, Callable[[np.ndarray], np.ndarray]] = {}
 
     def fitted(self, federation: Federation, clients: list[int]) -> Callable[[np.ndarray], np.ndarray]:
         """Return the forecasts of trees that these clients' samples train, as a function of samples."""
@@ -52,14 +53,13 @@ class Trees:
         train, judge = (np.concatenate([each[who] for who in clients]) for each in _parts(federation))
         model = HistGradientBoostingRegressor(max_iter=TREES, early_stopping=False, random_state=0)
         model.fit(*_arrays(federation, train))
-        stage = 0
+        stage = TREES - 1
         if len(judge):
             x, y = _arrays(federation, judge)
             stage = int(np.argmin([np.mean((made - y) ** 2) for made in model.staged_predict(x)]))
 
-        def predict(samples: np.ndarray) -> np.ndarray:
-            stages = model.staged_predict(_arrays(federation, samples)[0])
-            return next(made for k, made in enumerate(stages) if k == (stage if len(judge) else TREES - 1))[:, None]
+        def predict(x: np.ndarray) -> np.ndarray:
+            return next(made for k, made in enumerate(model.staged_predict(x)) if k == stage)[:, None]
 
         return predict
 
@@ -70,14 +70,15 @@ class Trees:
         def model(who: int, samples: np.ndarray) -> np.ndarray:
             if who not in made:
                 made[who] = self.fitted(federation, [who])
-            return made[who](samples)
+            return made[who](_arrays(federation, samples)[0])
 
         return model
 
-    def together(self, federation: Federation) -> Model:
-        """Return the model of all clients that train."""
-        predict = self.fitted(federation, federation.by_name[0])
-        return lambda who, samples: predict(samples)
+    def together(self, federation: Federation, origin: Any) -> Model:
+        """Return the model of all clients that train, which is the same for the same origin and seed."""
+        if origin not in self.pooled:
+            self.pooled[origin] = self.fitted(federation, federation.by_name[0])
+        return lambda who, samples: self.pooled[origin](_arrays(federation, samples)[0])
 
 
 def _parts(federation: Federation) -> tuple[Any, Any]:
@@ -100,7 +101,8 @@ def scored(federation: Federation, model: Model) -> tuple[dict[str, Any], dict[s
     rows, clients = list[ForecastRow](), dict[str, dict[str, float]]()
     found: dict[str, Any] = {}
     training, unseen = federation.by_name
-    for group, members in ((TRAINED, sorted(training)), (UNSEEN, sorted(unseen))):
+    # Where there are newcomers, it is they who are looked at.
+    for group, members in ((TRAINED, [] if unseen else sorted(training)), (UNSEEN, sorted(unseen))):
         tests, judged, sizes = [], [], []
         for who in members:
             scores = ClientForecastScores(federation, who)
@@ -129,15 +131,16 @@ def _targets(federation: Federation, samples: np.ndarray) -> np.ndarray:
     return federation.y.numpy()[samples].reshape(len(samples), -1).astype(np.float64)
 
 
-def methods(federation: Federation, only: list[str]) -> Iterator[tuple[dict[str, Any], Callable[[], Model]]]:
+def methods(
+    federation: Federation, only: list[str], trees: Trees, origin: Any
+) -> Iterator[tuple[dict[str, Any], Callable[[], Model]]]:
     """Yield the settings of each method, and what makes its models."""
     if "naive" in only:
         for kind in NAIVE:
             yield {"algorithm.name": "naive", "algorithm.kind": kind}, lambda kind=kind: naive(federation, kind)
     if "trees" in only:
-        trees = Trees()
         yield {"algorithm.name": "trees", "algorithm.pooled": False}, lambda: trees.alone(federation)
-        yield {"algorithm.name": "trees", "algorithm.pooled": True}, lambda: trees.together(federation)
+        yield {"algorithm.name": "trees", "algorithm.pooled": True}, lambda: trees.together(federation, origin)
 
 
 def _rounded(value: Any) -> Any:
@@ -157,18 +160,22 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="*", help="seeds; by default all of the sweep")
     parser.add_argument("--only", nargs="*", default=["naive", "trees"], choices=["naive", "trees"])
     given = parser.parse_args()
-    seen = set()
+    seen, trees = set(), Trees()
     for cell in expand_sweep(read_toml(given.file), scale="small")[0]:
         section, seed = cell.experiment.data, cell.seed
         assert isinstance(section, DataSection)
         settings = kept_settings(run_settings(cell.experiment))
         data = {key: value for key, value in settings.items() if key.startswith("data.")}
         key = (repr(data), seed)
-        if key in seen or (given.cuts and data["data.cut"] not in given.cuts) or (given.seeds and seed not in given.seeds):
+        if (
+            key in seen
+            or (given.cuts and data["data.cut"] not in given.cuts)
+            or (given.seeds and seed not in given.seeds)
+        ):
             continue
         seen.add(key)
         federation = section.federation(data_folder(given.data), seed)
-        for own, make in methods(federation, given.only):
+        for own, make in methods(federation, given.only, trees, (seed, data["data.cut"])):
             start = time.perf_counter()
             figures, clients = scored(federation, make())
             kept = {**data, **own}
