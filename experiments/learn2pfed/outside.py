@@ -158,6 +158,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True, help="file of records to add to")
     parser.add_argument("--cuts", type=float, nargs="*", help="origins; by default all of the sweep")
     parser.add_argument("--seeds", type=int, nargs="*", help="seeds; by default all of the sweep")
+    parser.add_argument("--history", type=int, help="unseen_history; by default all of the sweep")
     parser.add_argument("--only", nargs="*", default=["naive", "trees"], choices=["naive", "trees"])
     given = parser.parse_args()
     seen, trees = set(), Trees()
@@ -171,6 +172,7 @@ def main() -> None:
             key in seen
             or (given.cuts and data["data.cut"] not in given.cuts)
             or (given.seeds and seed not in given.seeds)
+            or (given.history and data["data.unseen_history"] != given.history)
         ):
             continue
         seen.add(key)
