@@ -39,8 +39,9 @@ class Figure(Settings):
     "settings of a control: shows differences from the runs with these settings and the same seeds"
     where: dict[str, Any] = {}
     "further settings of the runs in this column"
-    over: Literal["seeds", "clients"] = "seeds"
-    "clients: with against, mean and standard error over clients of their differences, each a mean over seeds"
+    over: Literal["seeds", "clients", "better"] = "seeds"
+    """clients: with against, mean and standard error over clients of their differences, each a mean over seeds; better:
+    with against, the number of clients that are served better than by the control"""
     round: Count | None = None
     "an evaluated round, at which the curves have the figure; left out: the end of the run, by its summary"
 

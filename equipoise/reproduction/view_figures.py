@@ -125,7 +125,7 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record],
         return str(len({record.seed for record in records if _has_results(record)}))
     if any(figure.figure in record.settings for record in records):
         return ", ".join(dict.fromkeys(text_of(record.settings.get(figure.figure)) for record in records))
-    if figure.over == "clients":
+    if figure.over != "seeds":
         return _over_clients(records, figure, controls, repeats)
     found = _values(records, figure, repeats)
     notes = _lost(records, figure)
@@ -145,13 +145,16 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record],
 
 
 def _over_clients(records: Sequence[Record], figure: Figure, controls: Sequence[Record], repeats: Sequence[str]) -> str:
-    """Return the mean difference over clients, with its standard error and the number of clients served better."""
+    """Return the mean difference over clients with its standard error, or the number of clients served better."""
     group = UNSEEN if figure.figure == "unseen" else TRAINED
     others = {repetition(record, repeats): record for record in controls}
     pairs = [(record, others[key]) for record in records if (key := repetition(record, repeats)) in others]
     differences = mean_differences((mine.clients.get(group, {}), other.clients.get(group, {})) for mine, other in pairs)
     if not differences:
         return MISSING
+    if figure.over == "better":
+        sign = 1 if records[0].summary["higher_is_better"] else -1
+        return f"{sum(sign * value > 0 for value in differences.values())} of {len(differences)}"
     percent = records[0].summary["metric"] == "accuracy"
     values = [figure.factor * (100 if percent else 1) * value for value in differences.values()]
     form = f"+.{figure.digits}f" if figure.digits is not None else "+.2f" if percent else "+.3g"
