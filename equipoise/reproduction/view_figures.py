@@ -27,6 +27,7 @@ from equipoise.settings import read
 from equipoise.storage.client_scores import TRAINED, UNSEEN
 from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.result_records import Record
+from equipoise.storage.run_index import higher_is_better
 
 _SHORT = {
     "": "{metric}",
@@ -153,7 +154,7 @@ def _over_clients(records: Sequence[Record], figure: Figure, controls: Sequence[
     if not differences:
         return MISSING
     if figure.over == "better":
-        sign = 1 if records[0].summary["higher_is_better"] else -1
+        sign = 1 if higher_is_better(records[0].summary) else -1
         return f"{sum(sign * value > 0 for value in differences.values())} of {len(differences)}"
     percent = records[0].summary["metric"] == "accuracy"
     values = [figure.factor * (100 if percent else 1) * value for value in differences.values()]
