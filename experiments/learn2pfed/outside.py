@@ -1,7 +1,10 @@
 """Record forecasts that no federation makes, on the data of a sweep: naive ones, and gradient boosted trees.
 
-    python experiments/learn2pfed/outside.py experiments/learn2pfed/forecast.toml --data DATA \\
-        --record experiments/learn2pfed/results/forecast-outside.jsonl [--cuts 0.6 0.9] [--seeds 0] [--only naive]
+    python experiments/learn2pfed/outside.py experiments/learn2pfed/NAME.toml --data DATA OPTIONS \\
+        --record experiments/learn2pfed/results/NAME-outside.jsonl
+
+with NAME forecast, day-ahead and newcomers and the options `--only naive`, and for trees `--only trees --cuts 0.6 0.9`
+(forecast) and `--only trees --seeds 0 --history 168` (newcomers).
 
 Trees are scikit-learn's HistGradientBoostingRegressor with its own settings (pip install 'equipoise[trees]'): one model
 per client from its own samples, and one of all clients that train, from the same inputs as the linear models of the
