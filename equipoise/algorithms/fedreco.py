@@ -153,6 +153,9 @@ class FedReCo(HasConsensusModel, Algorithm):
             return data.descend(w, **u, epochs=epochs)
         return data.descend(w, **u, epochs=epochs, term=self._pull(w, down, data))
 
+    def origin(self, server: State) -> State:
+        return State(g=torch.zeros_like(server.u_0))
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         own, state = client.w, State()
         if self.initialisation == "own":

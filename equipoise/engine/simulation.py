@@ -15,7 +15,7 @@ from torch import nn
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import exchanges_of
-from equipoise.attacks import poison_labels
+from equipoise.attacks import TriggeredSamples, poison_samples, prepared_attack
 from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
@@ -38,6 +38,7 @@ from equipoise.engine.signals import stop_on_interrupt
 from equipoise.engine.simulated_releases import SimulatedReleases
 from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError, Interrupted, ProcessLost, RunFailed
+from equipoise.evaluation.attack_success import SuccessCounter
 from equipoise.evaluation.evaluator import AT_ONCE
 from equipoise.evaluation.forecast_scores import ForecastScores
 from equipoise.evaluation.kept_predictions import check_room
@@ -112,8 +113,10 @@ class Simulation(Run):
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
         if (attack := self.pipeline.settings.attack) is not None:
             names = [federation.names[who] for who in self.training]
-            self.pipeline.malicious = attack.malicious(names, schedule.seed)
-            self.federation = poison_labels(self.federation, attack, self.pipeline.malicious, schedule.seed)
+            adversary = self.pipeline.adversary
+            adversary.malicious = attack.malicious(names, schedule.seed)
+            adversary.attack = attack = prepared_attack(self.federation, attack, adversary.malicious)
+            self.federation = poison_samples(self.federation, attack, adversary.places, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
         self.warn_about_traps()
@@ -244,7 +247,12 @@ class Simulation(Run):
     def new_scores(self) -> RunScores:
         """Return evaluators that have not scored anything yet."""
         settings = (self.pipeline.malicious, self.schedule.select, self.budgets)
-        return RunScores(self.federation, self.algorithm, self.executor, *settings, self.placement)
+        attack = self.pipeline.adversary.attack
+        measure = None if attack is None else attack.success()
+        success = None
+        if measure is not None:
+            success = SuccessCounter(TriggeredSamples(self.federation, measure), self.task)
+        return RunScores(self.federation, self.algorithm, self.executor, *settings, self.placement, success)
 
     def job(self, who: int, held: HeldState | None = None) -> ClientJob:
         """Return the job of a client: in its stored state or in `held`, with what the server would send it now."""
@@ -363,6 +371,9 @@ class Simulation(Run):
 
     def training_clients(self) -> list[str]:
         return [self.federation.names[who] for who in self.training]
+
+    def client_name(self, number: int) -> str:
+        return self.federation.names[self.by_number[number]]
 
     def no_validation(self) -> str:
         for part in ("validation", "test"):  # figures over clients exist only where there are test samples too

@@ -21,7 +21,7 @@ from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.training.batches import Batch, batch_indices, batch_order
 from equipoise.training.feature_memory import FeatureMemory
-from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
+from equipoise.training.head_statistics import client_class_sums, head_samples, mean_loss, pull_back
 from equipoise.training.local_trainer import LocalTrainer
 
 _PLANNED_STEPS = 16  # whose targets are fetched together
@@ -113,6 +113,14 @@ class StackedTrainer(LocalTrainer):
         assert batch.weights is not None  # 1 / (samples in the batch), or 0
         counts = (batch.weights > 0).sum(1, keepdim=True)
         return nn.functional.pad(counts, (0, 0, 0, len(self.size) - len(counts))) / self.size
+
+    def loss(self, v: Tensor) -> Tensor:
+        found = []
+        for who, row in zip(self.who, v.expand(len(self.who), -1), strict=True):
+            x, y = self.federation.gather(torch.from_numpy(self.federation.train[who]))
+            call = partial(functional_call, self.worker.scoring, self.space.views(row))
+            found.append(mean_loss(self.task, call, x, y))
+        return torch.stack(found)
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
         scoring, found = self.worker.scoring, []

@@ -27,7 +27,7 @@ from equipoise.torch_device import is_accelerator
 from equipoise.training.batches import Batch, batch_indices, batch_order
 from equipoise.training.buffers import BUFFERS, BufferTracker
 from equipoise.training.feature_memory import FeatureMemory
-from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
+from equipoise.training.head_statistics import client_class_sums, head_samples, mean_loss, pull_back
 from equipoise.training.local_trainer import LocalTrainer
 from equipoise.training.replica import Replica
 from equipoise.training.task import Task
@@ -178,6 +178,12 @@ class ThreadTrainer(LocalTrainer):
 
     def shares(self, batch: Batch) -> Tensor:
         return len(batch.y) / self.size
+
+    def loss(self, v: Tensor) -> Tensor:
+        self._load(v)
+        self.eval_mode()
+        x, y = self.federation.gather(torch.from_numpy(self.indices))
+        return mean_loss(self.task, self.replica.module, x, y)
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
         self._load(v)

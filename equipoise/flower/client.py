@@ -17,13 +17,14 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.algorithms.capabilities import HasConsensusModel, initial_upload_of
-from equipoise.attacks import poison_labels
+from equipoise.attacks import TriggeredSamples, poison_samples
 from equipoise.data.federation import Federation
 from equipoise.distributed.shards import ClientShards
 from equipoise.engine.compatibility import check_batches
 from equipoise.engine.model_files import write_model
 from equipoise.engine.shared_buffers import message_schema
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.attack_success import SuccessCounter
 from equipoise.evaluation.kept_predictions import check_room
 from equipoise.evaluation.scoreboard import score_row
 from equipoise.executors.base import (
@@ -44,6 +45,7 @@ from equipoise.flower.protocol import (
     NOBODY,
     PRINTABLE,
     STATUSES,
+    SUCCESS_COUNTS,
     Answer,
     Order,
     content,
@@ -193,6 +195,7 @@ class Client:
             scores=experiment.deploy.evaluate and settings.evaluate and settings.counts,
             counts=settings.counts,
             size=experiment.algorithm.requires.total_samples or self.schema.weighs_samples,
+            success=experiment.attack is not None and experiment.attack.success() is not None and not settings.unseen,
         )
 
     def check_budget(self, run: str = NOBODY) -> str:
@@ -274,7 +277,8 @@ class Client:
             raise RejectedMessage("failed", "the server's message is incomplete, or has NaN or infinite numbers")
         federation = self._available_data().prepared(task.dtype, task.channels_last)
         if order.malicious and experiment.attack is not None:
-            federation = poison_labels(federation, experiment.attack, federation.names, experiment.schedule.seed)
+            places = {self.settings.name: order.place}
+            federation = poison_samples(federation, experiment.attack, places, experiment.schedule.seed)
         check_batches(task, experiment.algorithm, {self.settings.name: len(federation.train[0])})
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
         executor = ThreadedExecutor(
@@ -312,6 +316,7 @@ class Client:
         A client's state follows from the run and from the order whose update was accepted last.
         """
         facts: list[int | str] = [order.train, order.clients, order.samples, order.malicious, order.iterations]
+        facts += [order.place] if order.place else []
         facts += [order.run, order.accepted, order.within] if state else []
         given = State({k: tensors[k] for k in sorted(tensors) if k != "global"})  # which is only scored
         return as_digest(json.dumps(facts).encode() + bytes.fromhex(message_digest(given)))
@@ -401,7 +406,18 @@ class Client:
             scores[f"scores.{kind}"] = torch.from_numpy(score_row(scored, cut, metrics))
             if metrics.arrays and scored.predictions is not None and len(splits[2]):
                 scores[f"confusion.{kind}"] = torch.from_numpy(scored.predictions[cut:].confusion)
+        if (counter := self._success_counter(federation)) is not None:
+            for kind, model in models.items():
+                module = counter.module(model.vector, model.buffers)
+                module = executor.predictor(module, 0) if model.looks_up else module
+                scores[f"{SUCCESS_COUNTS}.{kind}"] = torch.from_numpy(counter.count(0, module))
         return scores, samples, models
+
+    def _success_counter(self, federation: Federation) -> SuccessCounter | None:
+        """Return the counter of an attack's success, if the experiment measures it on this client."""
+        attack = self.plan.experiment.attack
+        measure = None if attack is None or self.settings.unseen else attack.success()
+        return None if measure is None else SuccessCounter(TriggeredSamples(federation, measure), self.task)
 
     def _write_models(self, state_file: ClientStateFile, order: Order, models: Mapping[str, ClientModel]) -> None:
         """Write the client's models as files that can be used without the server and without the client's state."""

@@ -53,7 +53,10 @@ class DeploymentState(Run):
         self.store = ClientStore(0, initial, folder.checkpoint, experiment.engine.memory_mb << 20)
         self.best = BestModels(task, 0, folder.checkpoint, experiment.engine.memory_mb << 20)
         kinds = [kind for kind in SCORED if kind != "consensus" or isinstance(self.algorithm, HasConsensusModel)]
-        self.transport = Transport(grid, answer_shapes(self.schema, task.metrics, kinds), self.report)
+        attack = experiment.attack
+        measure = None if attack is None else attack.success()
+        shapes = answer_shapes(self.schema, task.metrics, kinds, measure is not None)
+        self.transport = Transport(grid, shapes, self.report)
         self.roster = Roster(self.settings.names)
         needs_size = self.algorithm.requires.total_samples or self.schema.weighs_samples
         largest = self.settings.largest_weight
@@ -64,7 +67,9 @@ class DeploymentState(Run):
         self.attendance = Attendance(self.transport, self.enrolment, self.settings, self.schedule, self.report)
         self.id = self.attendance.run = uuid.uuid4().hex
         labels = task.sample[1][0].numel()
-        self.scores = ReportedScores(task.metrics, experiment.schedule.select, labels, task.loss.least, largest)
+        self.scores = ReportedScores(
+            task.metrics, experiment.schedule.select, labels, task.loss.least, largest, measure
+        )
         self.progress = RoundProgress()
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the lines of a round whose models are still to be scored"
@@ -113,7 +118,7 @@ class DeploymentState(Run):
         self.folder.append(self.folder.events, {"round": self.done, "event": event, **facts})
 
     def _set_malicious(self, names: frozenset[str]) -> None:
-        self.pipeline.malicious = self.scores.malicious = names
+        self.pipeline.adversary.malicious = self.scores.malicious = names
 
     def _begin(self, start: Start) -> None:
         """Set what all clients begin with, and how many there are."""
@@ -177,6 +182,9 @@ class DeploymentState(Run):
 
     def training_clients(self) -> list[str]:
         return sorted(name for name, member in self.roster.members.items() if not member.unseen)
+
+    def client_name(self, number: int) -> str:
+        return self.roster.name_of(number)
 
     def no_validation(self) -> str:
         return "" if self.settings.evaluate else "clients do not report any, as deploy.evaluate = false"

@@ -256,6 +256,9 @@ class NoisedMeanUploads(Uploads):
     def columns(self, name: str, low: int, high: int) -> Tensor:
         raise self._private()
 
+    def weighing(self, weights: Tensor) -> Uploads:
+        raise self._private()
+
     def only(self, *names: str) -> "NoisedMeanUploads":
         return NoisedMeanUploads(self.who, State({k: self.noised[k] for k in names}), self.algorithm)
 

@@ -42,6 +42,8 @@ class Figure(Settings):
     over: Literal["seeds", "clients", "better"] = "seeds"
     """clients: with against, mean and standard error over clients of their differences, each a mean over seeds; better:
     with against, the number of clients that are served better than by the control"""
+    extreme: Literal["smallest", "largest"] | None = None
+    "the runs may differ in more than the seed, and of each seed the smallest or largest figure (or difference) counts"
     round: Count | None = None
     "an evaluated round, at which the curves have the figure; left out: the end of the run, by its summary"
 

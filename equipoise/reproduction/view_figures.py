@@ -44,6 +44,8 @@ _MAIN = "score"
 """The personal models' score, or that of the global model of a method that has no personal ones."""
 _OF_CLIENTS = (_MAIN, "unseen")
 """Figures that records have for single clients."""
+_CONTROL = "control"
+"""The cell of the control itself in a column of differences."""
 _DIVERGED, _WITHOUT = "diverged", "without"
 Curve = tuple[str, list[tuple[int, list[float]]]]
 """A name, and the values of all seeds at each round."""
@@ -105,6 +107,8 @@ def _at_round(record: Record, field: str, number: int) -> Any:
 
 def _number(values: Sequence[float], figure: Figure, percent: bool, signed: bool = False) -> str:
     values = [figure.factor * value for value in values]
+    if figure.digits == 0 and not signed and len(set(values)) == 1:  # a count that is the same in every run
+        return f"{values[0]:,.0f}"
     if figure.digits is None and not percent:
         text = f"{mean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")
     else:
@@ -114,8 +118,19 @@ def _number(values: Sequence[float], figure: Figure, percent: bool, signed: bool
 
 def _values(records: Sequence[Record], figure: Figure, repeats: Sequence[str]) -> dict[Repetition, float]:
     """Return a figure of each run that has it, by seed and repetition."""
-    found = {repetition(record, repeats): value_of(record, figure) for record in records}
-    return {key: value for key, value in found.items() if value is not None}
+    found: dict[Repetition, float] = {}
+    for record in records:
+        if (value := value_of(record, figure)) is not None:
+            key = repetition(record, repeats)
+            found[key] = _extreme(found.get(key, value), value, figure)
+    return found
+
+
+def _extreme(one: float, other: float, figure: Figure) -> float:
+    """Return the figure that counts of two with the same seed: where only one is allowed, they are of one run."""
+    if figure.extreme is None:
+        return other
+    return (max if (figure.extreme == "largest") == (figure.factor >= 0) else min)(one, other)
 
 
 def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record], repeats: Sequence[str]) -> str:
@@ -126,6 +141,8 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record],
         return str(len({record.seed for record in records if _has_results(record)}))
     if any(figure.figure in record.settings for record in records):
         return ", ".join(dict.fromkeys(text_of(record.settings.get(figure.figure)) for record in records))
+    if figure.against and list(controls) == list(records):
+        return _CONTROL
     if figure.over != "seeds":
         return _over_clients(records, figure, controls, repeats)
     found = _values(records, figure, repeats)
@@ -222,7 +239,8 @@ def table_of(view: View, folder: Path, name: str) -> str:
             for figure in figures:
                 mine = select(records, row, column, figure.where)
                 controls = _controls(records, {**row, **column, **figure.where}, figure.against) if mine else []
-                check_repetitions(mine, view.repeats, where)
+                if figure.extreme is None:
+                    check_repetitions(mine, view.repeats, where)
                 check_repetitions(controls, view.repeats, where)
                 cells.append(_cell(mine, figure, controls, view.repeats))
         if any(cell != MISSING for cell in cells):

@@ -197,6 +197,10 @@ class LocalTrainer(ABC):
         ]
         return torch.stack(rows) if self.size.ndim > 1 else rows[0]
 
+    @abstractmethod
+    def loss(self, v: Tensor) -> Tensor:
+        """Return the mean loss over all training samples; see `LocalData.loss`."""
+
     def full_gradient(self, v: Tensor, *, active: Tensor | None = None) -> Tensor:
         """Return the gradient of the mean loss over all samples; see `LocalData.full_gradient`."""
         v = self.open(v, "all")
