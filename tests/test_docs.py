@@ -416,3 +416,24 @@ def test_the_guides_example_from_python_runs(tmp_path: Path, monkeypatch: pytest
     names: dict[str, object] = {"__name__": "guide"}
     exec(code, names)
     assert (tmp_path / "newcomers" / "dora.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_page_on_forecasting_run(tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    commands = "".join(blocks("docs/forecasting.md", "sh")).splitlines()
+    assert len(commands) >= 9
+    for command in commands:
+        if "learn2pfed" in command:  # the experiments of the second part take minutes
+            continue
+        done = equipoise_command(*shlex.split(command)[1:], cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
+    for name in ("forecasts.csv", "next.csv", "forecast.svg"):
+        assert (tmp_path / name).stat().st_size > 0
+    model = equipoise.load_model(tmp_path / "bakery.safetensors", own_unit=True)
+    assert model(torch.zeros(1, 73)).shape == (1, 24)
+
+
+def test_the_page_on_forecasting_shows_the_example() -> None:
+    [table] = blocks("docs/forecasting.md", "toml")
+    assert tomllib.loads(table) == read_toml(ROOT / "examples" / "forecast.toml")

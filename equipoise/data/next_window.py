@@ -6,6 +6,7 @@ import numpy as np
 
 from equipoise.data.owner_windows import OwnerWindows
 from equipoise.data.series_facts import SeriesFacts
+from equipoise.data.time_grid import fill_gaps
 from equipoise.data.window_samples import calendar_of, fill_windows, room_for
 from equipoise.data.windows import WindowSettings
 from equipoise.errors import EquipoiseError
@@ -28,11 +29,16 @@ def input_at(settings: WindowSettings, series: SeriesFacts, owner: int, place: i
     begin = int(series.begins[owner])
     asked = place - begin
     past = series.values[begin:place]
-    needed = past[-settings.reach :]
-    if len(needed) < settings.reach or np.isnan(needed).any():
+    name = series.names[owner]
+    if len(past) < settings.reach:
         raise EquipoiseError(
-            f"the last {settings.reach} values of {series.names[owner]!r} are not all known, so the model has no input"
+            f"only {len(past)} values of {name!r} are known, and the model reads the last {settings.reach}"
         )
+    if np.isnan(past[-1]):
+        raise EquipoiseError(f"the last value of {name!r} is missing, so it is not known what follows")
+    if settings.fills:
+        past = past.copy()
+        fill_gaps(past, settings.fills)
     # Nothing of the values that are forecast is read, but the windows want room for them.
     known = np.concatenate([past, np.zeros(settings.horizon, np.float32)])
     windows = OwnerWindows(
@@ -49,4 +55,9 @@ def input_at(settings: WindowSettings, series: SeriesFacts, owner: int, place: i
     calendar = calendar_of(settings, int(series.start[owner]), len(known), series.step, series.zone, holidays)
     x = room_for(settings, 1, 0)
     fill_windows(x, settings, windows, calendar, known_ahead=True)
+    if np.isnan(x).any():
+        raise EquipoiseError(
+            f"the model has no input for {name!r}: some of the last {settings.reach} values are "
+            "missing; fill them in, or set data.gaps = 'interpolate' before the run"
+        )
     return np.asarray(x[0])

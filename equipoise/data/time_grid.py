@@ -47,12 +47,17 @@ class TimeGrid:
         """Return the grid with gaps of at most this many values filled by straight lines."""
         columns = self.columns.copy()
         for k in range(columns.shape[1]):
-            _fill(columns[:, k], longest)
+            fill_gaps(columns[:, k], longest)
         return replace(self, columns=columns)
 
 
-def _fill(values: np.ndarray, longest: int) -> None:
-    """Fill short gaps between two known values in place."""
+def fill_gaps(values: np.ndarray, longest: int) -> None:
+    """Fill short gaps between two known values by straight lines, in place.
+
+    Args:
+        values: the values; NaN where one is missing.
+        longest: the largest number of missing values in a row that are filled.
+    """
     known = np.flatnonzero(~np.isnan(values))
     lengths = np.diff(known) - 1
     for left, length in zip(known[:-1][lengths > 0], lengths[lengths > 0], strict=True):

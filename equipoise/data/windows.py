@@ -83,6 +83,11 @@ class WindowSettings(Settings):
         return self.layout == "sequence"
 
     @property
+    def fills(self) -> int:
+        """Return how many missing values in a row of the series are filled in inputs."""
+        return 0
+
+    @property
     def reach(self) -> int:
         """Return how many values before the first one that is forecast a sample needs."""
         lag = max(self.lags or (0,))

@@ -53,7 +53,7 @@ def _panel(axes: Any, each: "ClientForecasts", days: float) -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     chosen = each.beside_each_other(days)
-    times = [each.first[row] + k * each.step for row in chosen for k in range(each.forecast.shape[1])]
+    times = [time for row in chosen for time in each.times[row]]
     flat = {name: getattr(each, name)[chosen].ravel() for name in ("lower", "upper", "forecast", "actual")}
     if np.isfinite(flat["upper"]).all():
         band = {"color": _COLOURS["forecast"], "alpha": 0.2, "linewidth": 0}

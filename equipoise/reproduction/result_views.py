@@ -39,8 +39,9 @@ class Figure(Settings):
     "settings of a control: shows differences from the runs with these settings and the same seeds"
     where: dict[str, Any] = {}
     "further settings of the runs in this column"
-    over: Literal["seeds", "clients"] = "seeds"
-    "clients: with against, mean and standard error over clients of their differences, each a mean over seeds"
+    over: Literal["seeds", "clients", "better"] = "seeds"
+    """clients: with against, mean and standard error over clients of their differences, each a mean over seeds; better:
+    with against, the number of clients that are served better than by the control"""
     extreme: Literal["smallest", "largest"] | None = None
     "the runs may differ in more than the seed, and of each seed the smallest or largest figure (or difference) counts"
     round: Count | None = None
@@ -75,7 +76,7 @@ class View(Settings):
     files: tuple[str, ...]
     "names of the files of records, without .jsonl"
     where: dict[str, Any] = {}
-    "settings that all runs have; scale is one"
+    "settings that all runs have; scale and seed are two"
     rows: tuple[Any, ...]
     "settings, of which every combination of values makes a row; or tables { label, where }"
     columns: tuple[Any, ...] = ()
@@ -160,7 +161,7 @@ def check_repetitions(records: Sequence[Record], repeats: Sequence[str], where: 
 
 
 def _facts(record: Record) -> dict[str, Any]:
-    return {**record.settings, "scale": record.scale}
+    return {**record.settings, "scale": record.scale, "seed": record.seed}
 
 
 def _selected(value: Any) -> str:

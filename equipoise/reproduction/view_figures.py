@@ -27,6 +27,7 @@ from equipoise.settings import read
 from equipoise.storage.client_scores import TRAINED, UNSEEN
 from equipoise.storage.model_kinds import KINDS
 from equipoise.storage.result_records import Record
+from equipoise.storage.run_index import higher_is_better
 
 _SHORT = {
     "": "{metric}",
@@ -74,9 +75,15 @@ def _field_in(record: Record, figure: str) -> str:
 
 
 def _look_up(table: Mapping[str, Any], field: str) -> Any:
-    """Return a value of nested tables by its dotted name; keys may have dots themselves, such as scores."""
+    """Return a value of nested tables by its dotted name; keys may have dots themselves, such as scores.
+
+    The values of a list are numbered from 1, as the steps of a forecast are.
+    """
     if field in table:
         return table[field]
+    head, _, number = field.rpartition(".")
+    if isinstance(values := table.get(head), list):
+        return values[int(number) - 1] if number.isdecimal() and 0 < int(number) <= len(values) else None
     heads = [key for key, value in table.items() if field.startswith(f"{key}.") and isinstance(value, Mapping)]
     return next((found for key in heads if (found := _look_up(table[key], field[len(key) + 1 :])) is not None), None)
 
@@ -136,7 +143,7 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record],
         return ", ".join(dict.fromkeys(text_of(record.settings.get(figure.figure)) for record in records))
     if figure.against and list(controls) == list(records):
         return _CONTROL
-    if figure.over == "clients":
+    if figure.over != "seeds":
         return _over_clients(records, figure, controls, repeats)
     found = _values(records, figure, repeats)
     notes = _lost(records, figure)
@@ -156,13 +163,16 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record],
 
 
 def _over_clients(records: Sequence[Record], figure: Figure, controls: Sequence[Record], repeats: Sequence[str]) -> str:
-    """Return the mean difference over clients, with its standard error and the number of clients served better."""
+    """Return the mean difference over clients with its standard error, or the number of clients served better."""
     group = UNSEEN if figure.figure == "unseen" else TRAINED
     others = {repetition(record, repeats): record for record in controls}
     pairs = [(record, others[key]) for record in records if (key := repetition(record, repeats)) in others]
     differences = mean_differences((mine.clients.get(group, {}), other.clients.get(group, {})) for mine, other in pairs)
     if not differences:
         return MISSING
+    if figure.over == "better":
+        sign = 1 if higher_is_better(records[0].summary) else -1
+        return f"{sum(sign * value > 0 for value in differences.values())} of {len(differences)}"
     percent = records[0].summary["metric"] == "accuracy"
     values = [figure.factor * (100 if percent else 1) * value for value in differences.values()]
     form = f"+.{figure.digits}f" if figure.digits is not None else "+.2f" if percent else "+.3g"

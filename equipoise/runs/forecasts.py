@@ -31,9 +31,10 @@ class ClientForecasts:
     unit: str
     level: float
     "probability of the intervals"
-    step: timedelta
-    first: tuple[datetime, ...]
-    "the time of each window's first forecast value"
+    issued: tuple[datetime, ...]
+    "the time of each window's last known value, on the clock of its place"
+    times: tuple[tuple[datetime, ...], ...]
+    "the times of each window's forecast values"
     forecast: np.ndarray
     lower: np.ndarray
     "lower ends of the intervals; infinite if the client has too few validation samples"
@@ -59,21 +60,21 @@ class ClientForecasts:
     def lines(self) -> Iterator[list[Any]]:
         """Yield the cells of a table with the columns `COLUMNS`, one line per window and step."""
         figures = (self.forecast, self.lower, self.upper, self.actual, self.naive_weekly)
-        for row, first in enumerate(self.first):
-            for k in range(self.forecast.shape[1]):
+        for row, (issued, times) in enumerate(zip(self.issued, self.times, strict=True)):
+            for k, time in enumerate(times):
                 cells = (float(table[row, k]) for table in figures)
-                times = (first - self.step).isoformat(" "), (first + k * self.step).isoformat(" ")
-                yield [self.client, *times, k + 1, *(None if np.isnan(cell) else cell for cell in cells)]
+                shown = issued.isoformat(" "), time.isoformat(" ")
+                yield [self.client, *shown, k + 1, *(None if np.isnan(cell) else cell for cell in cells)]
 
     def beside_each_other(self, days: float) -> list[int]:
         """Return windows of the last days, in order, of which no two forecast the same value."""
         chosen: list[int] = []
-        for row in sorted(range(len(self.first)), key=self.first.__getitem__, reverse=True):
-            ends = self.first[row] + self.forecast.shape[1] * self.step
-            if not chosen or ends <= self.first[chosen[-1]]:
+        for row in sorted(range(len(self.times)), key=self.times.__getitem__, reverse=True):
+            if not chosen or self.times[row][-1] < self.times[chosen[-1]][0]:
                 chosen.append(row)
-        last = self.first[chosen[0]] if chosen else None
-        return [row for row in reversed(chosen) if last is not None and last - self.first[row] < timedelta(days=days)]
+        last = self.times[chosen[0]][0] if chosen else None
+        span = timedelta(days=days)
+        return [row for row in reversed(chosen) if last is not None and last - self.times[row][0] < span]
 
     def __repr__(self) -> str:
         windows, steps = self.forecast.shape
@@ -150,13 +151,13 @@ def _forecasts(
     def own(scaled: np.ndarray) -> np.ndarray:
         return series.unscaled(scaled.astype(np.float64), owners[:, None])
 
-    places = zip(owners.tolist(), series.target[samples].tolist(), strict=True)
+    places = list(zip(owners.tolist(), series.target[samples].tolist(), strict=True))
     return ClientForecasts(
         client=forecaster.federation.names[who],
         unit=series.unit,
         level=level,
-        step=timedelta(minutes=series.step),
-        first=tuple(series.time(owner, place) for owner, place in places),
+        issued=tuple(series.time(owner, place - 1) for owner, place in places),
+        times=tuple(tuple(series.time(owner, place + k) for k in range(series.horizon)) for owner, place in places),
         forecast=own(found.point),
         lower=own(found.lower),
         upper=own(found.upper),

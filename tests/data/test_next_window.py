@@ -48,7 +48,32 @@ def test_what_cannot_be_known_is_refused(tmp_path: Path) -> None:
     datafiles.electricity(tmp_path / "electricity.csv.gz", clients=1)
     facts = load("electricity", tmp_path, split=ALL).series
     assert facts is not None
-    with pytest.raises(EquipoiseError, match="the last 24 values of 'OT' are not all known"):
+    with pytest.raises(EquipoiseError, match="only 23 values of 'OT' are known, and the model reads the last 24"):
         input_at(SOURCES["electricity"](), facts, 0, 23)
     with pytest.raises(EquipoiseError, match=r"needs temperature \(data.exogenous\) after their end"):
         input_at(SOURCES["loads"](exogenous=["temperature"]), facts, 0, 100)
+
+
+def test_only_values_that_are_read_must_be_known_and_gaps_are_filled_as_in_training(tmp_path: Path) -> None:
+    values = [f"{(7 * k) % 11 + k % 24}" for k in range(80)]
+    values[30], values[70] = "", ""
+    rows = [f"2014-06-{2 + k // 24:02d} {k % 24:02d}:00,{value}" for k, value in enumerate(values)]
+    (tmp_path / "a.csv").write_text("time,load\n" + "\n".join(rows) + "\n")
+    settings = {"path": str(tmp_path / "a.csv"), "window": 4, "lags": [24], "calendar": ["hour"]}
+    for gaps in ("skip", "interpolate"):
+        pool = load("loads", tmp_path, split=ALL, gaps=gaps, **settings)
+        facts, source = pool.series, SOURCES["loads"](gaps=gaps, **settings)
+        assert facts is not None
+        asked = set(facts.target.tolist())
+        # 73 reads the gap at 70 in its window, 54 reads that at 30 as its lag, and 60 reads neither.
+        assert asked >= {60}
+        assert asked.isdisjoint({71, 31})
+        assert (asked >= {73, 54}) == (gaps == "interpolate")
+        for place in asked:
+            found = input_at(source, facts, 0, place)
+            assert np.array_equal(found, pool.x[facts.target == place][0].numpy())
+        if gaps == "skip":
+            with pytest.raises(EquipoiseError, match="the model has no input for 'load'"):
+                input_at(source, facts, 0, 73)
+        with pytest.raises(EquipoiseError, match="the last value of 'load' is missing"):
+            input_at(source, facts, 0, 71)

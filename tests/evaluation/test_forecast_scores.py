@@ -2,6 +2,8 @@
 
 import csv
 import json
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -160,3 +162,18 @@ def test_scores_are_the_same_bytes_with_any_number_of_threads_and_when_resumed(m
     assert train("threads", workers=3) == whole
     train("resumed", rounds=1)
     assert train("resumed", workers=2, resume=True) == whole
+
+
+def test_forecast_values_have_the_times_of_the_local_clock() -> None:
+    """On 30 March 2014 clocks in Lisbon went from 0:59 to 2:00, within the test part."""
+    data = series.federation(clients=1)
+    assert data.series is not None
+    start = np.array([int(datetime(2014, 3, 3, tzinfo=UTC).timestamp()) // 60])
+    facts = replace(data.series, zone="Europe/Lisbon", start=start)
+    result = eq.train(nn.Linear(24, 2), replace(data, series=facts), eq.Local(lr=0.1), loss="squared", rounds=1)
+    found = result.forecasts("c0")
+    places = facts.target[data.test[0]]
+    assert found.times == tuple((facts.time(0, place), facts.time(0, place + 1)) for place in places)
+    assert found.issued == tuple(facts.time(0, place - 1) for place in places)
+    night = [line[1:3] for line in found.lines() if line[1] == "2014-03-30 00:00:00"]
+    assert night == [["2014-03-30 00:00:00", "2014-03-30 02:00:00"], ["2014-03-30 00:00:00", "2014-03-30 03:00:00"]]

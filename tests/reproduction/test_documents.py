@@ -290,6 +290,31 @@ def test_a_figure_at_a_round_is_that_of_the_curves(place: Path) -> None:
     assert fedeq[2] == table(place, figures=("personal",))[1][1]
 
 
+def test_steps_of_forecasts_are_numbered_and_seeds_can_be_selected(tmp_path: Path) -> None:
+    steps = {"forecast": {"unit": "kW", "step": 60, "horizon": 2, "personal": {"steps": [0.5, 1.5]}}}
+    records = [record("local", seed, 0.5) for seed in (0, 1)]
+    records = [Record(**{**vars(each), "summary": {**each.summary, **steps}}) for each in records]
+    add_records(tmp_path / "toy" / "results" / "r.jsonl", records)
+    figures = [{"figure": f"forecast.personal.steps.{k}", "label": f"step {k}"} for k in (1, 2, 3, 0)]
+    [_, row] = table(tmp_path, figures=tuple(figures), where={"seed": 1})
+    assert row[1:] == ["0.5", "1.5", "–", "–"]
+
+
+@pytest.mark.parametrize(("higher", "expected"), [(True, "2 of 3"), (False, "1 of 3")])
+def test_clients_that_are_served_better_are_counted(higher: bool, expected: str, tmp_path: Path) -> None:
+    """The third client is better with the second seed only, and by less than it is worse with the first."""
+    scores = {"fedrep": [(0.5, 0.9, 0.4), (0.5, 0.9, 0.7)], "local": [(0.4, 0.8, 0.6), (0.4, 0.8, 0.6)]}
+    for name, seeds in scores.items():
+        records = []
+        for seed, row in enumerate(seeds):
+            made = record(name, seed, 0.5, clients={"trained": dict(zip("abc", row, strict=True))})
+            made.summary["higher_is_better"] = higher
+            records.append(made)
+        add_records(tmp_path / "toy" / "results" / "r.jsonl", records)
+    figure = {"figure": "score", "over": "better", "against": {"algorithm.name": "local"}}
+    assert table(tmp_path, figures=(figure,))[1] == ["fedrep", expected]
+
+
 PAGE = """# Results
 <!-- table: toy/methods -->
 old

@@ -102,6 +102,11 @@ class Loads(WindowSettings, Source):
         return input_at(self, series, owner, place)
 
     @property
+    def fills(self) -> int:
+        """Return how many missing values in a row are filled; none of averages, whose finer values are not kept."""
+        return self.longest_gap if self.gaps == "interpolate" and self.resample is None else 0
+
+    @property
     def _format(self) -> LoadFormat:
         own = {key: getattr(self, key) for key in LoadFormat.__dataclass_fields__}
         return LoadFormat(**own | {"exogenous": self.exogenous or ()})
