@@ -1,10 +1,10 @@
-"""The steps from the uploads of a round to the server's next state: attack, last uploads, central noise, reduction.
+"""The way from the uploads of a round to the server's next state: attack, last uploads, central noise, reduction, step.
 
 Both engines use the pipeline. It owns what these steps remember between rounds.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,8 @@ from equipoise.attacks import AttackContext
 from equipoise.config.uploads import UploadSettings
 from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
+from equipoise.engine.server_step import ServerStep
+from equipoise.optimizers.server_optimizer import Memory
 from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
 from equipoise.state import RoundUploads, State, Upload, Uploads, UploadsOfRound
 from equipoise.torch_device import wide_dtype, widened
@@ -31,10 +33,11 @@ class Snapshot(NamedTuple):
     released: Counter[str]
     sums: int
     noise: State
+    optimizer: Mapping[str, Memory]
 
 
 class AggregationPipeline:
-    """Applies an attack, central noise and a reducer to uploads, and calls `Algorithm.aggregate`."""
+    """Applies an attack, central noise and a reducer to uploads, aggregates them, and takes a server step."""
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class AggregationPipeline:
         "names of the malicious clients"
         self.noise = State()
         "central noise that is in the sum of last uploads"
+        self.server_step = ServerStep(algorithm)
         self.last: LastUploadTracker | None = None
         self.begin(start, buffers)
 
@@ -100,10 +104,11 @@ class AggregationPipeline:
             seen = self.noised(seen, everyone is not None)
             reduce = lambda noised: noised.mean()  # noqa: E731
         if BUFFERS in server:
-            server = self._with_buffers(server, seen, reduce)
+            after = self._with_buffers(server, seen, reduce)
         else:
-            server = self.algorithm.aggregate(server, seen, reduce)
-        return server, {} if self.last is None or everyone is None else self.last.take(everyone)
+            after = self.algorithm.aggregate(server, seen, reduce)
+        kept = {} if self.last is None or everyone is None else self.last.take(everyone)
+        return self.server_step(server, after), kept
 
     def _with_buffers(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         """Return the server's next state, where buffers are averaged.
@@ -160,11 +165,11 @@ class AggregationPipeline:
 
     def snapshot(self) -> Snapshot:
         """Return what the pipeline remembers."""
-        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise)
+        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, self.server_step.memory)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
-        self.ledger.released, self.ledger.sums, self.noise = snapshot
+        self.ledger.released, self.ledger.sums, self.noise, self.server_step.memory = snapshot
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -173,7 +178,7 @@ class AggregationPipeline:
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps as tensors."""
         last = {} if self.last is None else self.last.tensors()
-        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()}
+        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()} | self.server_step.tensors()
 
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
@@ -181,7 +186,8 @@ class AggregationPipeline:
         noise = {k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)}
         self.noise = State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in noise.items()})
 
-    def restore_last(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what a checkpoint saved about the last uploads."""
+    def restore_memory(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what a checkpoint saved about the last uploads and the server optimizer."""
+        self.server_step.restore(tensors, self.device)
         if self.last is not None:
             self.last.restore(tensors)

@@ -325,7 +325,7 @@ class Run(ABC):
         solves = counted.pop("solves", {})
         self.counters = Counters(**counted, solves=Solves(**{way: SolveStats(**t) for way, t in solves.items()}))
         self.restored(saved)
-        self.pipeline.restore_last(saved.kept)
+        self.pipeline.restore_memory(saved.kept)
 
     def resume(self, back: int = 0) -> None:
         """Continue from a checkpoint, or from the start if there is none.
