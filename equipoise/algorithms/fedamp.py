@@ -78,7 +78,7 @@ class FedAMP(ReportsDiagnostics, Algorithm):
         others = ~torch.eye(m, dtype=torch.bool, device=w.device)
         median = d[others].median() if m > 1 else d.new_zeros(())
         if self.similarity == "distance":
-            xi = others * self._step(m) / self.sigma * (-d / self.sigma).exp()  # alpha_k A'(d)
+            xi = (self._step(m) / self.sigma * (-d / self.sigma).exp()).masked_fill(~others, 0)  # alpha_k A'(d)
         else:
             norms = square.sqrt().clamp(min=1e-12)
             cosines = (gram / norms / norms[:, None]).masked_fill(~others, -torch.inf)

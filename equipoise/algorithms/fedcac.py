@@ -16,10 +16,10 @@ from equipoise.state import State, Upload, Uploads
 class FedCAC(Algorithm):
     """Critical parameters begin at a mean over clients for which the same are critical, others at the global model.
 
-    w: the global model; s_i: what client i begins with; w_i: what it has trained; M_i: its critical parameters, of
-    each tensor those with the largest |(w_i - s_i) w_i|; O_ij: the share of M_i that is in M_j; u_i: the mean of the models of the
-    clients with O_ij above a threshold, which rises until, after beta rounds, u_i is the client's own. The server knows
-    s_i and w_i and finds M_i itself, so that no masks and no second model are sent: the numbers are the same.
+    w: the global model; s_i: what client i begins with; w_i: what it has trained; M_i: its critical parameters, of each
+    tensor those with the largest |(w_i - s_i) w_i|; O_ij: the share of M_i that is in M_j; u_i: the mean of the models
+    of clients with O_ij above a threshold, which rises until, after beta rounds, u_i is the client's own. The server
+    knows s_i and w_i and finds M_i itself, so that no masks and no second model are sent: the numbers are the same.
     """
 
     paper: ClassVar[str] = "Wu et al., Bold but Cautious, ICCV 2023"
@@ -57,17 +57,13 @@ class FedCAC(Algorithm):
 
     def _together(self, M: Tensor, t: float) -> Tensor:
         """Return a mask of the clients (columns) whose models are in the mean of each client (rows)."""
-        own = torch.eye(len(M), dtype=torch.bool, device=M.device)
-        both = torch.stack([(M & row).sum(1) for row in M])
-        count = both.diagonal()
-        # 1 - |M_i - M_j| / (2 |M_i|), where |M_i - M_j| = |M_i| + |M_j| - 2 |M_i and M_j|
-        overlap = 1 - (count[:, None] + count - 2 * both) / (2 * count[:, None].clamp(min=1))
-        pairs = overlap[~own]
+        own, O_ij = torch.eye(len(M), dtype=torch.bool, device=M.device), overlaps(M)
+        pairs = O_ij[~own]
         if not len(pairs):
             return own
         low, mean, high = pairs.min(), pairs.mean(), pairs.max()
         T = high if low == high else mean + t / self.beta * (high - mean)
-        return own | (overlap >= T)
+        return own | (O_ij >= T)
 
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return down.s
@@ -77,6 +73,13 @@ class FedCAC(Algorithm):
 
     def global_model(self, server: State) -> Tensor:
         return server.w
+
+
+def overlaps(M: Tensor) -> Tensor:
+    """Return O_ij = 1 - |M_i - M_j| / (2 |M_i|) of masks, one per row."""
+    both = torch.stack([(M & row).sum(1) for row in M])
+    count = both.diagonal()
+    return 1 - (count[:, None] + count - 2 * both) / (2 * count[:, None].clamp(min=1))
 
 
 def critical(c: Tensor, ends: list[int], tau: float) -> Tensor:
