@@ -28,7 +28,7 @@ class FedAMP(ReportsDiagnostics, Algorithm):
     paper: ClassVar[str] = "Huang et al., Personalized Cross-Silo Federated Learning on Non-IID Data, AAAI 2021, Alg. 1"
 
     lam: Positive = 1.0
-    "strength of the attraction; the pull towards the cloud model is lam / alpha_k"
+    "strength of the attraction; the pull towards the cloud model is lam / alpha_k, which compares with lam of Ditto"
     alpha_k: Positive | None = None
     "step by which models approach each other; at most sigma / (clients - 1), by default sigma / clients"
     sigma: Positive = 1.0
