@@ -91,15 +91,16 @@ class ParameterSpace:
         """Return the slice of the vector that is this part."""
         return {"all": slice(0, self.size), "body": slice(0, self.body_size), "head": slice(self.body_size, None)}[part]
 
-    def mask(self, which: Selection) -> Tensor:
+    def mask(self, which: Selection, optional: bool = False) -> Tensor:
         """Return a mask of the vector: True where a selected parameter lies; a selection of nothing is an error.
 
         Args:
             which: name of a submodule or of a parameter; a pattern of such names with the wildcards `*` (which also
                 matches dots), `?` and `[...]`; a class of layers, such as `nn.LayerNorm`; or a list of these. Names are
                 full names; what matches a submodule selects all parameters in it.
+            optional: whether it is no error if the model has nothing of that kind.
         """
-        chosen = self._names.select(which, "mask")
+        chosen = self._names.select(which, "mask", optional)
         mask = torch.zeros(self.size, dtype=torch.bool, device=self.device)
         for entry in self.entries:
             mask[entry.offset : entry.end] = entry.name in chosen
@@ -118,6 +119,14 @@ class ParameterSpace:
         """Join body and head to a whole vector; either may be one for all clients or one per client."""
         lead = torch.broadcast_shapes(body.shape[:-1], head.shape[:-1])
         return torch.cat([body.expand(*lead, -1), head.expand(*lead, -1)], dim=-1)
+
+    @staticmethod
+    def merge(mask: Tensor, inside: Tensor, outside: Tensor) -> Tensor:
+        """Return the whole vector from its numbers inside and outside a mask; either may be one for all clients."""
+        lead = torch.broadcast_shapes(inside.shape[:-1], outside.shape[:-1])
+        vector = inside.new_empty(*lead, len(mask))
+        vector[..., mask], vector[..., ~mask] = inside, outside
+        return vector
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """Return all parameters as views of `vector`, by their names."""
@@ -166,17 +175,18 @@ class _ParameterNames:
         self.names = {name: first[p] for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
         "the first name of every trained parameter by each of its names, of which a tied one has several"
 
-    def select(self, which: Selection, what: str) -> set[str]:
+    def select(self, which: Selection, what: str, optional: bool = False) -> set[str]:
         """Return the first names of the selected parameters.
 
         Args:
             which: the selection.
             what: what is selected, for error messages.
+            optional: whether a selector may select nothing.
         """
         found: set[str] = set()
         for selector in selectors(which, what):
             matched = {name for name in self.names if self._matches(selector, name)}
-            if not matched:
+            if not matched and not optional:
                 raise EquipoiseError(self._nothing(selector, what))
             found |= matched
         chosen = {self.names[name] for name in found}

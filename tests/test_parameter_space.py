@@ -213,3 +213,22 @@ def test_a_replica_is_loaded_by_one_copy() -> None:
     assert replica.module.body.weight[0, 0] == 0
     assert replica.module.head.bias[-1] == task.space.size - 1
     assert torch.equal(task.space.vector(replica.module), replica.vector)
+
+
+def test_a_vector_is_what_is_inside_and_outside_a_mask_for_one_client_and_for_a_stack() -> None:
+    space = ParameterSpace(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
+    mask = space.mask(nn.LayerNorm)
+    v = torch.arange(3.0 * space.size).view(3, -1)
+    assert torch.equal(space.merge(mask, v[0, mask], v[0, ~mask]), v[0])
+    assert torch.equal(space.merge(mask, v[:, mask], v[:, ~mask]), v)
+    common = space.merge(mask, v[:, mask], v[0, ~mask])
+    assert torch.equal(common[:, mask], v[:, mask])
+    assert torch.equal(common[2, ~mask], v[0, ~mask])
+
+
+def test_a_kind_of_layer_may_be_missing_where_that_is_allowed() -> None:
+    space = ParameterSpace(nn.Sequential(nn.Linear(2, 3), nn.LayerNorm(3)))
+    assert not space.mask(nn.BatchNorm1d, optional=True).any()
+    assert torch.equal(space.mask((nn.BatchNorm1d, nn.LayerNorm), optional=True), space.mask(nn.LayerNorm))
+    with pytest.raises(EquipoiseError, match="matches no parameter"):
+        space.mask(nn.BatchNorm1d)

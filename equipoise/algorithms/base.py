@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.errors import EquipoiseError
 from equipoise.optimizers.schedules import RateSchedule, ScheduleSetting
+from equipoise.optimizers.server_optimizer import ServerOptimizerSetting
 from equipoise.settings import Count, Fraction, NonNegative, Positive, Settings
 from equipoise.state import State, Upload, Uploads
 
@@ -30,6 +31,8 @@ class Requirements:
     "the head must be one linear layer, because it is fitted by itself, to what the body makes"
     labels: bool = False
     "every sample must have one label"
+    cross_entropy: bool = False
+    "the loss must be cross-entropy, because the algorithm changes it"
     validation: bool = False
     "some clients must have validation samples, because the algorithm learns from them"
     total_samples: bool = False
@@ -48,6 +51,10 @@ class Algorithm(Settings, ABC):
     trains_as: ClassVar["type[Algorithm] | None"] = None
     """The algorithm that trains identically, where this class changes only what is made of the training. A sweep then
     trains once for both. Not inherited: every such class declares it."""
+
+    averaged: ClassVar[tuple[str, ...]] = ()
+    """Fields of the server's state that `aggregate` makes as means of clients' vectors, on which a server optimizer may
+    act; statistics and tables are not among them."""
 
     lr: Positive = 0.01
     "learning rate of local training"
@@ -71,6 +78,8 @@ class Algorithm(Settings, ABC):
     "how the rates of local training change over rounds; models adapted or fine-tuned for evaluation use the full rates"
     clip: Positive | None = None
     "largest norm of a step's gradient, with proximal and dual terms and before weight decay"
+    server_optimizer: ServerOptimizerSetting = None
+    "the server's step after averaging: sgd with momentum (FedAvgM), adagrad, adam, yogi, or a table with its settings"
     buffers: Literal["average", "local"] | None = None
     "BatchNorm statistics: averaged like parameters, or kept by each client; by default averaged with a global model"
     adapt_epochs: Count = 5
@@ -86,6 +95,15 @@ class Algorithm(Settings, ABC):
         if self.nesterov and (self.optimizer != "sgd" or not self.momentum):
             raise EquipoiseError(
                 "algorithm.nesterov = true needs algorithm.optimizer = 'sgd' and algorithm.momentum > 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _something_is_averaged(self) -> "Algorithm":
+        if self.server_optimizer is not None and not self.averaged:
+            raise EquipoiseError(
+                f"algorithm.server_optimizer is not possible with {type(self).__name__}, whose server does not average "
+                "models in the way that it needs; leave it out"
             )
         return self
 

@@ -17,6 +17,7 @@ class Ditto(Algorithm):
     """
 
     paper: ClassVar[str] = "Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021"
+    averaged: ClassVar[tuple[str, ...]] = ("w",)
 
     lam: NonNegative = 1.0
     "strength of the pull of the personal model towards the global model"

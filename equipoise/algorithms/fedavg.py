@@ -16,6 +16,7 @@ class FedAvg(Algorithm):
     """
 
     paper: ClassVar[str] = "McMahan et al., Communication-Efficient Learning of Deep Networks, AISTATS 2017, Alg. 1"
+    averaged: ClassVar[tuple[str, ...]] = ("w",)
 
     def init_server(self, start: Start) -> State:
         return State(w=start.w0)

@@ -18,6 +18,7 @@ class FedBABU(Algorithm):
     """
 
     paper: ClassVar[str] = "Oh et al., FedBABU: Toward Enhanced Representation for Federated Image Classification, 2022"
+    averaged: ClassVar[tuple[str, ...]] = ("theta_ext",)
 
     finetune_epochs: Count = 5
     "passes over the client's data that fine-tune the global model"

@@ -35,6 +35,7 @@ class FedCR(ReducesGroups, Algorithm):
     """
 
     paper: ClassVar[str] = "Zhang et al., FedCR: Across-Client Common Representation, ICML 2023; KL as in its code"
+    averaged: ClassVar[tuple[str, ...]] = ("phi",)
 
     beta: NonNegative = 1e-4
     "strength of the pull of p(z|x) towards r(z|y)"

@@ -7,21 +7,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.algorithms._prototypes import Alignment, next_centres, with_count
 from equipoise.algorithms.base import Algorithm, Reduce, Requirements
 from equipoise.algorithms.capabilities import ReducesGroups
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.representations.points import HEAD
-from equipoise.representations.terms import LossTerm
 from equipoise.settings import Count, NonNegative, Positive
 from equipoise.state import State, Upload, Uploads
-
-
-class Alignment(LossTerm):
-    """R: the squared distance of features from the centre of their class."""
-
-    @staticmethod
-    def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
-        return given.weight[y] * (h[0] - given.c[y]).square().mean(-1)
 
 
 class FedPAC(ReducesGroups, Algorithm):
@@ -32,6 +24,7 @@ class FedPAC(ReducesGroups, Algorithm):
     """
 
     paper: ClassVar[str] = "Xu et al., Personalized FL with Feature Alignment and Classifier Collaboration, ICLR 2023"
+    averaged: ClassVar[tuple[str, ...]] = ("theta",)
 
     lam: NonNegative = 1.0
     "strength of the pull of features towards the centre of their class"
@@ -67,7 +60,7 @@ class FedPAC(ReducesGroups, Algorithm):
         w = data.descend(w, part="head", epochs=self.head_epochs, lr=self.head_lr, stream=1)
         pull = Alignment(given=State(c=down.c, weight=self.lam * down.known))
         w = data.descend(w, part="body", term=pull if self.lam else None)
-        sums = data.class_sums(w, _with_count)
+        sums = data.class_sums(w, with_count)
         message = State(theta=data.space.body(w), phi=data.space.head(w), sums=sums[..., :-1], n=sums[..., -1])
         before = State(theta=down.theta, phi=down.phi)
         return client, Upload(State(message, mu=mu, V=V), reference=before, weight=data.size)
@@ -80,14 +73,13 @@ class FedPAC(ReducesGroups, Algorithm):
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         theta = reduce(uploads).theta
-        seen = reduce(uploads.only("sums", "n"))
-        c = torch.where(seen.n[:, None] > 0, seen.sums / seen.n[:, None].clamp(min=1e-12), server.c)
+        centres = next_centres(server, reduce(uploads.only("sums", "n")))
         phi, sent = server.phi.clone(), [upload.message for upload in uploads.uploads]
         heads, alpha = torch.stack([m.phi for m in sent]), combination([m.mu for m in sent], [m.V for m in sent])
         for who, mixed in zip(uploads.who, alpha.to(heads.dtype).to(heads.device) @ heads, strict=True):
             if who < len(phi):
                 phi[who] = mixed
-        return State(theta=theta, phi=phi, c=c, known=torch.maximum(server.known, (seen.n > 0).to(c.dtype)))
+        return State(theta=theta, phi=phi, **centres)
 
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor:
         return data.space.join(down.theta, down.phi)
@@ -95,10 +87,6 @@ class FedPAC(ReducesGroups, Algorithm):
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:
         w = data.space.join(down.theta, down.phi)
         return data.descend(w, part="head", epochs=self.adapt_epochs, lr=self.head_lr)
-
-
-def _with_count(h: Tensor) -> Tensor:
-    return torch.cat([h, torch.ones_like(h[:, :1])], dim=1)
 
 
 def combination(mu: Sequence[Tensor], V: Sequence[Tensor]) -> Tensor:

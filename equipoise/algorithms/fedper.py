@@ -16,6 +16,7 @@ class FedPer(Algorithm):
     """
 
     paper: ClassVar[str] = "Arivazhagan et al., Federated Learning with Personalization Layers, 2019, Algs. 1 and 2"
+    averaged: ClassVar[tuple[str, ...]] = ("w_b",)
 
     @property
     def requires(self) -> Requirements:

@@ -126,7 +126,7 @@ class FedReCo(HasConsensusModel, Algorithm):
         if self.probe == "zero":
             pull = Size(self._at, given=weight)
         else:
-            pull = Discord(self._at, self._with_probe(w, down, data), weight)
+            pull = Discord(self._at, (self._with_probe(w, down, data),), weight)
         if self.variance_reduction == "partial":
             return replace(pull, anchor=(w, data.term_gradient(pull, w)))
         if self.variance_reduction == "full":
@@ -160,7 +160,7 @@ class FedReCo(HasConsensusModel, Algorithm):
         if not down.u_0.shape[-1]:
             return state, Upload(State(g=torch.zeros_like(down.u_0)))  # the whole model is head
         # H is symmetric: its gradient in u_0 is the gradient, at u_0, of the distance from u_i.
-        H = Discord(self._at, w, State(weight=self._mine(down)))
+        H = Discord(self._at, (w,), State(weight=self._mine(down)))
         steps = None if self.variance_reduction == "full" else self.sent_batches
         g = data.term_gradient(H, self._with_probe(w, down, data), steps=steps, stream=2)
         return state, Upload(State(g=g[..., self._reaches(data).any(0)]))

@@ -17,6 +17,7 @@ class FedRep(Algorithm):
     """
 
     paper: ClassVar[str] = "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021, Alg. 1"
+    averaged: ClassVar[tuple[str, ...]] = ("phi",)
 
     head_epochs: Count = 1
     "passes that fit the head, before those that train the body"

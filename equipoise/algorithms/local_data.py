@@ -39,7 +39,7 @@ class Start:
     outputs: int = 0
     "number of outputs of the model: classes, or numbers to predict"
     point: PointLookup = _no_points
-    "looks up a representation point by the name of a submodule, or HEAD"
+    "looks up a representation point by the name of a submodule, HEAD or OUTPUT"
 
 
 class LocalData(Protocol):
@@ -61,6 +61,10 @@ class LocalData(Protocol):
     @property
     def size(self) -> Tensor:
         """Return the number of training samples, of shape (1,), or (cohort, 1)."""
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Return the number of training samples of each class, of shape (outputs,), or (cohort, outputs)."""
 
     @property
     def lr(self) -> float:
@@ -85,7 +89,7 @@ class LocalData(Protocol):
         """
 
     def point(self, name: str) -> RepresentationPoint:
-        """Look up a representation point by the name of a submodule, or HEAD."""
+        """Look up a representation point by the name of a submodule, HEAD or OUTPUT."""
 
     def descend(
         self,

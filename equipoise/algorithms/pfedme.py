@@ -20,6 +20,7 @@ class PFedMe(Envelope):
     """
 
     paper: ClassVar[str] = "Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020, Alg. 1"
+    averaged: ClassVar[tuple[str, ...]] = ("w",)
 
     lam: Positive = 15.0
     "strength of the pull of the personal model towards the client's copy of the global model"

@@ -55,6 +55,11 @@ def infer_schema(algorithm: Algorithm, start: Start, weighted: bool = True) -> M
         weighted: whether clients send their weights; they do not under privacy.
     """
     server = _tried(algorithm, "init_server", start)
+    if unknown := set(algorithm.averaged) - server.keys():
+        raise EquipoiseError(
+            f"{type(algorithm).__name__}.averaged names {min(unknown)!r}, which is no field of the server's state; it "
+            f"has {', '.join(sorted(server)) or 'none'}"
+        )
     client = _tried(algorithm, "init_client", start)
     down = _tried(algorithm, "broadcast", server, 0)
     probe = ShapeProbe(start)
@@ -123,6 +128,7 @@ class ShapeProbe:
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
         self.outputs, self.start, self.round, self.lr = start.outputs, start, 1, 1.0
         self.size = start.w0.new_ones(1)
+        self.class_counts = start.w0.new_ones(self.outputs)
         # One tensor each: the schema recognises what a weight is by its identity.
         self.iterations, self.iterations_performed, self.local_steps = (start.w0.new_ones(1) for _ in range(3))
 

@@ -1,10 +1,10 @@
-"""The steps from the uploads of a round to the server's next state: attack, last uploads, central noise, reduction.
+"""The way from the uploads of a round to the server's next state: attack, last uploads, central noise, reduction, step.
 
 Both engines use the pipeline. It owns what these steps remember between rounds.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,9 @@ from equipoise.engine.adversary import Adversary
 from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.engine.reduction import Reduction
+from equipoise.engine.server_step import ServerStep
 from equipoise.errors import EquipoiseError
+from equipoise.optimizers.server_optimizer import Memory
 from equipoise.privacy.correlated_noise import next_noise
 from equipoise.privacy.mechanisms import Noise, gaussian
 from equipoise.privacy.noised_uploads import NoisedMeanUploads
@@ -39,10 +41,11 @@ class Snapshot(NamedTuple):
     past: tuple[State, ...]
     reducer: State | None
     attackers: State
+    optimizer: Mapping[str, Memory]
 
 
 class AggregationPipeline:
-    """Applies an attack, central noise and a reducer to uploads, and calls `Algorithm.aggregate`."""
+    """Applies an attack, central noise and a reducer to uploads, aggregates them, and takes a server step."""
 
     def __init__(
         self,
@@ -76,6 +79,7 @@ class AggregationPipeline:
         "coefficients of the matrix that correlates central noise over rounds; none if it is independent"
         self.past: tuple[State, ...] = ()
         "noise of the last rounds, the newest first, that correlated noise depends on"
+        self.server_step = ServerStep(algorithm)
         self.last: LastUploadTracker | None = None
         self.begin(start, buffers)
 
@@ -127,10 +131,11 @@ class AggregationPipeline:
             seen = self.noised(seen, everyone is not None)
             reduce = lambda noised: noised.mean()  # noqa: E731
         if BUFFERS in server:
-            server = self._with_buffers(server, seen, reduce)
+            after = self._with_buffers(server, seen, reduce)
         else:
-            server = self.algorithm.aggregate(server, seen, reduce)
-        return server, {} if self.last is None or everyone is None else self.last.take(everyone)
+            after = self.algorithm.aggregate(server, seen, reduce)
+        kept = {} if self.last is None or everyone is None else self.last.take(everyone)
+        return self.server_step(server, after), kept
 
     def _with_buffers(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         """Return the server's next state, where buffers are averaged.
@@ -171,13 +176,13 @@ class AggregationPipeline:
 
     def snapshot(self) -> Snapshot:
         """Return what the pipeline remembers."""
-        kept = self.reduction.memory, self.adversary.memory
+        kept = self.reduction.memory, self.adversary.memory, self.server_step.memory
         return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, self.past, *kept)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
         self.ledger.released, self.ledger.sums, self.noise, self.past = snapshot[:4]
-        self.reduction.memory, self.adversary.memory = snapshot[4:]
+        self.reduction.memory, self.adversary.memory, self.server_step.memory = snapshot[4:]
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -188,7 +193,8 @@ class AggregationPipeline:
         last = {} if self.last is None else self.last.tensors()
         noise = {f"{_NOISE}{name}": t for name, t in self.noise.items()}
         past = {f"{_PAST}{k}.{name}": t for k, drawn in enumerate(self.past) for name, t in drawn.items()}
-        return last | noise | past | self.reduction.tensors() | self.adversary.tensors()
+        memories = self.reduction.tensors() | self.adversary.tensors() | self.server_step.tensors()
+        return last | noise | past | memories
 
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
@@ -203,8 +209,10 @@ class AggregationPipeline:
         return State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in found.items()})
 
     def restore_memory(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what a checkpoint saved of the last uploads, and what reducer and attackers remember."""
+        """Restore what a checkpoint saved of the last uploads, and what reducer, attackers and server optimizer
+        remember."""
         self.reduction.restore(tensors)
         self.adversary.restore(tensors, self.device)
+        self.server_step.restore(tensors, self.device)
         if self.last is not None:
             self.last.restore(tensors)

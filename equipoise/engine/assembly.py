@@ -82,7 +82,7 @@ def check_head(module: nn.Module, head: Selection | None, algorithm: Algorithm) 
     """Raise an error if the algorithm needs a head, none is named, and the model has none under the usual name."""
     if algorithm.requires.head and head == "head" and not has_head(module):
         raise EquipoiseError(
-            f"{type(algorithm).__name__} keeps the model's head on the client; name the submodule that is the head, "
+            f"{type(algorithm).__name__} needs to know the model's head; name the submodule that is the head, "
             "or say head = [] if there is to be none"
         )
 

@@ -28,9 +28,11 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
     name, requires = type(algorithm).__name__, algorithm.requires
     if requires.labels and (task.sample[1].is_floating_point() or task.sample[1].ndim != 1):
         raise EquipoiseError(f"{name} works class by class and needs data with one label per sample")
+    if requires.cross_entropy and task.loss is not LOSSES["cross-entropy"]:
+        raise EquipoiseError(f"{name} changes the cross-entropy that models are trained with, so loss must be that")
     if requires.linear_head and not _has_linear_head(task):
         raise EquipoiseError(
-            f"{name} estimates the model's last layer by itself, so its head must be one submodule, a linear "
+            f"{name} computes the model's last layer by itself, so its head must be one submodule, a linear "
             f"layer of which nothing is frozen; here it is {_head(task)}; name it with head="
         )
     if algorithm.schedule.kind == "function":  # a mistake in it is an error before the first round

@@ -28,7 +28,7 @@ def find_traps(
     if algorithm.requires.head and space.body_size == space.size:
         found.append(
             f"{name} treats the model's head differently from the rest, and here the head is empty, so that nothing "
-            "of the model is personal; name the submodule that is the head"
+            f"of the model is {'personal' if schema.parameters_shared else 'shared'}; name the submodule that is it"
         )
     if type(schedule.participation) is int and schedule.participation == 1 < clients:
         found.append(

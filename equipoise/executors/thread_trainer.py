@@ -132,7 +132,7 @@ class ThreadTrainer(LocalTrainer):
             which = repeat(None)
             if self.warm is not None:
                 which = torch.from_numpy(order[first:last][filled[first:last]]).split(sizes)
-            # A probe does not change in training, so its representations are computed for many batches in one pass.
+            # Probes do not change in training, so their representations are computed for many batches in one pass.
             probed = [h.split(sizes) for h in self._probed(term, x)]
             representations = zip(*probed, strict=True) if probed else repeat(())
             for xb, yb, rb, hb in zip(x.split(sizes), y.split(sizes), which, representations, strict=False):
@@ -140,15 +140,18 @@ class ThreadTrainer(LocalTrainer):
 
     @torch.no_grad()
     def _probed(self, term: LossTerm | None, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the representations that a term's probe makes: without dropout, with the client's own buffers."""
-        if term is None or term.probe is None or self.private is not None:
+        """Return the representations that a term's probes make: without dropout, with the client's own buffers."""
+        if term is None or not term.probes or self.private is not None:
             return ()
         module, hook = self.replica.module, self.replica.hook(term.at)
         training = module.training
         module.eval()
-        self.task.predict(partial(functional_call, module, self.space.views(term.probe)), x)
+        found: tuple[Tensor, ...] = ()
+        for probe in term.probes:
+            self.task.predict(partial(functional_call, module, self.space.views(probe)), x)
+            found += hook.take()
         module.train(training)
-        return hook.take()
+        return found
 
     def eval_mode(self) -> None:
         self.replica.module.eval()

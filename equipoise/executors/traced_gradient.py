@@ -101,15 +101,15 @@ class StackedModule:
         hook = None if term is None else ForwardHook(self.module, term.at, self.task.head)
 
         def value(output: Tensor, x: Tensor, y: Tensor, term_tensors: tuple[Tensor, ...]) -> Tensor:
-            """Return the loss of each sample with the term, whose probe runs in the same pass."""
+            """Return the loss of each sample with the term, whose probes run in the same pass."""
             if term is None or hook is None:
                 return each(output, y)
             h = hook.take()
             probed: tuple[Tensor, ...] = ()
-            if term.probe is not None:
-                self.task.predict(partial(functional_call, self.module, space.views(term_tensors[0])), x)
-                probed = hook.take()
-            given = State(zip(term.given, term_tensors[term.probe is not None :], strict=True))
+            for probe in term_tensors[: len(term.probes)]:
+                self.task.predict(partial(functional_call, self.module, space.views(probe)), x)
+                probed += hook.take()
+            given = State(zip(term.given, term_tensors[len(term.probes) :], strict=True))
             found = term.each(h, probed, y, given)
             return found if term_only else found + each(output, y)
 
@@ -150,10 +150,8 @@ class StackedModule:
         x, y, weights = batch[:3]
         term_tensors: list[Tensor] = []
         if term is not None:
-            term_tensors = [
-                t[: len(v)] for t in ([] if term.probe is None else [term.probe]) + list(term.given.values())
-            ]
-            what = (*what, type(term), term.at, tuple(term.given), *(t.shape for t in term_tensors))
+            term_tensors = [t[: len(v)] for t in (*term.probes, *term.given.values())]
+            what = (*what, type(term), term.at, len(term.probes), tuple(term.given), *(t.shape for t in term_tensors))
         key = (*what, x.shape, y.shape, v.dtype)
         given = (v, x, y, weights, *term_tensors, *([] if lr is None else [lr]))
         if key not in self.traced:

@@ -10,13 +10,16 @@ from torch import Tensor, nn
 HEAD = "(head)"
 """The point right before the head: what the head reads."""
 
+OUTPUT = "(output)"
+"""The point at the end of the model: its outputs."""
+
 
 @dataclass(frozen=True, eq=False)
 class RepresentationPoint:
     """A point in a model where its representation of a sample is read."""
 
     name: str
-    "name of the submodule whose output it is, or HEAD for what the head reads"
+    "name of the submodule whose output it is; HEAD for what the head reads, OUTPUT for what the model returns"
     width: int
     "numbers per sample"
     reach: Tensor
@@ -31,7 +34,7 @@ class ForwardHook:
 
         Args:
             module: the model.
-            names: submodules whose outputs are captured, or HEAD.
+            names: submodules whose outputs are captured, HEAD or OUTPUT.
             head: name of the model's head.
         """
         self.names = tuple(names)
@@ -46,7 +49,8 @@ class ForwardHook:
 
         if name == HEAD:
             return module.get_submodule(head or "").register_forward_pre_hook(lambda _, inputs: keep(inputs))
-        return module.get_submodule(name).register_forward_hook(lambda _, inputs, output: keep(output))
+        layer = module if name == OUTPUT else module.get_submodule(name)
+        return layer.register_forward_hook(lambda _, inputs, output: keep(output))
 
     def take(self) -> tuple[Tensor, ...]:
         """Return and forget the representations of the last call, (batch, width) each, in the order of the names."""

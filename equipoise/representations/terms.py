@@ -15,13 +15,13 @@ from equipoise.state import State
 class LossTerm(ABC):
     """A term that is added to each sample's loss: a function of the model's representations at some points.
 
-    With a stack of clients, `probe` and all that is `given` have one more axis in front.
+    With a stack of clients, the `probes` and all that is `given` have one more axis in front.
     """
 
     at: tuple[str, ...] = (HEAD,)
     "names of the representation points"
-    probe: Tensor | None = None
-    "another, fixed vector of parameters, whose representations of the same samples are needed as well"
+    probes: tuple[Tensor, ...] = ()
+    "other, fixed vectors of parameters, whose representations of the same samples are needed as well"
     given: State = field(default_factory=State)
     "all other tensors that the term depends on"
     anchor: tuple[Tensor, Tensor] | None = None
@@ -37,7 +37,7 @@ class LossTerm(ABC):
 
         Args:
             h: the model's representations at each point.
-            probed: those of the probe.
+            probed: those of the probes, each at all points, one probe after the other.
             y: the targets.
             given: the other tensors.
         """

@@ -19,7 +19,7 @@ class Batch(NamedTuple):
     rows: Tensor | None = None
     "indices of the samples among the client's own"
     probed: tuple[Tensor, ...] = ()
-    "representations of a term's probe, if they are computed for many batches at once"
+    "representations of a term's probes, if they are computed for many batches at once"
 
 
 def steps_in_epoch(n: int, batch: int, least: int = 1) -> int:

@@ -18,6 +18,8 @@ from equipoise.errors import EquipoiseError
 from equipoise.representations.terms import LossTerm
 
 OPERATIONS = {
+    "loss": "the loss on all samples, without noise",
+    "class_counts": "the numbers of samples of each class",
     "full_gradient": "gradients on all samples, without noise",
     "class_sums": "sums over the samples of each class",
     "moments": "second moments of features",
@@ -111,6 +113,13 @@ class UseProbe(ShapeProbe):
 
     def _refused(self, operation: str) -> Never:
         raise refusal(type(self.algorithm).__name__, OPERATIONS[operation])
+
+    @property
+    def class_counts(self) -> Never:
+        self._refused("class_counts")
+
+    def loss(self, v: Tensor) -> Never:
+        self._refused("loss")
 
     def full_gradient(self, v: Tensor, **_: object) -> Never:
         self._refused("full_gradient")

@@ -307,6 +307,15 @@ class LocalTrainer(ABC):
         """Switch to eval mode, so that gradients have no side effects."""
         return
 
+    @property
+    def class_counts(self) -> Tensor:
+        """Return the number of training samples of each class; see `LocalData.class_counts`."""
+        rows = []
+        for who in self.clients:
+            y = self.federation.targets(torch.from_numpy(self.federation.train[who]))
+            rows.append(torch.bincount(y, minlength=self.outputs).to(self.size))
+        return torch.stack(rows) if self.size.ndim > 1 else rows[0]
+
     @abstractmethod
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
         """Sum over the samples of each class; see `LocalData.class_sums`."""

@@ -11,7 +11,7 @@ from torch.func import functional_call
 from equipoise.equilibrium import WarmStart, layers
 from equipoise.errors import EquipoiseError
 from equipoise.parameter_space import ParameterSpace
-from equipoise.representations.points import HEAD, ForwardHook, RepresentationPoint
+from equipoise.representations.points import HEAD, OUTPUT, ForwardHook, RepresentationPoint
 from equipoise.settings import nearest
 from equipoise.torch_device import forked_random, random_state
 from equipoise.training.replica import Replica
@@ -115,12 +115,12 @@ def find_point(
         w0: their values.
         x: a few inputs.
         head: name of the submodule that is the head.
-        name: name of a submodule, or HEAD.
+        name: name of a submodule, HEAD or OUTPUT.
     """
     module = copy.deepcopy(module).eval()
     if name == HEAD and head is None:
         raise EquipoiseError("representations are the inputs of the model's head; name the submodule that is the head")
-    if name != HEAD and name not in (names := dict(module.named_modules())):
+    if name not in (HEAD, OUTPUT) and name not in (names := dict(module.named_modules())):
         raise EquipoiseError(f"the model has no submodule {name!r}{nearest(name, filter(None, names))}")
     if any(name.startswith(f"{place}.") for place, _ in layers(module)):
         raise EquipoiseError(f"{name!r} lies within an equilibrium layer; name the layer as a whole")

@@ -60,7 +60,7 @@ class SampleGradients:
         samples = x.shape[v.ndim - 1]
         width = len(range(*self.task.space.part(part).indices(self.task.space.size)))
         total = v.new_zeros(*v.shape[:-1], width)
-        tensors = () if term is None else (*([] if term.probe is None else [term.probe]), *term.given.values())
+        tensors = () if term is None else (*term.probes, *term.given.values())
         hook = None if term is None else ForwardHook(self.module, term.at, self.task.head)
         one: Callable[..., Tensor] = partial(
             self._clipped_sum, clip=clip, part=part, term=term, term_only=term_only, hook=hook
@@ -105,10 +105,10 @@ class SampleGradients:
                 return self._loss(output, y)
             h = hook.take()
             probed: tuple[Tensor, ...] = ()
-            if term.probe is not None:
-                self.task.predict(partial(functional_call, self.module, space.views(tensors[0])), x)
-                probed = hook.take()
-            given = State(zip(term.given, tensors[term.probe is not None :], strict=True))
+            for probe in tensors[: len(term.probes)]:
+                self.task.predict(partial(functional_call, self.module, space.views(probe)), x)
+                probed += hook.take()
+            given = State(zip(term.given, tensors[len(term.probes) :], strict=True))
             found = term.each(h, probed, y, given)[0]
             return found if term_only else found + self._loss(output, y)
 

@@ -241,7 +241,7 @@ def test_the_variance_reduced_gradient_is_unbiased_and_exact_at_its_anchor() -> 
     work = one_client(run, 3)  # 18 samples: three full batches
     rng = torch.Generator().manual_seed(0)
     v, anchor, probe = (run.task.w0 + 0.3 * torch.randn(run.task.w0.shape, generator=rng).double() for _ in range(3))
-    term = Discord(probe=probe, given=State(weight=torch.ones(1).double()))
+    term = Discord(probes=(probe,), given=State(weight=torch.ones(1).double()))
     there, here = work.term_gradient(term, anchor), work.term_gradient(term, v)
     corrected, raw, at_anchor = [], [], []
     at = work.open(v, "all")
@@ -268,7 +268,7 @@ def test_variance_reduction_takes_the_steps_of_svrg(mode: str) -> None:
     run.run()
     work = one_client(run, who)
     v = work.descend(w0, part="head", epochs=1, stream=1)
-    pull = Discord(probe=w0, given=State(weight=torch.full((1,), 0.25, dtype=torch.float64)))
+    pull = Discord(probes=(w0,), given=State(weight=torch.full((1,), 0.25, dtype=torch.float64)))
     anchor, there = v.clone(), work.term_gradient(pull, v)
     at, body = work.open(v, "body"), run.task.space.part("body")
     for batch, _ in work.batches(1, None, 0, None, pull):
@@ -298,7 +298,7 @@ def test_a_terms_gradient_is_that_of_its_definition() -> None:
     run = simulation(FedReCo(batch=4), module=deep())
     work = one_client(run, 4)
     v, probe = run.task.w0.clone(), run.task.w0 * 1.3
-    found = work.term_gradient(Discord(probe=probe, given=State(weight=torch.ones(1).double())), v)
+    found = work.term_gradient(Discord(probes=(probe,), given=State(weight=torch.ones(1).double())), v)
     x, _ = run.federation.gather(torch.from_numpy(run.federation.train[4]))
     v = v.requires_grad_()
     views = {n.removeprefix("body."): t for n, t in run.task.space.views(v).items() if n.startswith("body.")}

@@ -125,7 +125,7 @@ def test_an_epoch_of_fully_reduced_gradients_has_the_mean_of_the_whole_objective
     work = ThreadTrainer(run.task, run.task.replica(), run.federation, run.algorithm, 0, 1, 3, "batches")  # 18 samples
     rng = torch.Generator().manual_seed(0)
     v, anchor, probe = (run.task.w0 + 0.3 * torch.randn(run.task.w0.shape, generator=rng).double() for _ in range(3))
-    term = Discord(probe=probe, given=State(weight=torch.ones(1).double()), anchored="objective")
+    term = Discord(probes=(probe,), given=State(weight=torch.ones(1).double()), anchored="objective")
     there, here = (work.full_gradient(w) + work.term_gradient(term, w) for w in (anchor, v))
     at, found = work.open(v, "all"), []
     for batch, _ in work.batches(1, None, 0, None, term):
@@ -155,7 +155,7 @@ def squared_norms(run: Simulation) -> list[float]:
         work = ThreadTrainer(run.task, run.task.replica(), run.federation, run.algorithm, 0, 1, who, "batches")
         w, down = run.store.get(who).w, run.algorithm.broadcast(run.server, who)
         pull = Discord(
-            probe=run.task.space.join(down.u_0, run.task.space.head(w)),
+            probes=(run.task.space.join(down.u_0, run.task.space.head(w)),),
             given=State(weight=torch.full((1,), run.algorithm.lam / 2).double()),
         )
         g = work.full_gradient(w) + work.term_gradient(pull, w)

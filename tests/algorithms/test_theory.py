@@ -1,10 +1,12 @@
 """Least-squares clients with known optima: every method reaches what its theory says."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from equipoise.algorithms import (
     ALGORITHMS,
@@ -12,30 +14,42 @@ from equipoise.algorithms import (
     Ditto,
     FeatureDecay,
     FedADMM,
+    FedAMP,
     FedAvg,
     FedAvgFT,
     FedBABU,
+    FedBN,
+    FedCAC,
     FedCR,
+    FedDyn,
     FeDEQ,
+    FedNova,
     FedPAC,
     FedPer,
+    FedProto,
     FedProx,
     FedProxFT,
     FedReCo,
     FedRep,
+    FedRoD,
     Flame,
     FlameLpProj,
     FlDEQ,
     KnnPer,
     Learn2pFed,
+    LGFedAvg,
     Local,
     LpProj,
+    Moon,
     PFedMe,
+    Scaffold,
     SharedLeastSquares,
 )
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.local_data import LocalData
 from equipoise.data.federation import from_clients
 from equipoise.engine.simulation import Simulation
+from equipoise.state import State, Upload
 from tests.support.marks import slow_except
 from tests.support.problems import FULL, LeastSquares, classification, least_squares, simulation
 
@@ -276,6 +290,103 @@ def shared_least_squares_has_no_gradient_left(p: LeastSquares) -> None:
     assert np.abs(slopes).max() > 0.1
 
 
+def _equal_optimum(p: LeastSquares) -> np.ndarray:
+    """Where the sum of the clients' losses, each counting once, is smallest."""
+    return np.linalg.solve(*(sum(f(i) for i in range(p.clients)) for f in (p.hessian, p.right)))
+
+
+def _share_of_the_way(p: LeastSquares, i: int, lr: float, steps: int) -> np.ndarray:
+    """The matrix A by which full steps lead from x to x - A (x - the client's optimum)."""
+    eye = np.eye(p.features)
+    return eye - np.linalg.matrix_power(eye - lr * p.hessian(i), steps)
+
+
+def scaffold_ends_where_equal_clients_agree_whoever_takes_part(p: LeastSquares) -> None:
+    lr, steps = 0.5 / p.smoothness(), 5
+    run = least_squares(p, Scaffold(lr=lr, batch=FULL, steps=steps), rounds=60, participation=0.5)
+    x = _equal_optimum(p)
+    np.testing.assert_allclose(run.server.x.numpy(), x, atol=1e-6)
+    np.testing.assert_allclose(run.server.c.numpy(), 0, atol=1e-6)
+    for i in range(p.clients):
+        np.testing.assert_allclose(run.store.get(i).c.numpy(), p.hessian(i) @ x - p.right(i), atol=1e-5)
+    A = [_share_of_the_way(p, i, lr, steps) for i in range(p.clients)]
+    drifted = np.linalg.solve(sum(A), sum(a @ p.local(i) for i, a in enumerate(A)))  # where FedAvg stays
+    assert np.abs(drifted - x).max() > 0.01
+
+
+def feddyn_ends_where_equal_clients_agree(p: LeastSquares) -> None:
+    run = least_squares(p, FedDyn(alpha=3.0, lr=1 / (p.smoothness() + 3), batch=FULL, steps=10), rounds=50)
+    for found in (run.server.theta, run.server.gamma):
+        np.testing.assert_allclose(found.numpy(), _equal_optimum(p), rtol=1e-8)
+
+
+class _Uneven:
+    """A client's data, of which some clients make more steps than others."""
+
+    def __init__(self, data: LocalData, steps: dict[int, int]):
+        self.data, self.steps = data, steps.get(int(data.size), 1)
+        self.size, self.lr, self.local_steps = data.size, data.lr, torch.full_like(data.size, self.steps)
+
+    def descend(self, start: Tensor, **how: Any) -> Tensor:
+        return self.data.descend(start, steps=self.steps, **how)
+
+
+def fednova_has_the_fixed_point_of_normalised_updates(p: LeastSquares) -> None:
+    steps = {len(x): steps for x, steps in zip(p.x, (1, 3, 5, 9), strict=True)}
+
+    class Uneven(FedNova):
+        def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
+            return super().local_update(client, down, _Uneven(data, steps))  # type: ignore[arg-type]
+
+    def fixed_point(lr: float) -> np.ndarray:
+        A = [_share_of_the_way(p, i, lr, k) * n / k for i, (n, k) in enumerate(steps.items())]
+        return np.linalg.solve(sum(A), sum(a @ p.local(i) for i, a in enumerate(A)))
+
+    lr = 0.5 / p.smoothness()
+    run = least_squares(p, Uneven(lr=lr, batch=FULL), rounds=40, mode="threads")
+    np.testing.assert_allclose(run.server.x.numpy(), fixed_point(lr), rtol=1e-6)
+    gaps = [np.abs(fixed_point(rate) - p.pooled()).max() for rate in (lr, lr / 1000)]
+    assert gaps[1] < gaps[0] / 100  # with small steps it is the pooled optimum
+
+
+def lg_fedavg_with_nothing_but_a_head_is_fedavg(p: LeastSquares) -> None:
+    one, two = (least_squares(p, a(lr=0.05, batch=5, epochs=2), rounds=5) for a in (LGFedAvg, FedAvg))
+    assert torch.equal(one.server.w_g, two.server.w)
+
+
+def fedbn_without_batch_normalisation_is_fedavg(p: LeastSquares) -> None:
+    one, two = (least_squares(p, a(lr=0.05, batch=5, epochs=2), rounds=5) for a in (FedBN, FedAvg))
+    assert torch.equal(one.server.w, two.server.w)
+
+
+def fedproto_without_pull_is_local(p: LeastSquares) -> None:
+    proto, local = finished(FedProto(lam=0.0, **COMMON)), finished(Local(**COMMON))
+    assert all(torch.equal(proto.store.get(i).w, local.store.get(i).v) for i in range(6))
+
+
+def moon_without_contrast_is_fedavg(p: LeastSquares) -> None:
+    assert torch.equal(finished(Moon(mu=0.0, **COMMON)).server.w, finished(FedAvg(**COMMON)).server.w)
+
+
+def fedrod_without_balance_has_fedavgs_model(p: LeastSquares) -> None:
+    assert torch.equal(finished(FedRoD(gamma=0.0, **COMMON)).server.w, finished(FedAvg(**COMMON)).server.w)
+
+
+def fedamp_ends_where_its_pulled_losses_are_smallest(p: LeastSquares) -> None:
+    pull, eye = 0.3 / (8.0 / p.clients), np.eye(p.features)
+    algorithm = FedAMP(sigma=8.0, lam=0.3, lr=1 / (p.smoothness() + pull), batch=FULL, steps=10)
+    run = least_squares(p, algorithm, rounds=25)
+    w, xi = run.server.w.numpy(), run.server.xi.numpy()
+    assert 0.5 < xi.diagonal().min() < xi.diagonal().max() < 0.9
+    for i in range(p.clients):
+        np.testing.assert_allclose((p.hessian(i) + pull * eye) @ w[i], p.right(i) + pull * xi[i] @ w, rtol=1e-7)
+
+
+def fedcac_without_critical_parameters_is_fedavg(p: LeastSquares) -> None:
+    cac, avg = (least_squares(p, a, rounds=5) for a in (FedCAC(tau=0.0, lr=0.05, batch=5), FedAvg(lr=0.05, batch=5)))
+    assert torch.equal(cac.server.w, avg.server.w)
+
+
 FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "local": local_reaches_each_clients_least_squares,
     "feature-decay": feature_decay_with_nothing_but_a_head_is_local,
@@ -300,6 +411,16 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "learn2pfed": learn2pfed_without_ties_reaches_each_clients_least_squares,
     "knn-per": the_nearest_neighbour_of_a_training_sample_is_itself,
     "flame-lp-proj": flame_in_the_projection_agrees_on_the_projection,
+    "scaffold": scaffold_ends_where_equal_clients_agree_whoever_takes_part,
+    "feddyn": feddyn_ends_where_equal_clients_agree,
+    "fednova": fednova_has_the_fixed_point_of_normalised_updates,
+    "lg-fedavg": lg_fedavg_with_nothing_but_a_head_is_fedavg,
+    "fedbn": fedbn_without_batch_normalisation_is_fedavg,
+    "fedproto": fedproto_without_pull_is_local,
+    "moon": moon_without_contrast_is_fedavg,
+    "fedrod": fedrod_without_balance_has_fedavgs_model,
+    "fedamp": fedamp_ends_where_its_pulled_losses_are_smallest,
+    "fedcac": fedcac_without_critical_parameters_is_fedavg,
     "least-squares": least_squares_is_each_clients_and_the_pooled_one,
     "shared-least-squares": shared_least_squares_has_no_gradient_left,
 }

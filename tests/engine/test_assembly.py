@@ -84,7 +84,7 @@ class Wrapper(nn.Module):
 
 def test_a_head_is_found_by_its_full_name_only() -> None:
     assert hasattr(Wrapper(), "head")
-    with pytest.raises(eq.EquipoiseError, match="FedPer keeps the model's head on the client; name the submodule"):
+    with pytest.raises(eq.EquipoiseError, match="FedPer needs to know the model's head; name the submodule"):
         eq.train(Wrapper(), CLIENTS, eq.FedPer(), rounds=1)
     for algorithm, head, shared in ((eq.FedPer(), "inner.head", 20), (eq.FedAvg(), "head", 35)):
         assert eq.train(Wrapper(), CLIENTS, algorithm, head=head, rounds=1).summary["parameters_shared"] == shared

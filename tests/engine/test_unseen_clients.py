@@ -11,7 +11,16 @@ import torch
 from torch import nn
 
 import equipoise
-from equipoise.algorithms import FedBABU, FedReCo, LeastSquares, SharedLeastSquares
+from equipoise.algorithms import (
+    FedBABU,
+    FedBN,
+    FedProto,
+    FedReCo,
+    LeastSquares,
+    LGFedAvg,
+    Moon,
+    SharedLeastSquares,
+)
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.data.federation import RaggedIndices
@@ -21,6 +30,8 @@ from equipoise.models.base import BodyAndHead
 from tests.support.problems import classification, simulation, small_mlp
 
 MODES = ["threads", "stacked"]
+ALL_OF_IT = (FedBABU, FedProto, FedReCo, LGFedAvg, Moon)
+"""Methods that need to know the head and adapt the whole model all the same."""
 
 
 def held_out(*names: str):
@@ -73,10 +84,14 @@ def test_they_adapt_the_head_or_all_as_the_method_says(in_mode: tuple[Algorithm,
         assert not torch.equal(space.head(model.vector), space.head(run.task.w0))
         assert run.summary()["unseen"]["adaptation_samples"] == 0
         return
-    all_of_it = isinstance(algorithm, (FedBABU, FedReCo)) or "network" in algorithm.init_client(run.start)
+    if isinstance(algorithm, FedBN):  # nothing to adapt, as the model has no normalisation
+        assert torch.equal(model.vector, run.server.w)
+        assert run.summary()["unseen"]["adaptation_samples"] == 0
+        return
+    all_of_it = isinstance(algorithm, ALL_OF_IT) or "network" in algorithm.init_client(run.start)
     if algorithm.requires.head and not all_of_it:
-        body = next(iter(run.server.values()))
-        assert torch.equal(space.body(model.vector), body)
+        body = next(iter(run.server.values()))  # or the whole common model
+        assert torch.equal(space.body(model.vector), space.body(body))
         assert not torch.equal(space.head(model.vector), space.head(run.task.w0))
     else:
         start = run.task.w0 if start is None else start

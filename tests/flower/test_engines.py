@@ -205,7 +205,7 @@ def test_a_client_that_keeps_other_parameters_is_refused(tmp_path: Path) -> None
 def test_an_app_for_a_method_with_heads_needs_one(tmp_path: Path) -> None:
     federation, module = classification(3), nn.Sequential(nn.Linear(5, 3))
     app, _ = deployed(tmp_path / "app", federation, module, {"name": "fedper"})
-    with pytest.raises(EquipoiseError, match="FedPer keeps the model's head on the client; name the submodule"):
+    with pytest.raises(EquipoiseError, match="FedPer needs to know the model's head; name the submodule"):
         app.plan.task()
     app.own["head"] = "0.bias"
     assert app.plan.task().space.body_size == 15

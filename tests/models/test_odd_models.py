@@ -229,7 +229,10 @@ def test_all_is_dropped() -> None:
         ({"clients": NUMBERS, "loss": "squared"}, "the model gives 3 numbers per sample and the targets have 1"),
         ({"split": (0.5, 0.1, 0.1)}, "must be three fractions"),
         ({"split": (0.8, 0.2)}, "must be three fractions"),
-        ({"algorithm": eq.FedRep(), "head": "head"}, "FedRep keeps the model's head on the client; name the submodule"),
+        (
+            {"algorithm": eq.FedRep(), "head": "head"},
+            "FedRep needs to know the model's head; name the submodule",
+        ),
         ({"rounds": 0}, "rounds = 0 is not allowed; it must be a whole number >= 1"),
         ({"mode": "stack"}, "mode = 'stack' is not allowed; it must be 'auto'"),
         ({"loss": lambda o, t: o @ t}, "the loss fails on outputs"),

@@ -169,6 +169,7 @@ def least_squares(problem: LeastSquares, algorithm: Algorithm, head: Any = "head
 
 LOSS_CELLS = {"fit": "loss", "solve": "gradient", "solve_steps": 2}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "fedavg-adam": ("fedavg", {"server_optimizer": "adam"}),
     "learn2pfed-loss": ("learn2pfed", {**LOSS_CELLS, "outer": "validation"}),
     "learn2pfed-joint": (
         "learn2pfed",
