@@ -128,9 +128,12 @@ class ShapeProbe:
         self.space, self.seed, self.dtype = start.space, start.seed, start.w0.dtype
         self.outputs, self.start, self.round, self.lr = start.outputs, start, 1, 1.0
         self.size = start.w0.new_ones(1)
-        self.class_counts = start.w0.new_ones(self.outputs)
         # One tensor each: the schema recognises what a weight is by its identity.
         self.iterations, self.iterations_performed, self.local_steps = (start.w0.new_ones(1) for _ in range(3))
+
+    @property
+    def class_counts(self) -> Tensor:
+        return self.start.w0.new_ones(self.outputs)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"data has no {name!r}{nearest(name, [k for k in dir(LocalData) if k[0] != '_'])}")

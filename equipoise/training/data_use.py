@@ -115,7 +115,7 @@ class UseProbe(ShapeProbe):
         raise refusal(type(self.algorithm).__name__, OPERATIONS[operation])
 
     @property
-    def class_counts(self) -> Never:
+    def class_counts(self) -> Tensor:
         self._refused("class_counts")
 
     def loss(self, v: Tensor) -> Never:

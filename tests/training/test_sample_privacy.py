@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithms import ALGORITHMS, FedAvg, FedAvgFT, FedReCo, Local, PFedMe
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.local_data import LocalData
 from equipoise.config.uploads import UploadSettings
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
@@ -21,7 +22,7 @@ from equipoise.models.base import BodyAndHead
 from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.privacy.sample_accounting import NoisedStep, SampleReleases
-from equipoise.training.data_use import DataUse
+from equipoise.training.data_use import OPERATIONS, DataUse
 from equipoise.training.sample_gradients import SampleGradients, clipped_rows
 from equipoise.training.sample_privacy import PrivateSteps, SamplePrivacy, check_engine, seeded_source
 from tests.support.problems import classification, registered, simulation, small_mlp
@@ -30,6 +31,11 @@ SHUFFLED = {"unit": "sample", "batches": "shuffled"}
 NOT_COVERED = {
     "knn-per": "a client's samples themselves",
     "learn2pfed": "several exchanges",
+    "q-ffl": "loss on all samples",
+    "afl": "loss on all samples",
+    "term": "loss on all samples",
+    "fedrod": "numbers of samples of each class",
+    "fedproto": "sums over the samples of each class",
     "fedcr": "sums over the samples of each class",
     "fedpac": "sums over the samples of each class",
     "least-squares": "features of all samples|second moments",
@@ -130,6 +136,14 @@ def test_what_an_algorithm_does_with_samples_is_what_was_planned(name: str, monk
     assert made.privacy.samples is not None
     for who, samples in made.privacy.sizes.items():
         assert drawn[who, 1] == drawn[who, 2] == made.privacy.samples.message(samples).gaussians
+
+
+def test_every_way_to_a_clients_samples_is_noised_or_refused() -> None:
+    noised = {"descend", "term_gradient"}
+    without_samples = {"space", "seed", "dtype", "outputs", "round", "lr", "point", "reinitialised"}
+    public_or_about_work = {"size", "local_steps", "iterations", "iterations_performed"}
+    known = noised | without_samples | public_or_about_work | set(OPERATIONS)
+    assert {name for name in (*vars(LocalData), *LocalData.__annotations__) if name[0] != "_"} == known
 
 
 @pytest.mark.parametrize("name", NOT_COVERED)
