@@ -86,6 +86,8 @@ class View(Settings):
     "title of a plot"
     axis: str = "score"
     "label of the vertical axis of a plot"
+    horizontal: Literal["round", "megabytes"] = "round"
+    "horizontal axis of a plot: rounds, or the megabytes that all clients together have sent and received by then"
     logarithmic: bool = False
     "whether the vertical axis of a plot is logarithmic"
 

@@ -243,6 +243,14 @@ def test_curves_have_the_values_of_all_seeds(place: Path) -> None:
     assert curves["fedeq duals.norm"] == [(1, [1.0, 1.0]), (2, [6.25, 8.75])]
 
 
+def test_curves_may_be_drawn_against_the_megabytes_sent(place: Path) -> None:
+    view = View(files=("r",), rows=("algorithm.name",), where={"algorithm.name": "fedrep"})
+    sent = View(**{**view.model_dump(), "horizontal": "megabytes"})
+    [(_, rounds)], [(_, megabytes)] = (curves_of(each, place / "toy" / "results", "v") for each in (view, sent))
+    assert [values for _, values in megabytes] == [values for _, values in rounds]
+    assert [at for at, _ in megabytes] == [1e-6, 2e-6]  # a byte up and a byte down in two rounds
+
+
 def test_named_rows_and_columns_of_curves_combine_as_in_a_table(place: Path) -> None:
     methods = ({"label": "theirs", "where": {"algorithm.name": "fedrep"}},)
     rates = ({"label": "slow", "where": {"algorithm.lr": 0.1}}, {"label": "fast", "where": {"algorithm.lr": 0.3}})
