@@ -43,6 +43,8 @@ _MAIN = "score"
 """The personal models' score, or that of the global model of a method that has no personal ones."""
 _OF_CLIENTS = (_MAIN, "unseen")
 """Figures that records have for single clients."""
+_CONTROL = "control"
+"""The cell of the control itself in a column of differences."""
 _DIVERGED, _WITHOUT = "diverged", "without"
 Curve = tuple[str, list[tuple[float, list[float]]]]
 """A name, and the values of all seeds at each round, or at the megabytes sent by then."""
@@ -98,6 +100,8 @@ def _at_round(record: Record, field: str, number: int) -> Any:
 
 def _number(values: Sequence[float], figure: Figure, percent: bool, signed: bool = False) -> str:
     values = [figure.factor * value for value in values]
+    if figure.digits == 0 and not signed and len(set(values)) == 1:  # a count that is the same in every run
+        return f"{values[0]:,.0f}"
     if figure.digits is None and not percent:
         text = f"{mean(values):.4g}" + (f" ± {stdev(values):.2g}" if len(values) > 1 else "")
     else:
@@ -119,6 +123,8 @@ def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record],
         return str(len({record.seed for record in records if _has_results(record)}))
     if any(figure.figure in record.settings for record in records):
         return ", ".join(dict.fromkeys(text_of(record.settings.get(figure.figure)) for record in records))
+    if figure.against and list(controls) == list(records):
+        return _CONTROL
     if figure.over == "clients":
         return _over_clients(records, figure, controls, repeats)
     found = _values(records, figure, repeats)
