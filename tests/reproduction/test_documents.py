@@ -61,6 +61,13 @@ def test_a_table_has_means_and_deviations_over_seeds_and_no_trials(place: Path) 
     assert (fedeq[5:], fedrep[5:]) == (["0.3", "2"], ["0.1", "3"])
 
 
+def test_a_run_that_is_in_two_files_counts_once(place: Path) -> None:
+    folder = place / "toy" / "results"
+    (folder / "s.jsonl").write_text((folder / "r.jsonl").read_text())
+    figures = ("personal", "seeds")
+    assert table(place, files=("r", "s"), figures=figures) == table(place, figures=figures)
+
+
 def test_an_empty_list_selects_the_runs_without_a_setting(place: Path) -> None:
     assert [row[0] for row in table(place, where={"algorithm.rho": []})] == ["algorithm", "fedrep"]
     assert [row[0] for row in table(place, where={"algorithm.rho": 0.01})] == ["algorithm", "fedeq"]
