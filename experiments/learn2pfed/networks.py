@@ -12,14 +12,15 @@ from torch.utils.flop_counter import FlopCounterMode
 from equipoise.models import MODELS
 from equipoise.reproduction.result_tables import markdown_table
 
-LAYERS = (120, 84), (120,), ()
+LAYERS: list[tuple[int, ...]] = [(120, 84), (120,), ()]
 """Fully connected layers before the last one, which cells fit."""
-PAPER = (61.14, 14.72), (50.99, 17.65), (2.87, 313.58)
+PAPER = [(61.14, 14.72), (50.99, 17.65), (2.87, 313.58)]
 """Table V: thousands of parameters that stay, and the ratio in %."""
 
 
 def lenet(hidden: tuple[int, ...]) -> nn.Module:
-    return MODELS["lenet"](hidden=hidden).build((3, 32, 32), 10)
+    module: nn.Module = MODELS["lenet"](hidden=hidden).build((3, 32, 32), 10)
+    return module
 
 
 def size(module: nn.Module) -> int:
@@ -35,8 +36,8 @@ def table5() -> str:
         body = size(module) - size(head)
         ours = [str(list(hidden)), f"{body:,}", f"{size(head):,}", f"{size(head) / body:.2%}"]
         rows.append([*ours, f"{kept} thousand", f"{percent}%", f"{kept * percent / 100:.2f} thousand"])
-    head = ["layers before the cells", "stays", "sent in an exchange", "ratio"]
-    return markdown_table([*head, "paper: stays", "paper: ratio", "their product"], rows)
+    names = ["layers before the cells", "stays", "sent in an exchange", "ratio"]
+    return markdown_table([*names, "paper: stays", "paper: ratio", "their product"], rows)
 
 
 def table6() -> str:
