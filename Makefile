@@ -10,6 +10,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # One process more than two cores can feed: tests of deployments mostly wait. With worksteal none is idle at the end.
 PYTEST := $(BIN)/pytest -n 3 --dist worksteal
+# What one process has compiled, all others read: the three of the tests, and hundreds that these start.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup demo test test-fast lint docs results format catalogue notebooks clean
 

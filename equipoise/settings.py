@@ -1,7 +1,12 @@
 """Settings that are checked: the base of algorithms, models, partitions and the sections of a configuration."""
 
+import ast
 import difflib
+import inspect
+import textwrap
 from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -34,9 +39,7 @@ class Settings(BaseModel):
     Unknown keys, wrong types and values out of range are errors. A string under a field explains it.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     paper: ClassVar[str] = ""
 
     def __init__(self, **values: Any) -> None:
@@ -70,10 +73,30 @@ class Settings(BaseModel):
                 "name": name,
                 "default": _plain(field.default) if not field.is_required() else None,
                 "allowed": _allowed(properties[name]),
-                "meaning": (field.description or "").strip(),
+                "meaning": (_explanation(cls, name) if field.description is None else field.description).strip(),
             }
             for name, field in cls.model_fields.items()
         ]
+
+
+def _explanation(cls: type, field: str) -> str:
+    """Return the string under a field, in the class or in one that it derives from."""
+    return next((text for owner in cls.__mro__ if (text := _strings_under_fields(owner).get(field, ""))), "")
+
+
+@cache
+def _strings_under_fields(cls: type) -> dict[str, str]:
+    """Read a class's source when somebody asks; reading all at every import, as pydantic does, doubles its time."""
+    try:
+        (parsed,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    except (OSError, TypeError, SyntaxError):  # no file, as in an interactive session
+        return {}
+    found = {}
+    for field, under in pairwise(getattr(parsed, "body", ())):
+        match field, under:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                found[name] = inspect.cleandoc(text)
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ _GIVEN = ("shape", "outputs")
 class OwnModel(ModelSettings):
     """The settings of the user's own module."""
 
-    model_config = ConfigDict(use_attribute_docstrings=False, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
     label: ClassVar[str] = ""
     make: ClassVar[Callable[..., Any]]
     arguments: ClassVar[tuple[Argument, ...]] = ()

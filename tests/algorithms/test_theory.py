@@ -38,13 +38,16 @@ from equipoise.engine.simulation import Simulation
 from tests.support.marks import slow_except
 from tests.support.problems import FULL, LeastSquares, classification, least_squares, simulation
 
+LONG = 100
+"""Rounds or steps that are enough for limits: 80 gradient steps leave a billionth of the error on these problems."""
+
 
 def personal(run: Simulation, who: int) -> np.ndarray:
     return run.store.get(who)["v"].numpy()
 
 
 def local_reaches_each_clients_least_squares(p: LeastSquares) -> None:
-    run = least_squares(p, Local(lr=1 / p.smoothness(), batch=FULL), rounds=400)
+    run = least_squares(p, Local(lr=1 / p.smoothness(), batch=FULL), rounds=LONG)
     for i in range(p.clients):
         np.testing.assert_allclose(personal(run, i), p.local(i), rtol=1e-8)
 
@@ -59,7 +62,7 @@ def fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss(p: LeastSqu
             w -= lr * 2 * x.T @ (x @ w - y) / len(x)
         run = least_squares(p, FedAvg(lr=lr, batch=FULL), rounds=rounds)
         np.testing.assert_allclose(run.server.w.numpy(), w, rtol=1e-12)
-    run = least_squares(p, FedAvg(lr=1 / p.smoothness(), batch=FULL), rounds=400)
+    run = least_squares(p, FedAvg(lr=1 / p.smoothness(), batch=FULL), rounds=LONG)
     np.testing.assert_allclose(run.server.w.numpy(), p.pooled(), rtol=1e-8)
 
 
@@ -76,11 +79,11 @@ def _personal_vector(run: Simulation, who: int) -> np.ndarray:
 
 
 def fine_tuning_for_long_reaches_each_clients_least_squares(p: LeastSquares) -> None:
-    _fine_tuned(p, FedAvgFT(lr=1 / p.smoothness(), batch=FULL, finetune_epochs=500))
+    _fine_tuned(p, FedAvgFT(lr=1 / p.smoothness(), batch=FULL, finetune_epochs=LONG))
 
 
 def fine_tuning_has_no_proximal_term(p: LeastSquares) -> None:
-    _fine_tuned(p, FedProxFT(lr=1 / p.smoothness(), batch=FULL, finetune_epochs=500, mu=5.0))
+    _fine_tuned(p, FedProxFT(lr=1 / p.smoothness(), batch=FULL, finetune_epochs=LONG, mu=5.0))
 
 
 def fedprox_solves_its_proximal_problem(p: LeastSquares) -> None:
@@ -99,7 +102,7 @@ def fedprox_solves_its_proximal_problem(p: LeastSquares) -> None:
 def ditto_has_the_pooled_model_and_the_pulled_ones(p: LeastSquares) -> None:
     lam = 0.9
     algorithm = Ditto(lr=1 / p.smoothness(), batch=FULL, lam=lam, personal_lr=1 / (p.smoothness() + lam))
-    run = least_squares(p, algorithm, rounds=600)
+    run = least_squares(p, algorithm, rounds=LONG)
     w = p.pooled()
     np.testing.assert_allclose(run.server.w.numpy(), w, rtol=1e-8)
     for i in range(p.clients):
@@ -108,13 +111,13 @@ def ditto_has_the_pooled_model_and_the_pulled_ones(p: LeastSquares) -> None:
 
 
 def fedper_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
-    run = least_squares(p, FedPer(lr=1 / p.smoothness(), batch=FULL), rounds=400)
+    run = least_squares(p, FedPer(lr=1 / p.smoothness(), batch=FULL), rounds=LONG)
     for i in range(p.clients):
         np.testing.assert_allclose(run.store.get(i)["w_p"].numpy(), p.local(i), rtol=1e-8)
 
 
 def fedrep_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
-    run = least_squares(p, FedRep(lr=1 / p.smoothness(), batch=FULL), rounds=400)
+    run = least_squares(p, FedRep(lr=1 / p.smoothness(), batch=FULL), rounds=LONG)
     for i in range(p.clients):
         np.testing.assert_allclose(run.store.get(i)["h"].numpy(), p.local(i), rtol=1e-8)
 
@@ -122,7 +125,7 @@ def fedrep_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
 def flame_ends_where_its_envelopes_are_smallest(p: LeastSquares) -> None:
     lam, eye = 0.8, np.eye(p.features)
     rate = 1 / (p.smoothness() + lam)
-    run = least_squares(p, Flame(lam=lam, rho=3 * lam / p.clients, lr=rate, batch=FULL, steps=20), rounds=250)
+    run = least_squares(p, Flame(lam=lam, rho=3 * lam / p.clients, lr=rate, batch=FULL, steps=20), rounds=LONG)
     w = run.server.w.numpy()
     theta = [run.store.get(i).theta.numpy() for i in range(p.clients)]
     for i in range(p.clients):
@@ -144,7 +147,7 @@ def pfedme_takes_gradient_steps_on_the_envelopes(p: LeastSquares) -> None:
 
 def fedadmm_ends_where_equal_clients_agree(p: LeastSquares) -> None:
     algorithm = FedADMM(rho=2 / p.clients, lr=1 / (p.smoothness() + 2), batch=FULL, steps=40)
-    run = least_squares(p, algorithm, rounds=200)
+    run = least_squares(p, algorithm, rounds=LONG)
     hessian, right = (sum(f(i) for i in range(p.clients)) for f in (p.hessian, p.right))
     np.testing.assert_allclose(run.server.w.numpy(), np.linalg.solve(hessian, right), rtol=1e-8)
 
@@ -166,7 +169,7 @@ def flame_in_the_projection_agrees_on_the_projection(p: LeastSquares) -> None:
     lam = 0.8
     rate = 1 / (p.smoothness() + lam)
     algorithm = FlameLpProj(lam=lam, rho=3 * lam / p.clients, d_sub=2, lr=rate, batch=FULL, steps=20)
-    run = least_squares(p, algorithm, rounds=250)
+    run = least_squares(p, algorithm, rounds=LONG)
     matrix = algorithm.seen(torch.eye(p.features).double(), 0).T.numpy()
     w = run.server.w.numpy()
     theta = [run.store.get(i).theta.numpy() for i in range(p.clients)]
@@ -183,7 +186,7 @@ def _in_projection(p: LeastSquares, i: int, lam: float, matrix: np.ndarray, w: n
 def fedeq_by_dual_averages_ends_where_equal_clients_agree(p: LeastSquares) -> None:
     rho = 1.0
     algorithm = FeDEQ(rho=rho, average="dual", lr=1 / (p.smoothness() + rho), head_epochs=1, epochs=8, batch=FULL)
-    run = least_squares(p, algorithm, head=None, rounds=300)
+    run = least_squares(p, algorithm, head=None, rounds=LONG)
     hessian, right = (sum(f(i) for i in range(p.clients)) for f in (p.hessian, p.right))
     np.testing.assert_allclose(run.server.theta.numpy(), np.linalg.solve(hessian, right), rtol=1e-7)
 
@@ -199,13 +202,13 @@ def fl_deq_of_equal_devices_is_gradient_descent_on_the_mean_of_losses(p: LeastSq
 
 def the_nearest_neighbour_of_a_training_sample_is_itself(p: LeastSquares) -> None:
     algorithm = KnnPer(lr=1 / p.smoothness(), batch=FULL, k=(1,), mix=(1.0,))
-    run = least_squares(p, algorithm, rounds=400)
+    run = least_squares(p, algorithm, rounds=LONG)
     np.testing.assert_allclose(run.server.w.numpy(), p.pooled(), rtol=1e-8)  # FedAvg's model
     np.testing.assert_allclose(run.scores.tables()["personal"][:, 2:], 0, atol=1e-14)  # test samples are trained on
 
 
 def cfl_that_never_splits_is_fedavg(p: LeastSquares) -> None:
-    run = least_squares(p, CFL(lr=1 / p.smoothness(), batch=FULL, quiet=1000), rounds=400)
+    run = least_squares(p, CFL(lr=1 / p.smoothness(), batch=FULL, quiet=1000), rounds=LONG)
     np.testing.assert_allclose(run.server.w[0].numpy(), p.pooled(), rtol=1e-8)
     assert not run.server.group.any()
 
@@ -218,12 +221,12 @@ def learn2pfed_without_ties_reaches_each_clients_least_squares(p: LeastSquares) 
 
 
 def fedbabu_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
-    _fine_tuned(p, FedBABU(lr=1 / p.smoothness(), batch=FULL, finetune_epochs=500))
+    _fine_tuned(p, FedBABU(lr=1 / p.smoothness(), batch=FULL, finetune_epochs=LONG))
 
 
 def fedreco_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
     """There is nothing to agree on, whatever the pull."""
-    run = least_squares(p, FedReCo(lr=1 / p.smoothness(), batch=FULL, lam=5.0), rounds=400)
+    run = least_squares(p, FedReCo(lr=1 / p.smoothness(), batch=FULL, lam=5.0), rounds=LONG)
     for i in range(p.clients):
         np.testing.assert_allclose(run.store.get(i).w.numpy(), p.local(i), rtol=1e-8)
 

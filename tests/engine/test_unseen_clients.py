@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from equipoise.algorithms import FedBABU, FedReCo, LeastSquares, SharedLeastSqua
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.data.federation import RaggedIndices
+from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import BodyAndHead
 from tests.support.problems import classification, simulation, small_mlp
@@ -23,6 +25,14 @@ MODES = ["threads", "stacked"]
 
 def held_out(*names: str):
     return replace(classification(), unseen=frozenset(names))
+
+
+@cache
+def with_newcomer(algorithm: Algorithm, mode: str) -> Simulation:
+    """Run an algorithm once for all tests that only look at what it did for the client that it never saw."""
+    run = simulation(algorithm, held_out("client-3"), mode=mode, rounds=3)
+    run.run()
+    return run
 
 
 def test_training_goes_as_if_they_did_not_exist(in_mode: tuple[Algorithm, str]) -> None:
@@ -35,7 +45,7 @@ def test_training_goes_as_if_they_did_not_exist(in_mode: tuple[Algorithm, str]) 
         unseen=frozenset(),
         **{s: RaggedIndices([getattr(everybody, s)[i] for i in keep]) for s in ("train", "validation", "test")},
     )
-    with_them, without = (simulation(algorithm, f, mode=mode, participation=3) for f in (everybody, others))
+    with_them, without = (simulation(algorithm, f, mode=mode, participation=3, rounds=3) for f in (everybody, others))
     with_them.run()
     without.run()
     assert with_them.server.keys() == without.server.keys()
@@ -49,8 +59,7 @@ def test_training_goes_as_if_they_did_not_exist(in_mode: tuple[Algorithm, str]) 
 
 def test_they_adapt_the_head_or_all_as_the_method_says(in_mode: tuple[Algorithm, str]) -> None:
     algorithm, mode = in_mode
-    run = simulation(algorithm, held_out("client-3"), mode=mode)
-    run.run()
+    run = with_newcomer(algorithm, mode)
     result = equipoise.api.Result(run)
     model = result.personal_vector("client-3")
     space = run.task.space
@@ -87,8 +96,7 @@ def test_both_modes_give_the_same_adapted_models(one_of_a_kind: Algorithm) -> No
 
 
 def test_scores_are_those_of_the_adapted_model(algorithm: Algorithm) -> None:
-    run = simulation(algorithm, held_out("client-3"))
-    run.run()
+    run = with_newcomer(algorithm, "threads")
     module = equipoise.api.Result(run).personal("client-3")
     x, y = run.federation.gather(torch.from_numpy(run.federation.test[3]))
     accuracy = float((module(x).argmax(-1) == y).double().mean())
@@ -96,28 +104,26 @@ def test_scores_are_those_of_the_adapted_model(algorithm: Algorithm) -> None:
     assert run.scores.tables()["personal"][3, 3] == pytest.approx(accuracy)
 
 
-def test_they_are_scored_once_at_the_end_and_a_resumed_run_knows(algorithm: Algorithm, tmp_path: Path) -> None:
-    federation = held_out("client-2")
-    run = simulation(algorithm, federation, folder=tmp_path / "a")
-    run.run()
-    assert run.summary()["unseen"]["clients"] == 1
-    assert "unseen" in (tmp_path / "a" / "clients.csv").read_text().splitlines()[0]
-    rows = (tmp_path / "a" / "clients.csv").read_text().splitlines()[1:]
+def test_they_are_scored_at_the_end_of_a_run_also_if_it_is_resumed_or_made_longer(
+    algorithm: Algorithm, tmp_path: Path
+) -> None:
+    federation, clients = held_out("client-2"), tmp_path / "short" / "clients.csv"
+    simulation(algorithm, federation, folder=tmp_path / "long", rounds=3).run()
+    short = simulation(algorithm, federation, folder=tmp_path / "short", rounds=1, checkpoint_every=1)
+    short.run()
+    assert short.summary()["unseen"]["clients"] == 1
+    assert "unseen" in clients.read_text().splitlines()[0]
+    rows = clients.read_text().splitlines()[1:]
     assert [row.split(",")[1] for row in rows] == ["false", "false", "true", "false", "false", "false"]
-    again = simulation(algorithm, federation, folder=tmp_path / "a", new=False)
+    options = {"folder": tmp_path / "short", "checkpoint_every": 1, "new": False}
+    again = simulation(algorithm, federation, rounds=1, **options)
     again.resume()
-    assert again.summary()["unseen"] == run.summary()["unseen"]
+    assert again.summary()["unseen"] == short.summary()["unseen"]
     again.close()
-
-
-def test_a_run_that_is_made_longer_ends_like_one_that_was_long(algorithm: Algorithm, tmp_path: Path) -> None:
-    federation = held_out("client-2")
-    simulation(algorithm, federation, folder=tmp_path / "long", rounds=4).run()
-    simulation(algorithm, federation, folder=tmp_path / "short", rounds=2, checkpoint_every=1).run()
-    more = simulation(algorithm, federation, folder=tmp_path / "short", rounds=4, checkpoint_every=1, new=False)
+    more = simulation(algorithm, federation, rounds=3, **options)
     more.resume()
     more.advance()
-    assert "unseen" not in more.summary()  # what was scored after round 2 says nothing of round 3
+    assert "unseen" not in more.summary()  # what was scored after round 1 says nothing of round 2
     more.run()
     for file in ("metrics.jsonl", "clients.csv"):
         assert (tmp_path / "short" / file).read_bytes() == (tmp_path / "long" / file).read_bytes()

@@ -140,7 +140,7 @@ def test_data_without_series_have_no_forecasts(tmp_path: Path) -> None:
 def test_scores_are_the_same_bytes_with_any_number_of_threads_and_when_resumed(mode: str, tmp_path: Path) -> None:
     data = series.federation(clients=4, unseen=("c3",))
 
-    def train(folder: str, rounds: int = 3, workers: int = 1, resume: bool = False) -> bytes:
+    def train(folder: str, rounds: int = 2, workers: int = 1, resume: bool = False) -> bytes:
         torch.manual_seed(0)
         eq.train(
             nn.Linear(24, 6),

@@ -1,6 +1,7 @@
 """Settings from a function's signature."""
 
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ from equipoise.registry import arguments_of, settings_class
 from equipoise.settings import Settings, read
 
 
+@cache
 def settings_of(function: Any, paths: bool = False) -> type[Settings]:
     found, _ = arguments_of(function, "f", (), ("name",), paths)
     return settings_class(Settings, function, found, {})

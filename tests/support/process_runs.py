@@ -56,10 +56,11 @@ def cases() -> dict[str, dict[str, Any]]:
         found[f"{name} threads"] = {"algorithm": registered(name), "rounds": 3}
     for name in KINDS:
         found[f"{name} stacked"] = {"algorithm": registered(name), "mode": "stacked", "rounds": 3}
-    for method in ("fedavg", "flame"):
+    for turn, method in enumerate(("fedavg", "flame")):
         for rule, reducer in REDUCERS.items():
             found[f"{method} {rule}"] = uploads(method, UploadSettings(None, reducer()))
-        for attack in [*(cls(fraction=0.3) for cls in ATTACKS.values()), Average()]:
+        # An attack sees messages and not methods: each with one of the two, by turns.
+        for attack in [*(cls(fraction=0.3) for cls in [*ATTACKS.values()][turn::2]), Average()]:
             settings = UploadSettings(attack, REDUCERS["krum"]())
             found[f"{method} {type(attack).__name__}"] = uploads(method, settings)
         for where in ("local", "central"):

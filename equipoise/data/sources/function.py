@@ -20,7 +20,7 @@ _TAKEN = ("name", "partition", "only", "normalize", "most", "unseen")
 class OwnFunction(Source):
     """The settings of the user's own function."""
 
-    model_config = ConfigDict(use_attribute_docstrings=False, protected_namespaces=())
+    model_config = ConfigDict(protected_namespaces=())
     own: ClassVar[bool] = True
     label: ClassVar[str] = ""
     make: ClassVar[Callable[..., Any]]
