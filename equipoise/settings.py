@@ -41,6 +41,9 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     paper: ClassVar[str] = ""
+    unwritten: ClassVar[frozenset[str]] = frozenset()
+    """Settings that `table` leaves out where they have their default: those added when there were results already,
+    whose digests of all settings must not change."""
 
     def __init__(self, **values: Any) -> None:
         self._check(_tuples(values), type(self).__name__)
@@ -57,7 +60,8 @@ class Settings(BaseModel):
     def table(self) -> dict[str, Any]:
         """Return the settings as a TOML table, including all defaults; what is None is left out."""
         values = {key: getattr(self, key) for key in type(self).model_fields}
-        return {key: _plain(v) for key, v in values.items() if v is not None}
+        left_out = {key for key in self.unwritten if values[key] == type(self).model_fields[key].default}
+        return {key: _plain(v) for key, v in values.items() if v is not None and key not in left_out}
 
     @classmethod
     def summary(cls) -> str:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import isfinite
 from typing import Protocol
@@ -129,6 +129,16 @@ class Uploads(ABC):
     who: tuple[int, ...]
     "numbers of the clients that took part in the round, in the order of their names"
 
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Return the numbers of the clients whose messages are combined, one for each row."""
+        return self.who
+
+    @property
+    def sent(self) -> int:
+        """Return the number of messages that clients sent, where rows may be mixtures of several."""
+        return len(self)
+
     @abstractmethod
     def __len__(self) -> int:
         """Return the number of messages that are combined."""
@@ -164,11 +174,20 @@ class Uploads(ABC):
     def only(self, *names: str) -> "Uploads":
         """Return the same uploads with these fields only, every client counting once."""
 
-    def blocks(self, name: str) -> Iterator[Tensor]:
-        """Yield a field of all messages, one row each, some coordinates at a time so that memory stays small."""
+    def weighing(self, weights: Tensor) -> "Uploads":
+        """Return the same messages with other weights, one for each, as if clients had sent them."""
+        raise TypeError(f"{type(self).__name__} are combined with equal weights")
+
+    def spans(self, name: str) -> Iterator[tuple[int, int]]:
+        """Yield the first coordinate of each block of a field, and the first one after it; a block fits into memory."""
         size, width = self.like[name].numel(), max(1, _BLOCK_BYTES // (8 * len(self)))
         for low in range(0, max(size, 1), width):
-            yield self.columns(name, low, min(low + width, size))
+            yield low, min(low + width, size)
+
+    def blocks(self, name: str) -> Iterator[Tensor]:
+        """Yield a field of all messages, one row each, some coordinates at a time so that memory stays small."""
+        for low, high in self.spans(name):
+            yield self.columns(name, low, high)
 
     def each(self, function: Callable[[Tensor], Tensor]) -> State:
         """Return the message that a function from rows of coordinates to one row makes."""
@@ -245,6 +264,10 @@ class RoundUploads(UploadsOfRound):
 
     def columns(self, name: str, low: int, high: int) -> Tensor:
         return torch.stack([u.message[name].flatten()[low:high] for u in self.uploads])
+
+    def weighing(self, weights: Tensor) -> "RoundUploads":
+        pairs = zip(self.uploads, weights.split(1), strict=True)
+        return replace(self, items=tuple(replace(upload, weight=weight) for upload, weight in pairs))
 
     def only(self, *names: str) -> "RoundUploads":
         chosen = (Upload(State({k: u.message[k] for k in names})) for u in self.uploads)

@@ -31,6 +31,7 @@ COMMANDS = (
     "show",
     "sweep",
     "cka",
+    "audit",
     "reproduce",
     "report",
     "watch",

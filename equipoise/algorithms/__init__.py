@@ -1,8 +1,10 @@
 """The registry of algorithms: one file per paper, one line per algorithm here."""
 
+from equipoise.algorithms.afl import AFL
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.cfl import CFL
 from equipoise.algorithms.ditto import Ditto
+from equipoise.algorithms.feature_decay import FeatureDecay
 from equipoise.algorithms.fedadmm import FedADMM
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.algorithms.fedavg_ft import FedAvgFT
@@ -23,14 +25,20 @@ from equipoise.algorithms.least_squares import LeastSquares
 from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.pfedme import PFedMe
+from equipoise.algorithms.q_ffl import QFFL
 from equipoise.algorithms.shared_least_squares import SharedLeastSquares
+from equipoise.algorithms.term import TERM
 from equipoise.registry import Registry
 
 __all__ = [
+    "AFL",
     "ALGORITHMS",
     "CFL",
+    "QFFL",
+    "TERM",
     "Ditto",
     "FeDEQ",
+    "FeatureDecay",
     "FedADMM",
     "FedAvg",
     "FedAvgFT",
@@ -59,6 +67,7 @@ ALGORITHMS = Registry(
     Algorithm,  # type: ignore[type-abstract]
     {
         "local": Local,
+        "feature-decay": FeatureDecay,
         "fedavg": FedAvg,
         "fedavg-ft": FedAvgFT,
         "fedprox": FedProx,
@@ -80,6 +89,9 @@ ALGORITHMS = Registry(
         "fedbabu": FedBABU,
         "fedpac": FedPAC,
         "fedcr": FedCR,
+        "q-ffl": QFFL,
+        "afl": AFL,
+        "term": TERM,
         "least-squares": LeastSquares,
         "shared-least-squares": SharedLeastSquares,
     },

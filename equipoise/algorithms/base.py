@@ -123,6 +123,15 @@ class Algorithm(Settings, ABC):
         """Return the server's next state from the uploads of a round, which `reduce` combines into one message."""
         return server
 
+    def origin(self, server: State) -> State | None:
+        """Return the message of a client that learned nothing in this round, as the server knows it beforehand.
+
+        Rules on differences (clipping, cosines) and attacks that scale an update measure from it. By default it is
+        the server's state: of its fields, those that a message has as well, by name and shape, count. None means that
+        there is no such message, as for statistics of the client's samples; rules on differences are then refused.
+        """
+        return server
+
     def personal_model(self, client: State, down: State, data: LocalData) -> Tensor | None:
         """Return the model that the client predicts with, or None if the algorithm has no personal models."""
         return None
@@ -146,3 +155,18 @@ class Algorithm(Settings, ABC):
         fields = trainer.model_fields.keys() - {"adapt_epochs"}
         by = f"{trainer.__module__}.{trainer.__qualname__}"  # own code may have classes of the same name
         return {"by": by, **{name: value for name, value in self.table().items() if name in fields}}
+
+
+def origin_of(algorithm: Algorithm, server: State, like: State) -> State | None:
+    """Return the part of an algorithm's origin that messages have; None if there is none.
+
+    Args:
+        algorithm: the algorithm.
+        server: the server's state before the round.
+        like: a message; fields that are not in the origin (a loss, a count) are left out.
+    """
+    found = algorithm.origin(server)
+    if found is None:
+        return None
+    known = State({k: found[k] for k, t in like.items() if k in found and found[k].shape == t.shape})
+    return known if known or not like else None

@@ -37,6 +37,13 @@ class SeveralExchanges(ABC):
         """Return the number of exchanges in a round."""
 
 
+class ReducesGroups:
+    """The server reduces groups of clients, or groups of fields, one after the other in a round.
+
+    A reducer that remembers the round before has then no one result to remember.
+    """
+
+
 class HasConsensusModel(ABC):
     """Clients keep a copy of what is shared; the consensus model uses the shared values instead of the copy."""
 

@@ -7,13 +7,14 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm, Reduce
+from equipoise.algorithms.capabilities import ReducesGroups
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.settings import Count, Fraction, Positive
 from equipoise.state import RoundUploads, State, Upload, Uploads
 from equipoise.torch_device import widened
 
 
-class CFL(Algorithm):
+class CFL(ReducesGroups, Algorithm):
     """FedAvg within groups of clients, which are split when their updates contradict each other (CFL).
 
     w: one model per group; delta: a client's update of its group's model. A group is split in two when the mean of its
@@ -50,6 +51,9 @@ class CFL(Algorithm):
         if client < len(server.group):
             return State(w=server.w[int(server.group[client])])
         return State(w=self.global_model(server))  # the group of a newcomer is not known
+
+    def origin(self, server: State) -> State:
+        return State(delta=torch.zeros_like(server.w[0]))
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         delta = data.descend(down.w) - down.w

@@ -42,6 +42,9 @@ class FedADMM(TrainsOtherModel, ReportsDiagnostics, UsesLastUploads, Algorithm):
     def initial_upload(self, start: Start) -> State:
         return State(u=start.w0)
 
+    def origin(self, server: State) -> State:
+        return State(u=server.w)
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w, pi, rho, alpha = down.w, client.pi, self.rho, 1 / client.clients
         # Minimise alpha f(theta) + <pi, theta - w> + rho/2 ||theta - w||^2, divided by alpha.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.capabilities import ReducesGroups
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.errors import EquipoiseError
 from equipoise.models.gaussian import ENCODER, normal
@@ -26,7 +27,7 @@ class Divergence(LossTerm):
         return given.weight * terms.sum(-1) / 2
 
 
-class FedCR(Algorithm):
+class FedCR(ReducesGroups, Algorithm):
     """Random representations, pulled towards one distribution per class that all clients share.
 
     phi: the common body, which gives mean and standard deviation of the representation z; h: a client's head; p(z|x):
@@ -60,6 +61,9 @@ class FedCR(Algorithm):
 
     def init_client(self, start: Start) -> State:
         return State(h=start.space.head(start.w0))
+
+    def origin(self, server: State) -> None:
+        return None  # statistics of a client are not known beforehand
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         weight = torch.full_like(down.mean[..., 0, :1], self.beta)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm, Reduce, Requirements
+from equipoise.algorithms.capabilities import ReducesGroups
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
@@ -23,7 +24,7 @@ class Alignment(LossTerm):
         return given.weight[y] * (h[0] - given.c[y]).square().mean(-1)
 
 
-class FedPAC(Algorithm):
+class FedPAC(ReducesGroups, Algorithm):
     """A common extractor whose features are pulled towards common class centres; heads combine several clients' heads.
 
     theta: the extractor; phi_i: client i's head; c: the class centres over all clients; mu_i: the client's own, each
@@ -56,6 +57,9 @@ class FedPAC(Algorithm):
         newcomer = client >= len(server.phi)  # no combination is known for it
         phi = server.phi.mean(0) if newcomer else server.phi[client]
         return State(theta=server.theta, phi=phi, c=server.c, known=server.known)
+
+    def origin(self, server: State) -> None:
+        return None  # statistics of a client are not known beforehand
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w = data.space.join(down.theta, down.phi)

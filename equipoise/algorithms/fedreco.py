@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm, Reduce, Requirements
 from equipoise.algorithms.capabilities import HasConsensusModel
+from equipoise.algorithms.feature_decay import Size
 from equipoise.algorithms.local_data import LocalData, Start
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
@@ -26,15 +27,6 @@ class Discord(LossTerm):
         """Return the sum of squared distances over the representation points, weighted by given.weight."""
         apart = [(a - b).square().sum(-1) for a, b in zip(h, probed, strict=True)]
         return torch.stack(apart, dim=-1) @ given.weight
-
-
-class Size(LossTerm):
-    """The squared length of representations: what remains of H where the probe's are zero."""
-
-    @staticmethod
-    def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
-        """Return the sum of squared lengths over the representation points, weighted by given.weight."""
-        return torch.stack([a.square().sum(-1) for a in h], dim=-1) @ given.weight
 
 
 class FedReCo(HasConsensusModel, Algorithm):
@@ -152,6 +144,9 @@ class FedReCo(HasConsensusModel, Algorithm):
         if not down.u_0.shape[-1] or (self.lam == 0 and not full):
             return data.descend(w, **u, epochs=epochs)
         return data.descend(w, **u, epochs=epochs, term=self._pull(w, down, data))
+
+    def origin(self, server: State) -> State:
+        return State(g=torch.zeros_like(server.u_0))
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         own, state = client.w, State()

@@ -51,6 +51,9 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
     def initial_upload(self, start: Start) -> State:
         return State(u=self.seen(start.w0, start.seed))  # line 1: u = w_i + pi / rho, with pi = 0
 
+    def origin(self, server: State) -> State:
+        return State(u=server.w)
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         lam, rho = self.lam, self.rho
         w, pi = down.w, client.pi

@@ -81,6 +81,9 @@ class LeastSquares(UsesLastUploads, Algorithm):
     def broadcast(self, server: State, client: int) -> State:
         return State(w=server.w) if self._pools else State()
 
+    def origin(self, server: State) -> State | None:
+        return None if self._pools else State()  # moments are no change of anything
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         if not self._pools:
             return client, Upload()

@@ -124,6 +124,12 @@ class LocalData(Protocol):
         The entries of every parameter are in another order (see `ParameterSpace.shuffled`).
         """
 
+    def loss(self, v: Tensor) -> Tensor:
+        """Return the mean loss of v over all training samples, of the shape of `size`.
+
+        The model predicts as when it is scored, without dropout, and auxiliary losses of its layers do not count.
+        """
+
     def full_gradient(self, v: Tensor, *, active: Tensor | None = None) -> Tensor:
         """Return the gradient at v of the mean loss over all training samples; zero outside `active`."""
 

@@ -59,6 +59,9 @@ class SharedLeastSquares(UsesLastUploads, Algorithm):
         w = widened(self.init_server(start).w)
         return State(S=packed(w.new_zeros(len(w), len(w))), b=torch.zeros_like(w))
 
+    def origin(self, server: State) -> None:
+        return None  # moments are no change of anything
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         reduced = self._reduced(client, data)
         return client, Upload(State(S=packed(reduced.xx), b=reduced.xy))

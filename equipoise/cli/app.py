@@ -9,6 +9,7 @@ import typer
 import typer.core
 
 from equipoise.cli.adapt import adapt
+from equipoise.cli.audit import audit
 from equipoise.cli.cka import cka
 from equipoise.cli.command_group import CommandGroup, SettingsCommand
 from equipoise.cli.compare import compare
@@ -42,6 +43,7 @@ app = typer.Typer(
 )
 for command in (demo, run, show, watch, compare, plot, report, sweep, reproduce, record, cka, export, predict, adapt):
     app.command(cls=SettingsCommand if command in (run, show, sweep, reproduce) else None)(command)
+app.command()(audit)
 app.command("list")(list_)
 app.add_typer(data_app, name="data")
 app.add_typer(deploy_app, name="deploy")

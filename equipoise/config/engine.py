@@ -1,6 +1,6 @@
 """Settings of a run that are not the algorithm's: its schedule, and the engine that executes it."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator, model_validator
@@ -15,12 +15,16 @@ _MIXED = "bf16-mixed"
 class Schedule(Settings):
     """The schedule of a run: rounds, participation, evaluation and checkpoints."""
 
+    unwritten: ClassVar[frozenset[str]] = frozenset({"cohorts"})
+
     seed: Annotated[int, Field(ge=0)] = 0
     "seed of all randomness"
     rounds: Count = 50
     "number of communication rounds"
     participation: Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)] = 1.0
     "clients in a round: a fraction of all (0.1), or a number (10)"
+    cohorts: Literal["random", "turns"] = "random"
+    "clients of a round: drawn at random, or in turn, so that all take part once before any does again"
     evaluate_every: Count = 1
     "number of rounds between two evaluations; the last round is always evaluated"
     checkpoint_every: Count = 10

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,10 +11,10 @@ import numpy as np
 from pydantic import Field
 
 from equipoise import randomness
-from equipoise.data.federation import SPLIT, Federation, check_split, from_shares
+from equipoise.data.federation import SPLIT, Federation, check_split, from_shares, split_sizes
 from equipoise.data.input_noise import with_noise
 from equipoise.data.partitions import PARTITIONS
-from equipoise.data.partitions.base import Partition
+from equipoise.data.partitions.base import Partition, Shares
 from equipoise.data.pool import Pool
 from equipoise.data.series_facts import SeriesFacts
 from equipoise.data.source import DataProgress, LoadRequest, Source
@@ -37,6 +38,8 @@ class DataSettings(Settings):
     "mean to subtract from the inputs and standard deviation to divide them by, before any noise is added"
     most: Count | None = None
     "largest number of training samples per client, drawn from the seed; all validation and test samples are kept"
+    min_test: Count | None = None
+    "smallest number of test samples of a client; clients get, or owners must have, enough samples for it"
     unseen: Fraction = 0.0
     "fraction of the clients that do not train; they adapt the result to their data and are scored separately"
     unseen_history: Count | None = None
@@ -126,7 +129,7 @@ class DataSection:
 
     def _divided(self, pool: Pool, seed: int) -> Federation:
         """Return the samples of a pool as a federation of all clients that the partition makes."""
-        shares = self.partition(pool, self.dealing.clients, randomness.generator(seed, "partition"))
+        shares = self._shares(pool, seed)
         x = pool.x
         if self.dealing.normalize is not None:
             if not x.is_floating_point():
@@ -135,6 +138,7 @@ class DataSection:
             x = (x - mean) / deviation
         x = with_noise(x, shares, self.partition.variances(len(shares)), seed)
         federation = from_shares(x, pool.y, shares, self.dealing.split or SPLIT, seed, pool.classes, pool.part)
+<<<<<<< HEAD
         source = self.source
         return replace(
             federation,
@@ -142,6 +146,40 @@ class DataSection:
             chronological=source.chronological,
             shared_inputs=source.shared_inputs,
         )
+=======
+        return replace(
+            federation,
+            series=pool.series,
+            chronological=self.source.chronological,
+            normalize=self.dealing.normalize or (0.0, 1.0),
+        )
+
+    def _shares(self, pool: Pool, seed: int) -> Shares:
+        """Return the samples of each client, enough for its test part if the settings ask for that."""
+        least, clients, rng = self.dealing.min_test, self.dealing.clients, randomness.generator(seed, "partition")
+        if least is None:
+            return self.partition(pool, clients, rng)
+        if pool.part is not None:
+            raise EquipoiseError(
+                f"data.min_test has no effect for data.name = {self.name!r}, whose samples are divided already; "
+                "leave it out"
+            )
+        split = self.dealing.split or SPLIT
+        if not split[2]:
+            raise EquipoiseError("data.min_test needs test samples; add a test part to data.split")
+        samples = next(n for n in count(least) if split_sizes(n, split)[2] >= least)
+        try:
+            shares = self.partition.with_at_least(samples)(pool, clients, rng)
+        except EquipoiseError as error:
+            raise EquipoiseError(f"data.min_test = {least} is {samples} samples per client or more: {error}") from None
+        short = next((name for name, rows in shares.items() if len(rows) < samples), None)
+        if short is not None:  # a partition of the user's own
+            raise EquipoiseError(
+                f"data.min_test = {least} needs {samples} samples per client, and the partition gives {short!r} "
+                f"{len(shares[short])}"
+            )
+        return shares
+>>>>>>> main
 
     def _with_short_history(self, federation: Federation, pool: Pool, values: int, seed: int) -> Federation:
         """Return the federation in which unseen clients have only this many values before their test part."""

@@ -105,6 +105,8 @@ class Federation:
     """inputs whose coefficients are in truth the same for all clients; none where that is not known"""
     series: SeriesFacts | None = None
     """the time series that the samples are windows of, and their scales, if they are"""
+    normalize: tuple[float, float] = (0.0, 1.0)
+    """mean that was subtracted from the inputs, and deviation by which they were divided"""
 
     def __post_init__(self) -> None:
         if len(set(self.names)) < len(self.names):

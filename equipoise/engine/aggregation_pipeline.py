@@ -13,16 +13,21 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm, Reduce
 from equipoise.algorithms.capabilities import exchanges_of, initial_upload_of
 from equipoise.algorithms.local_data import Start
-from equipoise.attacks import AttackContext
 from equipoise.config.uploads import UploadSettings
+from equipoise.engine.adversary import Adversary
 from equipoise.engine.last_uploads import LastUploads, LastUploadTracker, UploadStore
 from equipoise.engine.privacy_ledger import PrivacyLedger
-from equipoise.privacy.mechanisms import Noise, NoisedMeanUploads, gaussian
-from equipoise.state import RoundUploads, State, Upload, Uploads, UploadsOfRound
+from equipoise.engine.reduction import Reduction
+from equipoise.errors import EquipoiseError
+from equipoise.privacy.correlated_noise import next_noise
+from equipoise.privacy.mechanisms import Noise, gaussian
+from equipoise.privacy.noised_uploads import NoisedMeanUploads
+from equipoise.state import State, Uploads, UploadsOfRound
 from equipoise.torch_device import wide_dtype, widened
 from equipoise.training.buffers import BUFFERS, without_buffers
 
 _NOISE = "privacy.noise."
+_PAST = "privacy.past."
 
 
 class Snapshot(NamedTuple):
@@ -31,6 +36,9 @@ class Snapshot(NamedTuple):
     released: Counter[str]
     sums: int
     noise: State
+    past: tuple[State, ...]
+    reducer: State | None
+    attackers: State
 
 
 class AggregationPipeline:
@@ -43,6 +51,8 @@ class AggregationPipeline:
         start: Start,
         draw_noise: Callable[[int, str], Noise],
         buffers: Tensor | None = None,
+        rounds: int = 1,
+        name_of: Callable[[int], str] = str,
     ):
         """Create the pipeline of a run.
 
@@ -52,16 +62,27 @@ class AggregationPipeline:
             start: what is known before the first round.
             draw_noise: returns the source of privacy's noise for a number and a purpose.
             buffers: the initial buffers, where they are averaged.
+            rounds: number of rounds of the run.
+            name_of: returns the name of the client with a number.
         """
         self.settings, self.algorithm, self.draw_noise = settings, algorithm, draw_noise
+        self.reduction = Reduction(settings.reducer, algorithm, start, rounds, name_of)
         self.seed, self.device = start.seed, start.w0.device
         self.ledger = PrivacyLedger(settings.privacy)
-        self.malicious: frozenset[str] = frozenset()
-        "names of the malicious clients"
+        self.adversary = Adversary(settings, algorithm, start.seed)
         self.noise = State()
         "central noise that is in the sum of last uploads"
+        self.bands: tuple[float, ...] = ()
+        "coefficients of the matrix that correlates central noise over rounds; none if it is independent"
+        self.past: tuple[State, ...] = ()
+        "noise of the last rounds, the newest first, that correlated noise depends on"
         self.last: LastUploadTracker | None = None
         self.begin(start, buffers)
+
+    @property
+    def malicious(self) -> frozenset[str]:
+        """Return the names of the malicious clients."""
+        return self.adversary.malicious
 
     def begin(self, start: Start, buffers: Tensor | None = None) -> None:
         """Set what is assumed of clients that have not taken part yet.
@@ -70,6 +91,7 @@ class AggregationPipeline:
             start: what is known before the first round.
             buffers: the initial buffers, where they are averaged.
         """
+        self.reduction.start = start
         first = initial_upload_of(self.algorithm, start)
         if first is not None and buffers is not None:
             first = State(first, **{BUFFERS: buffers})
@@ -92,10 +114,15 @@ class AggregationPipeline:
         Returns:
             The server's next state, and what is to be kept of each upload.
         """
-        uploads = self.attacked(round, server, uploads, names)
+        if wrong := self.malicious.intersection(self.settings.reducer.trusts):
+            raise EquipoiseError(
+                f"the reducer trusts {min(wrong)!r}, which is malicious in this run; name an honest client, or give "
+                "attack.clients without it"
+            )
+        uploads = self.adversary.forged(round, without_buffers(server), uploads, names)
         everyone = None if self.last is None else self.last.with_round(uploads, store)
         seen: Uploads = uploads if everyone is None else everyone
-        reduce: Reduce = self.settings.reducer
+        reduce: Reduce = self.reduction.of_round(round, server)
         if self.settings.privacy is not None and self.settings.privacy.central:
             seen = self.noised(seen, everyone is not None)
             reduce = lambda noised: noised.mean()  # noqa: E731
@@ -124,25 +151,6 @@ class AggregationPipeline:
         shared = found[0] if len(found) == 1 else reduce(uploads.only(BUFFERS))
         return State(without_buffers(state), **shared)
 
-    def attacked(self, round: int, server: State, uploads: UploadsOfRound, names: Sequence[str]) -> UploadsOfRound:
-        """Replace what malicious clients send; every process then has all uploads, as an attack may look at them."""
-        attack = self.settings.attack
-        bad = [k for k, name in enumerate(names) if name in self.malicious]
-        if attack is None or not bad:
-            return uploads
-        own = [upload.message for upload in uploads.uploads]
-        benign = tuple(message for k, message in enumerate(own) if k not in bad)
-        context = AttackContext(
-            round, tuple(names[k] for k in bad), tuple(own[k] for k in bad), benign, server, self.seed
-        )
-        sent = list(uploads.uploads)
-        for k, forged in zip(bad, attack.messages(context), strict=True):
-            if forged.shapes() != own[k].shapes():
-                raise TypeError(f"{type(attack).__name__} sends {forged.shapes()} for {own[k].shapes()}")
-            if forged.finite():  # else it would be rejected: the attacker sends its honest message
-                sent[k] = Upload(forged, sent[k].reference, sent[k].weight)
-        return RoundUploads(uploads.who, tuple(sent), uploads.placement)
-
     def noised(self, uploads: Uploads, last: bool) -> NoisedMeanUploads:
         """Add central noise to the sum of the uploads.
 
@@ -151,8 +159,11 @@ class AggregationPipeline:
         """
         noise = self.draw_noise(self.ledger.sums, "sum")
         zeros = State({k: widened(torch.zeros_like(t)) for k, t in uploads.like.items()})
-        fresh = gaussian(self.ledger.sigma)(zeros, noise)
+        fresh = gaussian(self.ledger.sigma_of_sum)(zeros, noise)
         self.ledger.sums += 1
+        if self.bands:
+            fresh = next_noise(self.bands, fresh, self.past)
+            self.past = (fresh, *self.past)[: len(self.bands) - 1]
         if last:
             fresh = self.noise = State({k: t + self.noise[k] if k in self.noise else t for k, t in fresh.items()})
         count = uploads.clients if isinstance(uploads, LastUploads) else len(uploads)
@@ -160,11 +171,13 @@ class AggregationPipeline:
 
     def snapshot(self) -> Snapshot:
         """Return what the pipeline remembers."""
-        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise)
+        kept = self.reduction.memory, self.adversary.memory
+        return Snapshot(self.ledger.released.copy(), self.ledger.sums, self.noise, self.past, *kept)
 
     def rollback(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
-        self.ledger.released, self.ledger.sums, self.noise = snapshot
+        self.ledger.released, self.ledger.sums, self.noise, self.past = snapshot[:4]
+        self.reduction.memory, self.adversary.memory = snapshot[4:]
 
     def facts(self) -> dict[str, Any]:
         """Return what a checkpoint keeps as JSON."""
@@ -173,15 +186,25 @@ class AggregationPipeline:
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps as tensors."""
         last = {} if self.last is None else self.last.tensors()
-        return last | {f"{_NOISE}{name}": t for name, t in self.noise.items()}
+        noise = {f"{_NOISE}{name}": t for name, t in self.noise.items()}
+        past = {f"{_PAST}{k}.{name}": t for k, drawn in enumerate(self.past) for name, t in drawn.items()}
+        return last | noise | past | self.reduction.tensors() | self.adversary.tensors()
 
     def restore_ledger(self, facts: dict[str, Any], tensors: dict[str, Tensor], rounds: int) -> None:
         """Restore what a checkpoint saved about privacy."""
         self.ledger.restore(facts.get("privacy", {}), rounds)
-        noise = {k.removeprefix(_NOISE): t for k, t in tensors.items() if k.startswith(_NOISE)}
-        self.noise = State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in noise.items()})
+        self.noise = self._restored(tensors, _NOISE)
+        earlier = (self._restored(tensors, f"{_PAST}{k}.") for k in range(len(self.bands) - 1))
+        self.past = tuple(noise for noise in earlier if noise)
 
-    def restore_last(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what a checkpoint saved about the last uploads."""
+    def _restored(self, tensors: dict[str, Tensor], prefix: str) -> State:
+        """Return the saved noise whose names begin with a prefix."""
+        found = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+        return State({k: t.to(wide_dtype(self.device)).to(self.device) for k, t in found.items()})
+
+    def restore_memory(self, tensors: dict[str, Tensor]) -> None:
+        """Restore what a checkpoint saved of the last uploads, and what reducer and attackers remember."""
+        self.reduction.restore(tensors)
+        self.adversary.restore(tensors, self.device)
         if self.last is not None:
             self.last.restore(tensors)

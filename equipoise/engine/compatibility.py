@@ -2,16 +2,22 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import nn
 
 from equipoise.algorithms.base import Algorithm
-from equipoise.algorithms.capabilities import PredictsFromSamples
+from equipoise.algorithms.capabilities import PredictsFromSamples, ReducesGroups
+from equipoise.algorithms.schema import MessageSchema
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Schedule
+from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import Federation
+from equipoise.engine.reduction import message_origin, several_groups, shared_models
 from equipoise.equilibrium import layers
 from equipoise.errors import EquipoiseError
 from equipoise.losses import LOSSES
+from equipoise.reducers.context import no_origin
+from equipoise.state import State
 from equipoise.training.task import Task
 
 _TRIED_ROUNDS = 100_000
@@ -49,6 +55,54 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
     if any(target > most for target in schedule.targets or ()):
         name = "an accuracy" if task.metric.name == "accuracy" else task.metric.name
         raise EquipoiseError(f"targets = {list(schedule.targets or ())} is not allowed; {name} is at most {most:g}")
+
+
+def check_reducer(algorithm: Algorithm, uploads: UploadSettings, server: State, schema: MessageSchema) -> None:
+    """Raise an error if the reducer cannot be used with the algorithm.
+
+    Args:
+        algorithm: the algorithm.
+        uploads: what happens to uploads.
+        server: the server's state before the first round.
+        schema: the shapes of messages.
+    """
+    reducer, name = uploads.reducer, type(algorithm).__name__
+    like = State({k: torch.empty(shape, dtype=dtype, device="meta") for k, (shape, dtype) in schema.up.items()})
+    if reducer.needs_origin and message_origin(algorithm, server, like) is None:
+        raise EquipoiseError(no_origin(reducer, name))
+    if reducer.needs_model and not shared_models(algorithm, server, message_origin(algorithm, server, like)):
+        raise EquipoiseError(
+            f"reducer {type(reducer).__name__} changes the global model, and messages of {name} are not whole models "
+            "of the kind that all clients share; use another reducer, such as 'norm-bound'"
+        )
+    if reducer.remembers and isinstance(algorithm, ReducesGroups):
+        raise EquipoiseError(several_groups(reducer, name))
+
+
+def check_attack(algorithm: Algorithm, uploads: UploadSettings, server: State, schema: MessageSchema) -> None:
+    """Raise an error if the attack cannot be used with the algorithm.
+
+    Args:
+        algorithm: the algorithm.
+        uploads: what happens to uploads.
+        server: the server's state before the first round.
+        schema: the shapes of messages.
+    """
+    attack, name = uploads.attack, type(algorithm).__name__
+    if attack is None:
+        return
+    like = State({k: torch.empty(shape, dtype=dtype, device="meta") for k, (shape, dtype) in schema.up.items()})
+    if attack.needs_origin and message_origin(algorithm, server, like) is None:
+        raise EquipoiseError(
+            f"the attack {type(attack).__name__} changes messages relative to what clients began with, and messages of "
+            f"{name} are not changes of anything that the server knows; use one on the messages themselves, such as "
+            "'alie' or 'mimic'"
+        )
+    if attack.needs_weights and "weight" not in schema.up:
+        raise EquipoiseError(
+            f"the attack {type(attack).__name__} lies about weights, and clients of {name} send none; choose another "
+            "attack, or an algorithm that weighs clients, such as 'fedavg'"
+        )
 
 
 def check_batches(task: Task, algorithm: Algorithm, samples: Mapping[str, int]) -> None:

@@ -126,6 +126,10 @@ class LastUploads(Uploads):
     def who(self) -> tuple[int, ...]:  # type: ignore[override]
         return self.round.who
 
+    @property
+    def senders(self) -> tuple[int, ...]:
+        return self.known
+
     def __len__(self) -> int:
         return len(self.known)
 

@@ -60,6 +60,9 @@ class PartialUploads(UploadsOfRound):
         own = [upload.message[name].flatten()[low:high] for _, upload in self.own]
         return self.placement.rows(own, self.example[name].flatten()[low:high])
 
+    def weighing(self, weights: Tensor) -> "PartialUploads":
+        return replace(self, sent_weights=weights)
+
     def only(self, *names: str) -> "PartialUploads":
         def chosen(state: State) -> State:
             return State({k: state[k] for k in names})

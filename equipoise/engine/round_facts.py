@@ -27,6 +27,7 @@ class ResultFacts:
     seconds: float | None
     solves: dict[str, Solves]
     diagnostics: dict[str, float]
+    short: bool
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ def _facts(result: ClientResult) -> ResultFacts:
         result.seconds,
         result.solves,
         result.diagnostics,
+        result.short,
     )
 
 

@@ -21,15 +21,15 @@ from equipoise.engine.aggregation_pipeline import AggregationPipeline
 from equipoise.engine.best_models import FOLDER, BestModels
 from equipoise.engine.checkpoint import Checkpoint, CheckpointFolder
 from equipoise.engine.client_store import ClientStore
-from equipoise.engine.compatibility import check_compatibility
+from equipoise.engine.compatibility import check_attack, check_compatibility, check_reducer
 from equipoise.engine.counters import Counters, solver_figures
 from equipoise.engine.last_uploads import UploadStore
+from equipoise.engine.privacy_ledger import RunReleases
 from equipoise.engine.shared_buffers import initial_server, message_schema
 from equipoise.engine.traps import find_traps
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError, RunFailed
 from equipoise.executors.base import ClientModel
-from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise
 from equipoise.state import State, UploadsOfRound
 from equipoise.storage.run_folder import RunFolder, read_toml
@@ -62,13 +62,18 @@ class Run(ABC):
         self.ranks = ranks or Ranks()
         check_compatibility(task, algorithm, schedule, self.devices)
         uploads = uploads or UploadSettings()
-        self.private = uploads.privacy is not None
+        self.private = uploads.privacy is not None and not uploads.privacy.of_samples
+        "whether messages are private because of noise on them; with noise on gradients they need none"
         self.server = initial_server(task, algorithm, start, self.private)
         self.schema = message_schema(task, algorithm, start, self.private)
         self.checkpoints = (
             None if folder is None else CheckpointFolder(folder.checkpoint, self.ranks, schedule.keep_checkpoints)
         )
-        self.pipeline = AggregationPipeline(uploads, algorithm, start, self.draw_noise, self.server.get(BUFFERS))
+        check_reducer(algorithm, uploads, self.server, self.schema)
+        check_attack(algorithm, uploads, self.server, self.schema)
+        self.pipeline = AggregationPipeline(
+            uploads, algorithm, start, self.draw_noise, self.server.get(BUFFERS), schedule.rounds, self.client_name
+        )
         self.rescored = False
         "whether its training was taken from another run"
         self.longest: int | None = None
@@ -121,6 +126,10 @@ class Run(ABC):
         """Return the names of the clients that train, as far as they are known."""
 
     @abstractmethod
+    def client_name(self, number: int) -> str:
+        """Return the name of the client that the algorithm's server knows by this number."""
+
+    @abstractmethod
     def no_validation(self) -> str:
         """Return why no model can be scored on validation samples; empty if they can."""
 
@@ -158,7 +167,7 @@ class Run(ABC):
         """Return the source of privacy's noise for a number and a purpose."""
 
     @abstractmethod
-    def releases(self) -> ReleaseCount:
+    def releases(self) -> RunReleases:
         """Return what clients have released so far."""
 
     def global_buffers(self) -> Tensor | None:
@@ -176,6 +185,8 @@ class Run(ABC):
 
     def aggregate(self, round: int, uploads: UploadsOfRound, names: list[str]) -> dict[int, State]:
         """Set the server's next state, and return what is to be kept of each upload."""
+        if self.pipeline.settings.attack is not None:
+            self.pipeline.adversary.clients = tuple(sorted(self.training_clients()))
         server, kept = self.pipeline.aggregate(round, self.server, uploads, names, self.upload_store)
         if BUFFERS in server:
             server = State(server, **{BUFFERS: self.task.buffer_layout.valid(server[BUFFERS])})
@@ -190,8 +201,13 @@ class Run(ABC):
         """Warn about settings that are allowed and probably not meant."""
         for text in find_traps(self.task.space, self.algorithm, self.schedule, self.schema, self.start.clients):
             self.warn(text)
+        if (attack := self.pipeline.settings.attack) is not None:
+            cohort = self.schedule.cohort(self.start.clients)
+            expected = len(attack.clients) / self.start.clients if attack.clients else attack.fraction
+            for text in attack.notes(cohort, round(expected * cohort)):
+                self.warn(text)
 
-    def plan_privacy(self, planned: ReleaseCount, not_covered: list[str]) -> None:
+    def plan_privacy(self, planned: RunReleases, not_covered: list[str]) -> None:
         """Find the noise of privacy before the first round, and warn about what it does not cover."""
         if (text := self.pipeline.ledger.plan(planned, not_covered)) is not None:
             self.warn(text)
@@ -325,7 +341,7 @@ class Run(ABC):
         solves = counted.pop("solves", {})
         self.counters = Counters(**counted, solves=Solves(**{way: SolveStats(**t) for way, t in solves.items()}))
         self.restored(saved)
-        self.pipeline.restore_last(saved.kept)
+        self.pipeline.restore_memory(saved.kept)
 
     def resume(self, back: int = 0) -> None:
         """Continue from a checkpoint, or from the start if there is none.

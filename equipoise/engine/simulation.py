@@ -15,7 +15,7 @@ from torch import nn
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import exchanges_of
-from equipoise.attacks import poison_labels
+from equipoise.attacks import TriggeredSamples, poison_samples, prepared_attack
 from equipoise.callbacks.callback_list import CallbackList
 from equipoise.config.device_classes import Devices
 from equipoise.config.engine import Engine, Schedule
@@ -30,6 +30,7 @@ from equipoise.engine.compatibility import check_batches, check_data
 from equipoise.engine.counters import diagnostic_figures
 from equipoise.engine.forecast_results import models_made_alone, score_forecasts
 from equipoise.engine.origin import describe_origin, find_difference, find_legacy_difference, legacy_fingerprint
+from equipoise.engine.privacy_ledger import RunReleases
 from equipoise.engine.round_facts import ResultFacts, RoundFacts, accepted_uploads, share_facts
 from equipoise.engine.run import Run
 from equipoise.engine.run_context import EngineContext
@@ -38,6 +39,7 @@ from equipoise.engine.signals import stop_on_interrupt
 from equipoise.engine.simulated_releases import SimulatedReleases
 from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError, Interrupted, ProcessLost, RunFailed
+from equipoise.evaluation.attack_success import SuccessCounter
 from equipoise.evaluation.evaluator import AT_ONCE
 from equipoise.evaluation.forecast_scores import ForecastScores
 from equipoise.evaluation.kept_predictions import check_room
@@ -47,19 +49,20 @@ from equipoise.executors.base import (
     ClientJob,
     ClientModel,
     ClientResult,
+    Executor,
     HeldState,
     HostStates,
     ModelKind,
     with_engine_state,
 )
 from equipoise.executors.build import build_executor
-from equipoise.privacy.accounting import ReleaseCount
 from equipoise.privacy.mechanisms import Noise, seeded_noise
 from equipoise.state import State
 from equipoise.storage.model_kinds import COLUMNS
 from equipoise.storage.run_folder import RunFolder
 from equipoise.torch_device import CPU
 from equipoise.training.buffers import BUFFERS, broadcast
+from equipoise.training.sample_privacy import SamplePrivacy, check_engine
 from equipoise.training.task import Task
 
 _NAMED = 3
@@ -112,13 +115,15 @@ class Simulation(Run):
         self.budgets = self.devices.budgets([federation.names[who] for who in self.training], schedule.seed)
         if (attack := self.pipeline.settings.attack) is not None:
             names = [federation.names[who] for who in self.training]
-            self.pipeline.malicious = attack.malicious(names, schedule.seed)
-            self.federation = poison_labels(self.federation, attack, self.pipeline.malicious, schedule.seed)
+            adversary = self.pipeline.adversary
+            adversary.malicious = attack.malicious(names, schedule.seed)
+            adversary.attack = attack = prepared_attack(self.federation, attack, adversary.malicious)
+            self.federation = poison_samples(self.federation, attack, adversary.places, schedule.seed)
         self.engine = engine
         self.cohort = schedule.cohort(len(self.training))
         self.warn_about_traps()
         self.privacy = SimulatedReleases(self.pipeline, schedule, len(self.training), self.cohort, self.sample)
-        self.plan_privacy(self.privacy.planned(), ["scores", "failures to train"])
+        self._plan_privacy(engine)
         initial = with_engine_state(algorithm.init_client(start), task, int(federation.train.lengths.max()))
         if self.pipeline.last is not None:
             initial |= self.pipeline.last.initial
@@ -129,7 +134,7 @@ class Simulation(Run):
         self.best = BestModels(task, len(federation), states, engine.memory_mb << 20, part)
         self._forecasts: tuple[int, ForecastScores] | None = None
         self.interrupted = threading.Event()
-        self.executor = build_executor(engine, task, self.federation, algorithm, schedule)
+        self.executor = self.new_executor()
         self.placement = Placement(self.executor.shards, self.ranks)
         if self.ranks.size > 1:
             if folder is None:
@@ -189,8 +194,31 @@ class Simulation(Run):
         """Stop the executor."""
         self.executor.close()
 
+    def _plan_privacy(self, engine: Engine) -> None:
+        """Find the noise of privacy, and what is not covered by it."""
+        not_covered = ["scores", "failures to train"]
+        privacy = self.pipeline.settings.privacy
+        check_engine(privacy, engine.compile)
+        if privacy is not None and privacy.of_samples:
+            names, lengths = self.federation.names, self.federation.train.lengths
+            rounds = {names[who]: count for who, count in self.privacy.rounds_of_clients().items()}
+            self.privacy.samples = SamplePrivacy.of(privacy, self.task, self.algorithm, self.start, rounds)
+            self.privacy.sizes = dict(zip(names, map(int, lengths), strict=True))
+            not_covered = ["scores", "numbers of samples"]
+        self.plan_privacy(self.privacy.planned(), not_covered)
+
+    def new_executor(self) -> Executor:
+        """Build an executor for this run."""
+        executor = build_executor(self.engine, self.task, self.federation, self.algorithm, self.schedule)
+        executor.privacy = self.privacy.samples
+        return executor
+
     def sample(self, round: int) -> list[int]:
         """Draw the clients that take part in a round, from the training clients in the order of their names."""
+        if self.schedule.cohorts == "turns":
+            order = randomness.generator(self.schedule.seed, "turns").permutation(len(self.training))
+            turn = np.arange((round - 1) * self.cohort, round * self.cohort) % len(self.training)
+            return [self.training[rank] for rank in np.sort(order[turn])]
         rng = randomness.generator(self.schedule.seed, "participation", round)
         ranks = rng.choice(len(self.training), self.cohort, replace=False)
         return [self.training[rank] for rank in np.sort(ranks)]
@@ -244,7 +272,12 @@ class Simulation(Run):
     def new_scores(self) -> RunScores:
         """Return evaluators that have not scored anything yet."""
         settings = (self.pipeline.malicious, self.schedule.select, self.budgets)
-        return RunScores(self.federation, self.algorithm, self.executor, *settings, self.placement)
+        attack = self.pipeline.adversary.attack
+        measure = None if attack is None else attack.success()
+        success = None
+        if measure is not None:
+            success = SuccessCounter(TriggeredSamples(self.federation, measure), self.task)
+        return RunScores(self.federation, self.algorithm, self.executor, *settings, self.placement, success)
 
     def job(self, who: int, held: HeldState | None = None) -> ClientJob:
         """Return the job of a client: in its stored state or in `held`, with what the server would send it now."""
@@ -285,6 +318,8 @@ class Simulation(Run):
             device = self.task.w0.device
             uploads = accepted_uploads(self.placement, accepted, own, self.number.__getitem__, self.schema.up, device)
             sent = self.aggregate(round, uploads, [self.federation.names[fact.who] for fact in accepted])
+            ledger = self.pipeline.ledger
+            ledger.adapt(sum(fact.short for fact in accepted), self.draw_noise(ledger.sums, "number"))
             solves += [fact.solves for fact in accepted]
         host = HostStates()
         for result in own:
@@ -318,7 +353,7 @@ class Simulation(Run):
         self.callbacks.on_evaluation(line)
         return line
 
-    def releases(self) -> ReleaseCount:
+    def releases(self) -> RunReleases:
         return self.privacy.so_far(self.done)
 
     def draw_noise(self, number: int, purpose: str) -> Noise:
@@ -363,6 +398,9 @@ class Simulation(Run):
 
     def training_clients(self) -> list[str]:
         return [self.federation.names[who] for who in self.training]
+
+    def client_name(self, number: int) -> str:
+        return self.federation.names[self.by_number[number]]
 
     def no_validation(self) -> str:
         for part in ("validation", "test"):  # figures over clients exist only where there are test samples too
@@ -409,7 +447,7 @@ class Simulation(Run):
 
     def models_made_alone(self, clients: Sequence[int], kind: ModelKind) -> Iterator[ClientModel | None]:
         """Yield the models of clients that all trained ("personal"), or all did not ("unseen"), as if made alone."""
-        executor = build_executor(self.engine, self.task, self.federation, self.algorithm, self.schedule)
+        executor = self.new_executor()
         return models_made_alone(executor, self.done, clients, kind, self.job)
 
     def global_module(self, who: int) -> nn.Module | None:

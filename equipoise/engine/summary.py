@@ -43,7 +43,7 @@ def summarize_run(
         "left_out": counters.left_out,
         **solver_figures(counters.solves),
         **({"privacy": run.pipeline.ledger.guarantee(run.releases())} if settings.privacy is not None else {}),
-        **({"malicious": sorted(run.pipeline.malicious)} if settings.attack is not None else {}),
+        **_attack(run),
         **({"devices": _device_counts(run.budgets)} if run.budgets else {}),
         **({"rounds_to": _rounds_to_targets(run)} if run.schedule.targets else {}),
         "mode": run.mode,
@@ -51,6 +51,18 @@ def summarize_run(
         "seconds": round(counters.seconds, 3),
         "samples_per_second": round(samples / max(counters.seconds, 1e-9), 1),
         "peak_memory_mb": round(peak_memory_mb(), 1),
+    }
+
+
+def _attack(run: Run) -> dict[str, Any]:
+    """Return who was malicious, and how the success of the attack was measured, if it was."""
+    attack = run.pipeline.settings.attack
+    if attack is None:
+        return {}
+    measure = attack.success()
+    return {
+        "malicious": sorted(run.pipeline.malicious),
+        **({"attack_measure": measure.facts()} if measure is not None else {}),
     }
 
 

@@ -14,6 +14,7 @@ from equipoise.algorithms.capabilities import HasConsensusModel
 from equipoise.data.federation import Federation
 from equipoise.distributed.placement import Placement
 from equipoise.distributed.ranks import Ranks
+from equipoise.evaluation.attack_success import COUNTS, SuccessCounter
 from equipoise.evaluation.kept_predictions import KeptPredictions, SimulatedPredictions
 from equipoise.evaluation.scoreboard import Scoreboard, score_columns, score_row
 from equipoise.executors.base import ClientJob, ClientModel, Executor, ModelKind
@@ -42,28 +43,38 @@ class ScoreTable:
         """
         self.scores = np.full((clients, columns), np.nan)
         self.digest = np.zeros((clients, 16), dtype=np.uint8)
+        self.counts = np.zeros((clients, len(COUNTS)), dtype=np.int64)
+        "counts of an attack's success on each client, if it is measured"
         self.kept = kept
 
     def rows(self, clients: Sequence[int]) -> dict[str, Tensor]:
         """Return the rows of some clients, for other processes."""
-        own = {"scores": torch.from_numpy(self.scores[clients]), "digest": torch.from_numpy(self.digest[clients])}
+        own = {name: torch.from_numpy(array[clients]) for name, array in self._arrays().items()}
         return own | self.kept.rows(clients)
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        return {"scores": self.scores, "digest": self.digest, "counts": self.counts}
 
     def take(self, clients: Sequence[int], rows: dict[str, Tensor]) -> None:
         """Take what `rows` returned for these clients in another process."""
-        self.scores[clients], self.digest[clients] = rows["scores"].numpy(), rows["digest"].numpy()
+        for name, array in self._arrays().items():
+            array[clients] = rows[name].numpy()
         self.kept.take(clients, rows)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps; nothing as long as no model was scored, as such a table may be large."""
         if not self.digest.any():
             return {}
-        own = {"scores": torch.from_numpy(self.scores), "digest": torch.from_numpy(self.digest)}
+        own = {name: torch.from_numpy(array) for name, array in self._arrays().items()}
+        if not self.counts.any():
+            del own["counts"]
         return own | self.kept.tensors()
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
         """Restore what `tensors` returned."""
         self.scores, self.digest = tensors["scores"].numpy().copy(), tensors["digest"].numpy().copy()
+        if "counts" in tensors:
+            self.counts = tensors["counts"].numpy().copy()
         self.kept.restore(tensors)
 
 
@@ -91,6 +102,7 @@ class Evaluator:
         first_number: int = 0,
         keep: bool = False,
         placement: Placement | None = None,
+        success: SuccessCounter | None = None,
     ):
         """Create an evaluator.
 
@@ -107,7 +119,9 @@ class Evaluator:
                 has only clients that come after training.
             keep: whether personal models stay in memory after they are scored.
             placement: which clients belong to which process; without it all belong to this one.
+            success: counts the success of an attack, if it is measured.
         """
+        self.success = success
         self.ranks = Ranks() if placement is None else placement.ranks
         owner = (lambda number: 0) if placement is None else placement.owner
         self.parts = [[i for i in who if owner(federation.numbers[i]) == rank] for rank in range(self.ranks.size)]
@@ -196,6 +210,12 @@ class Evaluator:
             own = [self._own(model.who) for model in some]
             for model, scores in zip(some, self.executor.score(some, own), strict=True):
                 self._write(table, model.who, scores)
+        if self.success is not None:
+            for model in changed:
+                module = self.success.module(model.vector, model.buffers)
+                if model.looks_up:
+                    module = self.executor.predictor(module, model.who)
+                table.counts[model.who] = self.success.count(model.who, module)
 
     def _job(self, who: int, server: State, store: ClientStates) -> ClientJob:
         down = broadcast(self.algorithm, server, self.first_number + self.federation.numbers[who])
@@ -240,6 +260,10 @@ class Evaluator:
                 ends = np.cumsum([len(self._own(each)) for each in shard])
                 for each, end in zip(shard, ends, strict=True):
                     self._write(table, each, scores[end - len(self._own(each)) : end])
+        if self.success is not None:
+            module = self.success.module(vector, buffers)
+            for each in self.own:
+                table.counts[each] = self.success.count(each, module)
 
     def board(self) -> Scoreboard:
         """Return the scores of all kinds of models."""
@@ -254,6 +278,8 @@ class Evaluator:
             {kind: self.tables[kind].scores for kind in kept},
             SimulatedPredictions(self.federation, self.metrics.outputs, kept) if self.metrics.needs else None,
             self.select,
+            {} if self.success is None else {kind: self.tables[kind].counts for kind in kept},
+            self.success is not None and self.success.samples.measure.marks,
         )
 
     def facts(self) -> dict[str, Any]:

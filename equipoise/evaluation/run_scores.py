@@ -9,6 +9,7 @@ from torch import Tensor
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.federation import Federation
 from equipoise.distributed.placement import Placement
+from equipoise.evaluation.attack_success import SuccessCounter
 from equipoise.evaluation.evaluator import Evaluator
 from equipoise.executors.base import Executor
 from equipoise.state import ClientStates, State
@@ -29,6 +30,7 @@ class RunScores:
         select: str = "validation",
         budgets: Mapping[str, int] | None = None,
         placement: Placement | None = None,
+        success: SuccessCounter | None = None,
     ):
         """Create the evaluators of a run.
 
@@ -40,10 +42,20 @@ class RunScores:
             select: the samples on which the hybrid model is chosen, "validation" or "test".
             budgets: iteration limit of each client by name.
             placement: which clients belong to which process.
+            success: counts the success of an attack on the clients that train, if it is measured.
         """
         training, unseen = federation.by_name
         self.training = Evaluator(
-            federation, algorithm, executor, training, False, malicious, select, budgets, placement=placement
+            federation,
+            algorithm,
+            executor,
+            training,
+            False,
+            malicious,
+            select,
+            budgets,
+            placement=placement,
+            success=success,
         )
         self.newcomers = None
         if unseen:

@@ -1,11 +1,12 @@
 """The scores of many clients' models, and the figures computed from them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from equipoise.evaluation.attack_success import success_figures
 from equipoise.evaluation.figures import as_json, class_figures, mean_figures, pooled_figure, summarize
 from equipoise.evaluation.kept_predictions import PooledPredictions
 from equipoise.executors.sample_scores import SampleScores
@@ -65,6 +66,10 @@ class Scoreboard:
     "the predictions, if a metric needs those of all clients together"
     select: str = "validation"
     'samples on which the hybrid model is chosen, "validation" or "test"'
+    counts: Mapping[str, np.ndarray] = field(default_factory=dict)
+    "counts of an attack's success on each kind of model, one row per client, if it is measured"
+    marks: bool = False
+    "whether that attack has a trigger"
 
     def tables(self) -> dict[str, np.ndarray]:
         """Return the table of scores of each kind of model, including the hybrid model if it exists."""
@@ -79,10 +84,17 @@ class Scoreboard:
         return self.validates if self.select == "validation" else self.tests
 
     def takes_global(self) -> np.ndarray:
-        """Return a mask of the clients whose hybrid model is the global one, because it scores better for them."""
-        column = COLUMNS.index(f"{self.select}_metric")
-        metric = self.metrics.first
-        return np.asarray(metric.better(self.scored["global"][:, column], self.scored["personal"][:, column]))
+        """Return a mask of the clients whose hybrid model is the global one, because it is better for them.
+
+        Validation samples are often so few that both models get the same number of them right, so the loss decides.
+        The oracle has the better score by definition.
+        """
+        if self.select == "test":
+            column = COLUMNS.index("test_metric")
+            metric = self.metrics.first
+            return np.asarray(metric.better(self.scored["global"][:, column], self.scored["personal"][:, column]))
+        column = COLUMNS.index("validation_loss")
+        return np.asarray(self.scored["global"][:, column] < self.scored["personal"][:, column])
 
     def summary(self) -> dict[str, Any]:
         """Return the figures of each kind of model that are one number."""
@@ -105,7 +117,17 @@ class Scoreboard:
             more |= mean_figures(test[:, column], metric, sizes) if metric is not metrics.first else {}
             if isinstance(metric, SetMetric) and pooled is not None:
                 more |= pooled_figure(metric, pooled)
-        return figures | as_json(more)
+        return figures | as_json(more) | self._success(kind)
+
+    def _success(self, kind: str) -> dict[str, Any]:
+        """Return the figures of an attack's success on the models of the benign clients, if it is measured."""
+        if kind in HYBRIDS.values() and {"personal", "global"} <= self.counts.keys():
+            counts = np.where(self.takes_global()[:, None], self.counts["global"], self.counts["personal"])
+        elif kind in self.counts:
+            counts = self.counts[kind]
+        else:
+            return {}
+        return success_figures(counts[self.tests], self.marks)
 
     def _arrays(self, kind: str, table: np.ndarray) -> dict[str, Any]:
         metrics = self.metrics

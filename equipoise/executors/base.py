@@ -22,6 +22,8 @@ from equipoise.state import State, Upload, stack
 from equipoise.torch_device import CPU, is_accelerator
 from equipoise.training.buffers import BUFFERS
 from equipoise.training.feature_memory import FeatureMemory
+from equipoise.training.sample_gradients import SampleGradients
+from equipoise.training.sample_privacy import PrivateSteps, SamplePrivacy
 from equipoise.training.task import Task
 
 FIXED_POINTS = "fixed_points."
@@ -145,6 +147,8 @@ class ClientResult:
     "duration of its training, if it was trained alone"
     diagnostics: dict[str, float] = field(default_factory=dict)
     "numbers about its update, if the algorithm has any (see `ReportsDiagnostics`)"
+    short: bool = False
+    "whether its message was shorter than the clip, where privacy's clip adapts"
 
     @property
     def client(self) -> State:
@@ -194,6 +198,8 @@ class Executor(ABC):
         self.task, self.federation, self.algorithm = task, federation, algorithm
         self.schedule, self.seed, self.workers, self.shards = schedule, schedule.seed, workers, shards
         self.features = FeatureMemory()
+        self.privacy: SamplePrivacy | None = None
+        "how training is made private, if single samples are hidden"
         self.settings = ExitStack()
         "settings of torch that are restored at the end"
 
@@ -204,6 +210,15 @@ class Executor(ABC):
             report: receives sentences about what was done.
         """
         return
+
+    def private_steps(
+        self, gradients: SampleGradients | None, who: Sequence[int], round: int, purpose: str
+    ) -> PrivateSteps | None:
+        """Return what makes the steps of clients private; None if single samples are not hidden."""
+        if self.privacy is None or gradients is None:
+            return None
+        names, lengths = [self.federation.names[k] for k in who], self.federation.train.lengths
+        return PrivateSteps(self.privacy, gradients, names, [int(lengths[k]) for k in who], round, purpose)
 
     def rate_factor(self, round: int, purpose: str) -> float:
         """Return the factor of learning rates in a round; only training follows the schedule."""

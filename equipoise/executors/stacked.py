@@ -108,6 +108,7 @@ class StackedExecutor(Executor):
         factor = self.rate_factor(round, purpose)
         trainer = StackedTrainer(worker, self.federation, self.algorithm, self.seed, round, who, purpose, factor)
         trainer.features = self.features
+        trainer.private = self.private_steps(worker.gradients, who, round, purpose)
         return trainer
 
     def train(self, round: int, jobs: Sequence[ClientJob], stopped: Callable[[], bool]) -> Iterator[ClientResult]:

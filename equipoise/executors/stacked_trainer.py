@@ -19,10 +19,11 @@ from equipoise.parameter_space import Part
 from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
-from equipoise.training.batches import Batch, batch_indices, batch_order
+from equipoise.training.batches import Batch
 from equipoise.training.feature_memory import FeatureMemory
-from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
+from equipoise.training.head_statistics import client_class_sums, head_samples, mean_loss, pull_back
 from equipoise.training.local_trainer import LocalTrainer
+from equipoise.training.sample_gradients import SampleGradients
 
 _PLANNED_STEPS = 16  # whose targets are fetched together
 
@@ -33,6 +34,7 @@ class StackWorker:
     def __init__(self, module: StackedModule):
         self.module = module
         self.scoring = copy.deepcopy(module.task.module).eval()
+        self.gradients = SampleGradients(module.task)
         self.memory = BatchBuffer()
         self._last: tuple[Tensor, tuple[int, int], Tensor] | None = None
 
@@ -114,7 +116,16 @@ class StackedTrainer(LocalTrainer):
         counts = (batch.weights > 0).sum(1, keepdim=True)
         return nn.functional.pad(counts, (0, 0, 0, len(self.size) - len(counts))) / self.size
 
+    def loss(self, v: Tensor) -> Tensor:
+        found = []
+        for who, row in zip(self.who, v.expand(len(self.who), -1), strict=True):
+            x, y = self.federation.gather(torch.from_numpy(self.federation.train[who]))
+            call = partial(functional_call, self.worker.scoring, self.space.views(row))
+            found.append(mean_loss(self.task, call, x, y))
+        return torch.stack(found)
+
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        self._check_covered("class_sums")
         scoring, found = self.worker.scoring, []
         for who, row in zip(self.who, v, strict=True):
             x, y = self.federation.gather(torch.from_numpy(self.federation.train[who]))
@@ -147,24 +158,23 @@ class StackedTrainer(LocalTrainer):
         batch = min(self.algorithm.batch, max(len(indices) for indices in owned))
         plans = []
         mask = [True] * len(owned) if active is None else active.flatten().tolist()
-        for i, indices, is_active in zip(self.who, owned, mask, strict=True):
-            rng = batch_order(self.seed, self.round, self.federation.names[i], self.purpose, stream)
-            plans.append(
-                batch_indices(len(indices) if is_active else 0, batch, epochs, steps, rng, self.smallest_batch)
-            )
+        self.begin_operation()
+        for k, (indices, is_active) in enumerate(zip(owned, mask, strict=True)):
+            plans.append(self.plan(k, len(indices) if is_active else 0, batch, epochs, steps, stream))
         length = max(len(p) for p in plans)
+        batch = max(p.shape[1] for p in plans)
         # A batch that is not full is padded with one of the client's own samples, with weight zero.
         padding = np.array([indices[0] for indices in owned])
         order = np.broadcast_to(padding[:, None], (length, len(plans), batch)).copy()
         filled = np.zeros(order.shape, dtype=bool)
         for k, (p, indices) in enumerate(zip(plans, owned, strict=True)):
-            filled[: len(p), k] = p >= 0
-            order[: len(p), k] = np.where(p >= 0, indices[p], indices[0])
+            rows = slice(len(p)), k, slice(p.shape[1])
+            filled[rows] = p >= 0
+            order[rows] = np.where(p >= 0, indices[p], indices[0])
         counts = filled.sum(-1, keepdims=True)
-        self.samples += counts.sum((0, 2))
         # All steps are planned on the host and copied at once, so that a step needs nothing from there.
         weights = torch.from_numpy(filled / np.maximum(counts, 1)).to(self.dtype).to(self.task.device)
-        done = counts[..., 0] == 0
+        done = np.arange(length)[:, None] >= [len(p) for p in plans]
         done_rows = torch.from_numpy(done.nonzero()[1]).to(self.task.device).split(done.sum(1).tolist())
         firsts = active_prefix_sizes(~done)
         flat = self.federation.index(order).flatten(1)

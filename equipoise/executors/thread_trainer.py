@@ -24,10 +24,10 @@ from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
 from equipoise.state import State, Upload
 from equipoise.torch_device import is_accelerator
-from equipoise.training.batches import Batch, batch_indices, batch_order
+from equipoise.training.batches import Batch
 from equipoise.training.buffers import BUFFERS, BufferTracker
 from equipoise.training.feature_memory import FeatureMemory
-from equipoise.training.head_statistics import client_class_sums, head_samples, pull_back
+from equipoise.training.head_statistics import client_class_sums, head_samples, mean_loss, pull_back
 from equipoise.training.local_trainer import LocalTrainer
 from equipoise.training.replica import Replica
 from equipoise.training.task import Task
@@ -66,6 +66,7 @@ class ThreadTrainer(LocalTrainer):
         self.task, self.replica, self.federation, self.algorithm = task, replica, federation, algorithm
         self.space, self.seed, self.round, self.factor = task.space, seed, round, factor
         self.key = (seed, round, federation.names[who], purpose)
+        self.purpose = purpose
         self.who, self.indices = who, federation.train[who]
         self.size = task.w0.new_full((1,), len(self.indices))
         self.iterations = task.w0.new_full((1,), replica.iterations)
@@ -116,9 +117,9 @@ class ThreadTrainer(LocalTrainer):
             return
         seed, round, name, purpose = self.key
         self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, -1 if stream is None else stream))
-        rng = batch_order(seed, round, name, purpose, stream)
+        self.begin_operation()
         batch = min(self.algorithm.batch, len(self.indices))
-        order = batch_indices(len(self.indices), batch, epochs, steps, rng, self.smallest_batch)
+        order = self.plan(0, len(self.indices), batch, epochs, steps, stream)
         filled = order >= 0
         # The plan of all steps is copied at once to where the samples are.
         plan = self.federation.index(self.indices[order[filled]])
@@ -128,7 +129,6 @@ class ThreadTrainer(LocalTrainer):
             sizes = filled[first:last].sum(1).tolist()
             here = slice(int(ends[last - 1]) - sum(sizes), int(ends[last - 1]))
             x, y = self.federation.gather(plan[here], self.replica.batch_buffer)
-            self.samples += len(y)
             which = repeat(None)
             if self.warm is not None:
                 which = torch.from_numpy(order[first:last][filled[first:last]]).split(sizes)
@@ -141,7 +141,7 @@ class ThreadTrainer(LocalTrainer):
     @torch.no_grad()
     def _probed(self, term: LossTerm | None, x: Tensor) -> tuple[Tensor, ...]:
         """Return the representations that a term's probe makes: without dropout, with the client's own buffers."""
-        if term is None or term.probe is None:
+        if term is None or term.probe is None or self.private is not None:
             return ()
         module, hook = self.replica.module, self.replica.hook(term.at)
         training = module.training
@@ -179,7 +179,14 @@ class ThreadTrainer(LocalTrainer):
     def shares(self, batch: Batch) -> Tensor:
         return len(batch.y) / self.size
 
+    def loss(self, v: Tensor) -> Tensor:
+        self._load(v)
+        self.eval_mode()
+        x, y = self.federation.gather(torch.from_numpy(self.indices))
+        return mean_loss(self.task, self.replica.module, x, y)
+
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
+        self._check_covered("class_sums")
         self._load(v)
         self.eval_mode()
         x, y = self.federation.gather(torch.from_numpy(self.indices))

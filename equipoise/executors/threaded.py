@@ -29,6 +29,7 @@ from equipoise.executors.thread_trainer import ThreadTrainer
 from equipoise.state import State
 from equipoise.training.buffers import BUFFERS, without_buffers
 from equipoise.training.replica import Replica
+from equipoise.training.sample_gradients import SampleGradients
 from equipoise.training.task import Task
 
 _SCORE_BATCH = 512
@@ -39,6 +40,7 @@ class _Own(NamedTuple):
 
     replica: Replica
     compiled: CompiledSteps
+    gradients: SampleGradients
 
 
 class ThreadedExecutor(Executor):
@@ -68,7 +70,8 @@ class ThreadedExecutor(Executor):
         self.pool = ThreadPool(self.workers, self._make, inner)
 
     def _make(self) -> "_Own":
-        return _Own(self.task.replica(), {} if self.compiler is None else self.compiler.for_thread())
+        compiled = {} if self.compiler is None else self.compiler.for_thread()
+        return _Own(self.task.replica(), compiled, SampleGradients(self.task))
 
     def prepare(self, report: Callable[[str], None]) -> None:
         if self.compiled:
@@ -90,6 +93,7 @@ class ThreadedExecutor(Executor):
             self.task, own.replica, self.federation, self.algorithm, self.seed, round, job.who, purpose, factor
         )
         trainer.compiled, trainer.features = own.compiled, self.features
+        trainer.private = self.private_steps(own.gradients, [job.who], round, purpose)
         trainer.load_buffers(job.client, job.down)
         trainer.load_fixed_points(job.client)
         return trainer

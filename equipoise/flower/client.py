@@ -17,13 +17,14 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.algorithms.capabilities import HasConsensusModel, initial_upload_of
-from equipoise.attacks import poison_labels
+from equipoise.attacks import TriggeredSamples, poison_samples
 from equipoise.data.federation import Federation
 from equipoise.distributed.shards import ClientShards
 from equipoise.engine.compatibility import check_batches
 from equipoise.engine.model_files import write_model
 from equipoise.engine.shared_buffers import message_schema
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.attack_success import SuccessCounter
 from equipoise.evaluation.kept_predictions import check_room
 from equipoise.evaluation.scoreboard import score_row
 from equipoise.executors.base import (
@@ -44,6 +45,7 @@ from equipoise.flower.protocol import (
     NOBODY,
     PRINTABLE,
     STATUSES,
+    SUCCESS_COUNTS,
     Answer,
     Order,
     content,
@@ -54,12 +56,13 @@ from equipoise.flower.protocol import (
 from equipoise.flower.release_ledger import ReleaseLedger, check_without_privacy
 from equipoise.flower.release_plan import Budget, ReleasePlan
 from equipoise.flower.release_records import as_digest, message_digest
-from equipoise.privacy.mechanisms import public_reference
+from equipoise.privacy.mechanisms import public_reference, secure_noise
 from equipoise.settings import MOST, Count, Positive, Settings, read
 from equipoise.state import State, Upload
 from equipoise.storage import atomic_files
 from equipoise.storage.diagnostics import DIAGNOSTICS
 from equipoise.training.buffers import BUFFERS
+from equipoise.training.sample_privacy import SamplePrivacy
 
 log = logging.getLogger("equipoise")
 
@@ -138,7 +141,9 @@ class Client:
         self.settings = client_settings(settings, hook is not None)
         self.task = plan.task()
         start = self.task.start(1, seed=plan.experiment.schedule.seed)
-        self.schema = message_schema(self.task, plan.experiment.algorithm, start, plan.experiment.privacy is not None)
+        privacy = plan.experiment.privacy
+        noised = privacy is not None and not privacy.of_samples
+        self.schema = message_schema(self.task, plan.experiment.algorithm, start, noised)
         self.accepts = order_shapes(self.schema, start, len(self.task.buffers))
         self.folder = Path(self.settings.state).expanduser()
         self.budget = Budget(self.settings.max_releases, self.settings.max_epsilon)
@@ -173,9 +178,16 @@ class Client:
     @cached_property
     def release_plan(self) -> ReleasePlan | None:
         """Return what leaves under privacy, by the client's own copy of the experiment; None without privacy."""
-        if self.plan.experiment.privacy is None:
+        experiment, name = self.plan.experiment, self.settings.name
+        if experiment.privacy is None:
             return None
-        return ReleasePlan.of(self.plan.experiment, self.schema, self.task.space.fingerprint())
+        local, samples = None, 0
+        if experiment.privacy.of_samples:
+            start = self.task.start(1, seed=experiment.schedule.seed)
+            rounds = 0 if self.settings.unseen else experiment.schedule.rounds
+            local = SamplePrivacy.of(experiment.privacy, self.task, experiment.algorithm, start, rounds)
+            samples = len(self._available_data().train[0])
+        return ReleasePlan.of(experiment, self.schema, self.task.space.fingerprint(), local, name, samples)
 
     @property
     def ledger(self) -> ReleaseLedger | None:
@@ -193,6 +205,7 @@ class Client:
             scores=experiment.deploy.evaluate and settings.evaluate and settings.counts,
             counts=settings.counts,
             size=experiment.algorithm.requires.total_samples or self.schema.weighs_samples,
+            success=experiment.attack is not None and experiment.attack.success() is not None and not settings.unseen,
         )
 
     def check_budget(self, run: str = NOBODY) -> str:
@@ -274,12 +287,16 @@ class Client:
             raise RejectedMessage("failed", "the server's message is incomplete, or has NaN or infinite numbers")
         federation = self._available_data().prepared(task.dtype, task.channels_last)
         if order.malicious and experiment.attack is not None:
-            federation = poison_labels(federation, experiment.attack, federation.names, experiment.schedule.seed)
+            places = {self.settings.name: order.place}
+            federation = poison_samples(federation, experiment.attack, places, experiment.schedule.seed)
         check_batches(task, experiment.algorithm, {self.settings.name: len(federation.train[0])})
         threads = experiment.deploy.threads or len(os.sched_getaffinity(0))
         executor = ThreadedExecutor(
             task, federation, experiment.algorithm, experiment.schedule, 1, ClientShards(len(federation)), inner=threads
         )
+        if self.release_plan is not None and self.release_plan.local is not None:
+            # Models that are made to be scored stay here; their noise is never asked for again.
+            executor.privacy = self.release_plan.local.with_source(lambda *_: secure_noise())
         try:
             state = stored.now
             if state is None:
@@ -312,6 +329,7 @@ class Client:
         A client's state follows from the run and from the order whose update was accepted last.
         """
         facts: list[int | str] = [order.train, order.clients, order.samples, order.malicious, order.iterations]
+        facts += [order.place] if order.place else []
         facts += [order.run, order.accepted, order.within] if state else []
         given = State({k: tensors[k] for k in sorted(tensors) if k != "global"})  # which is only scored
         return as_digest(json.dumps(facts).encode() + bytes.fromhex(message_digest(given)))
@@ -320,11 +338,13 @@ class Client:
         self, order: Order, question: str, executor: ThreadedExecutor, job: ClientJob, state_file: ClientStateFile
     ) -> tuple[dict[str, Any], dict[str, Tensor], State]:
         """Train for a round; return facts and tensors for the answer, and the client's new state."""
+        self._use_secret_noise(order, question, executor, state_file)
         result = next(iter(executor.train(order.train, [job], lambda: False)))
         solves, complaint = self.task.judge([result.solves])
         if complaint:
             log.warning("%s: round %d: %s", self.settings.name, order.train, complaint)
-        if not result.finite and self.ledger is None:
+        of_samples = executor.privacy is not None  # then whether training diverges is covered, too
+        if not result.finite and (self.ledger is None or of_samples):
             raise RejectedMessage("not-finite", f"round {order.train}: the update has NaN or infinite numbers")
         facts: dict[str, Any] = {"trained": order.train}
         if self.settings.counts:
@@ -339,12 +359,26 @@ class Client:
             sent |= named(numbers, DIAGNOSTICS)
         return facts, sent, new_state
 
+    def _use_secret_noise(
+        self, order: Order, question: str, executor: ThreadedExecutor, state_file: ClientStateFile
+    ) -> None:
+        """Let training draw its noise from the client's secret, if it is single samples that are hidden.
+
+        The noise belongs to the question and to the samples, as everything else follows from these two.
+        """
+        plan, ledger = self.release_plan, self.ledger
+        if plan is None or plan.local is None or ledger is None:
+            return
+        x, y = executor.federation.gather(torch.from_numpy(executor.federation.train[0]))
+        noise, state_file.evidence = ledger.noise(order.run, question, State(x=x, y=y))
+        executor.privacy = plan.local.with_source(lambda *_: noise)
+
     def _released(
         self, order: Order, question: str, result: ClientResult, job: ClientJob, state_file: ClientStateFile
     ) -> tuple[Upload, State]:
         """Return the upload with privacy's noise, and the new state, with the released message where that is needed."""
         privacy, plan, ledger = self.plan.experiment.privacy, self.release_plan, self.ledger
-        if privacy is None or plan is None or ledger is None:
+        if privacy is None or plan is None or ledger is None or plan.local is not None:
             return result.upload, result.client
         last_release = State({k.removeprefix(RELEASED): t for k, t in job.client.items() if k.startswith(RELEASED)})
         reference = last_release or public_reference(result.upload, job.down)
@@ -401,7 +435,18 @@ class Client:
             scores[f"scores.{kind}"] = torch.from_numpy(score_row(scored, cut, metrics))
             if metrics.arrays and scored.predictions is not None and len(splits[2]):
                 scores[f"confusion.{kind}"] = torch.from_numpy(scored.predictions[cut:].confusion)
+        if (counter := self._success_counter(federation)) is not None:
+            for kind, model in models.items():
+                module = counter.module(model.vector, model.buffers)
+                module = executor.predictor(module, 0) if model.looks_up else module
+                scores[f"{SUCCESS_COUNTS}.{kind}"] = torch.from_numpy(counter.count(0, module))
         return scores, samples, models
+
+    def _success_counter(self, federation: Federation) -> SuccessCounter | None:
+        """Return the counter of an attack's success, if the experiment measures it on this client."""
+        attack = self.plan.experiment.attack
+        measure = None if attack is None or self.settings.unseen else attack.success()
+        return None if measure is None else SuccessCounter(TriggeredSamples(federation, measure), self.task)
 
     def _write_models(self, state_file: ClientStateFile, order: Order, models: Mapping[str, ClientModel]) -> None:
         """Write the client's models as files that can be used without the server and without the client's state."""
@@ -438,5 +483,6 @@ class Client:
         seed, algorithm = self.plan.experiment.schedule.seed, self.plan.experiment.algorithm
         start = replace(self.task.start(order.clients, order.samples, seed), w0=received.w0)
         state = with_engine_state(algorithm.init_client(start), self.task, samples, received.get("buffers"))
-        first = None if self.plan.experiment.privacy is None else initial_upload_of(algorithm, start)
+        privacy = self.plan.experiment.privacy
+        first = None if privacy is None or privacy.of_samples else initial_upload_of(algorithm, start)
         return State(state, **{RELEASED + k: t for k, t in (first or State()).items()})

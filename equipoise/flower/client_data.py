@@ -102,7 +102,10 @@ def _checked(plan: DeploymentPlan, federation: Federation, where: str) -> Federa
                 f"0 to {plan.classes - 1}"
             )
     chosen = plan.experiment.data
-    return replace(federation, classes=plan.classes, chronological=chosen is not None and chosen.source.chronological)
+    ordered = chosen is not None and chosen.source.chronological
+    # Samples come normalised; how is what a mark in an image needs to know.
+    normalize = (chosen.dealing.normalize if chosen is not None else None) or federation.normalize
+    return replace(federation, classes=plan.classes, chronological=ordered, normalize=normalize)
 
 
 def write_client(path: Path, federation: Federation, who: int) -> None:

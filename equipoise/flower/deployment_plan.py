@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithms.base import Algorithm
-from equipoise.attacks import LabelPoison
 from equipoise.config.experiment import Experiment
 from equipoise.data.federation import SPLIT, check_split
 from equipoise.engine.assembly import build_task, check_head, experiment_module, initial_module
@@ -44,8 +43,15 @@ class DeploymentPlan:
                 f"deploy.minimum = {deploy.minimum} is more than the {cohort} clients of a round "
                 f"(deploy.clients = {deploy.clients}, participation = {wanted})"
             )
-        if isinstance(self.experiment.attack, LabelPoison) and deploy.targets != "classes":
-            raise EquipoiseError("attack.name = 'label-poison' needs labels, but deploy.targets = 'numbers'")
+        attack = self.experiment.attack
+        if attack is not None and attack.pools:
+            raise EquipoiseError(
+                f"attack.name = {self.experiment.attack_name!r} is for simulations: its attackers look at each other's "
+                "samples"
+            )
+        if attack is not None and attack.needs_labels and deploy.targets != "classes":
+            name = self.experiment.attack_name
+            raise EquipoiseError(f"attack.name = {name!r} needs labels, but deploy.targets = 'numbers'")
         if deploy.names and len(deploy.names) < deploy.clients:
             raise EquipoiseError(
                 f"deploy.names has {len(deploy.names)} names, but deploy.clients = {deploy.clients}; "

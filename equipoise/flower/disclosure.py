@@ -17,6 +17,7 @@ def disclosures(
     scores: bool,
     counts: bool,
     size: bool,
+    success: bool = False,
 ) -> list[str]:
     """Return one line for each kind of thing that leaves a client.
 
@@ -28,6 +29,7 @@ def disclosures(
         scores: whether scores are sent.
         counts: whether numbers of samples and solves are sent.
         size: whether the algorithm needs the number of training samples.
+        success: whether the success of an attack is counted.
     """
     lines = ["what leaves this client:"]
     if trains:
@@ -40,6 +42,11 @@ def disclosures(
         if metrics.arrays:
             n = metrics.outputs
             lines.append(f"- confusion matrices: {n} x {n} numbers per model, with the scores{not_covered}")
+        if success:
+            lines.append(
+                "- counts of the attack's success: four numbers per model, of its predictions on the client's test "
+                f"samples, with the scores{not_covered}"
+            )
     else:
         lines.append("- no scores, no sizes of splits, no confusion matrices")
     if counts:
@@ -75,6 +82,12 @@ def _update(schema: MessageSchema, plan: ReleasePlan | None) -> list[str]:
         lines.append(
             f"  clipped, but without noise: the server adds noise to the sum and must be trusted; {plan.planned:,} "
             "updates are planned, and this client can check their number, not their epsilon"
+        )
+    elif plan.local is not None:
+        one, planned = (_number(plan.epsilon(count)) for count in (1, plan.planned))
+        lines.append(
+            f"  covered by privacy of single samples: gradients clipped and noised here (sigma {plan.sigma:.4g}); "
+            f"epsilon {one} for one, {planned} for all {plan.planned:,} planned (delta {plan.delta:g})"
         )
     else:
         one, planned = (_number(plan.epsilon(count)) for count in (1, plan.planned))

@@ -46,7 +46,7 @@ def build_order(
     assignment: Assignment,
     down: State,
     global_model: Tensor | None,
-    malicious: bool,
+    place: int | None,
     iterations: int,
 ) -> tuple[Order, dict[str, Tensor]]:
     """Build an order and its tensors.
@@ -57,7 +57,7 @@ def build_order(
         assignment: what it is asked to do.
         down: the algorithm's message to it.
         global_model: the global model, if it is to be scored.
-        malicious: whether it plays a malicious client.
+        place: its place among the malicious clients, if it plays one.
         iterations: limit of equilibrium solves; 0 for none.
     """
     tensors = dict(named(down, "down"))
@@ -75,7 +75,8 @@ def build_order(
         client=member.name,
         clients=context.clients,
         samples=context.samples,
-        malicious=malicious,
+        malicious=place is not None,
+        place=place or 0,
         iterations=iterations,
         accepted=member.accepted,
         within=member.within,

@@ -12,6 +12,7 @@ from equipoise.algorithms.local_data import Start
 from equipoise.algorithms.schema import MessageSchema, Shapes
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError
+from equipoise.evaluation.attack_success import COUNTS
 from equipoise.evaluation.scoreboard import score_columns
 from equipoise.flower.codec import RejectedMessage, named, pack, unpack
 from equipoise.metrics import MetricCollection
@@ -22,6 +23,8 @@ from equipoise.storage.model_kinds import SCORED
 
 PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """Text without line breaks and control characters, because names appear in logs."""
+SUCCESS_COUNTS = "success"
+"""Group of the counts of an attack's success on a client's test samples."""
 _RECORD, _FIELD = "equipoise", "message"
 
 Round = Annotated[int, Field(ge=0, le=2**53)]
@@ -53,6 +56,8 @@ class Order(Settings):
     "number of training samples of all clients together, if the algorithm needs it"
     malicious: bool = False
     "whether the client plays a malicious client in the experiment's attack"
+    place: Round = 0
+    "place of the client among the malicious ones in the order of their names"
     iterations: Round = 0
     "largest number of iterations per solve, by the experiment's device classes; 0: as the model says"
     accepted: Round = 0
@@ -152,13 +157,16 @@ def order_shapes(schema: MessageSchema, start: Start, buffers: int) -> Shapes:
     }
 
 
-def answer_shapes(schema: MessageSchema, metrics: MetricCollection, kinds: Sequence[str] = SCORED) -> Shapes:
+def answer_shapes(
+    schema: MessageSchema, metrics: MetricCollection, kinds: Sequence[str] = SCORED, success: bool = False
+) -> Shapes:
     """Return the tensors that an answer may contain: the algorithm's upload and diagnostics, and scores of models.
 
     Args:
         schema: the shapes of the algorithm's messages.
         metrics: the metrics of the scores; for those of every class, a client sends its confusion matrices.
         kinds: the kinds of models.
+        success: whether the success of an attack is counted on clients' test samples.
     """
     scores = {kind: ((len(score_columns(metrics)),), torch.float64) for kind in kinds}
     matrix = ((metrics.outputs, metrics.outputs), torch.int64)
@@ -167,6 +175,7 @@ def answer_shapes(schema: MessageSchema, metrics: MetricCollection, kinds: Seque
         **named(dict.fromkeys(schema.diagnostics, ((1,), torch.float64)), DIAGNOSTICS),
         **named({"sizes": ((3,), torch.int64), **scores}, "scores"),
         **named(dict.fromkeys(kinds, matrix) if metrics.arrays else {}, "confusion"),
+        **named(dict.fromkeys(kinds, ((len(COUNTS),), torch.int64)) if success else {}, SUCCESS_COUNTS),
     }
 
 

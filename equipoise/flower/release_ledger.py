@@ -139,7 +139,8 @@ class ReleaseLedger:
         self._check_left(records)
         if number is None:
             number = len(records.experiments)
-            records.experiments[plan.digest] = {"planned": plan.planned, "z": plan.z, "delta": plan.delta}
+            unit = {} if plan.local is None else {"samples": 1}
+            records.experiments[plan.digest] = {"planned": plan.planned, "z": plan.z, "delta": plan.delta, **unit}
         records.sent.append((number, digest))
         records.runs += [run] if run not in records.runs else []
         self._write(records)
@@ -171,6 +172,11 @@ class ReleaseLedger:
             raise _refused(
                 f"{records.count} messages of another experiment were released from {self.folder}; for a new or "
                 "changed experiment set max_releases or max_epsilon in the client's settings"
+            )
+        if first is not None and plan.local is not None and not first.get("samples"):
+            raise _refused(
+                f"this experiment hides single samples only (privacy.unit = 'sample'), and {self.folder} began with "
+                f"one that hides all of the client's data; {_NEW_FOLDER}"
             )
         if first is not None and budget.epsilon is None and plan.z < first["z"] * (1 - 1e-9):
             raise _refused(

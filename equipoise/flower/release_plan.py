@@ -8,6 +8,7 @@ from equipoise.algorithms.capabilities import exchanges_of
 from equipoise.algorithms.schema import MessageSchema
 from equipoise.config.experiment import Experiment
 from equipoise.privacy.accounting import ReleaseCount
+from equipoise.training.sample_privacy import SamplePrivacy
 
 
 @dataclass(frozen=True)
@@ -39,21 +40,37 @@ class ReleasePlan:
     "noise multiplier of what the client sends; 0 if it adds no noise itself"
     delta: float
     central: bool
+    local: SamplePrivacy | None = None
+    "how training is made private, if it is single samples that are hidden"
+    samples: int = 0
+    "number of the client's training samples, if it is single samples that are hidden"
 
     @staticmethod
-    def of(experiment: Experiment, schema: MessageSchema, layout: str) -> "ReleasePlan":
+    def of(
+        experiment: Experiment, schema: MessageSchema, layout: str, local: SamplePrivacy | None, name: str, samples: int
+    ) -> "ReleasePlan":
         """Return the plan of an experiment with a section [privacy].
 
         Args:
             experiment: the experiment, as the client has it.
             schema: the shapes of its messages.
             layout: fingerprint of the layout of the model's parameters.
+            local: how training is made private, if it is single samples that are hidden.
+            name: name of the client.
+            samples: number of its training samples, which then determines the noise.
         """
         privacy, schedule, algorithm = experiment.privacy, experiment.schedule, experiment.algorithm
         assert privacy is not None
         count = ReleaseCount(schedule.rounds, exchanges_of(algorithm))
-        sigma = privacy.noise(count)
+        if local is None:
+            sigma, own = privacy.noise(count), {}
+            z = 0.0 if privacy.central else sigma / (2 * privacy.clip)
+        else:
+            sigma, own = local.sigma(name, samples), {"samples": samples}
+            # As if it were known which samples are in a batch: messages of several experiments can then be added up.
+            z = sigma / privacy.clip / max(1, local.message(samples).gaussians) ** 0.5
         agreed = {
+            **own,
             "privacy": privacy.table(),
             "algorithm": [experiment.algorithm_name, algorithm.table()],
             "model": [experiment.model_name, experiment.model.table() if experiment.model else {}],
@@ -67,11 +84,16 @@ class ReleasePlan:
             digest=blake2b(text.encode(), digest_size=32).hexdigest(),
             planned=count.rounds * count.exchanges,
             sigma=sigma,
-            z=0.0 if privacy.central else sigma / (2 * privacy.clip),
+            z=z,
             delta=privacy.delta,
             central=privacy.central,
+            local=local,
+            samples=samples,
         )
 
     def epsilon(self, releases: int) -> float:
         """Return the epsilon of so many messages of this plan."""
+        if self.local is not None:
+            steps = self.local.message(self.samples).times(releases)
+            return steps.epsilon(self.sigma / self.local.settings.clip, self.delta)
         return ReleaseCount(releases).epsilon(self.z, self.delta)

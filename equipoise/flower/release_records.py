@@ -26,7 +26,8 @@ class ReleaseRecords:
 
     secret: str = field(default_factory=lambda: secrets.token_hex(_BYTES))
     experiments: dict[str, dict[str, float]] = field(default_factory=dict)
-    "planned number of messages, noise multiplier and delta of each experiment; the first one began the folder"
+    """planned number of messages, noise multiplier and delta of each experiment, and whether it hides single samples
+    only; the first one began the folder"""
     sent: list[tuple[int, str]] = field(default_factory=list)
     "experiment's number and digest of the question, for every question that was answered, in order"
     answers: dict[str, str] = field(default_factory=dict)
@@ -75,7 +76,8 @@ class ReleaseRecords:
             numbers = [_typed(one, dict, "experiments").get(key) for key in ("planned", "z", "delta")]
             if not all(type(n) in (int, float) and math.isfinite(n) and n >= 0 for n in numbers):
                 raise ValueError("an experiment is incomplete")
-            content.experiments[_hex(digest, "digest")] = dict(zip(("planned", "z", "delta"), numbers, strict=True))
+            known = dict(zip(("planned", "z", "delta"), numbers, strict=True))
+            content.experiments[_hex(digest, "digest")] = known | ({"samples": 1} if one.get("samples") else {})
         for entry in _typed(facts.get("sent"), list, "sent"):
             number, digest = entry if isinstance(entry, list) and len(entry) == 2 else (None, None)
             if type(number) is not int or not 0 <= number < len(experiments):

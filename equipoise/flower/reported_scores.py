@@ -9,9 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.attacks import SuccessMeasure
+from equipoise.evaluation.attack_success import COUNTS
 from equipoise.evaluation.scoreboard import Scoreboard, score_columns
 from equipoise.flower.codec import group, named
-from equipoise.flower.score_checks import check_confusion, check_scores
+from equipoise.flower.protocol import SUCCESS_COUNTS
+from equipoise.flower.score_checks import check_confusion, check_scores, check_success
 from equipoise.metrics import MetricCollection, Predictions
 from equipoise.storage.model_kinds import SCORED
 
@@ -51,6 +54,7 @@ class ReportedScores:
         labels: int = 1,
         least_loss: float = 0.0,
         largest_size: float = math.inf,
+        measure: SuccessMeasure | None = None,
     ):
         """Create an empty table.
 
@@ -60,7 +64,11 @@ class ReportedScores:
             labels: number of labels of a sample, which has several if it is a text.
             least_loss: the smallest possible loss.
             largest_size: the largest number of samples of a split that a client may report.
+            measure: how the success of an attack is measured, if it is.
         """
+        self.measure = measure
+        self.success: dict[str, Matrices] = {}
+        "counts of the attack's success on each kind of model, by client"
         self.metrics, self.select, self.labels = metrics, select, labels
         self.least_loss, self.largest_size = least_loss, largest_size
         self.malicious: frozenset[str] = frozenset()
@@ -74,7 +82,7 @@ class ReportedScores:
 
     def clear(self) -> None:
         """Remove all scores."""
-        self.rows, self.confusion, self.adapted, self.unseen = {}, {}, {}, set()
+        self.rows, self.confusion, self.adapted, self.unseen, self.success = {}, {}, {}, set(), {}
 
     def add(
         self,
@@ -83,6 +91,7 @@ class ReportedScores:
         confusion: Mapping[str, Tensor],
         adapted: int,
         unseen: bool,
+        success: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add a client's scores; raise RejectedMessage if they are impossible.
 
@@ -92,10 +101,15 @@ class ReportedScores:
             confusion: the confusion matrix of each kind of model, if they are asked for.
             adapted: number of samples through a backward pass to make the models.
             unseen: whether the client does not train.
+            success: counts of an attack's success on each kind of model, if it is measured.
         """
+        success = success or {}
         check_scores(scores, self.metrics, self.least_loss, self.largest_size)
         kinds = scores.keys() - {"sizes"} if self.metrics.arrays and scores["sizes"][2] else set()
         check_confusion(confusion, kinds, int(scores["sizes"][2]) * self.labels)
+        trained = scores.keys() - {"sizes"} if self.measure is not None and not unseen else set()
+        check_success(success, trained, int(scores["sizes"][2]))
+        self.success[name] = {kind: counts.numpy() for kind, counts in success.items()}
         self.rows[name] = {kind: values.tolist() for kind, values in scores.items()}
         self.confusion[name] = {kind: matrix.numpy() for kind, matrix in confusion.items()}
         self.adapted[name] = adapted
@@ -117,7 +131,12 @@ class ReportedScores:
         kept = None
         if self.metrics.needs:
             kept = ReportedPredictions([self.confusion.get(name, {}) for name in names], self.metrics.outputs)
-        return Scoreboard(self.metrics, validates, tests, sizes[:, 2], scored, kept, self.select)
+        counts, marks = {}, self.measure is not None and self.measure.marks
+        if self.measure is not None and not unseen:
+            none = np.zeros(len(COUNTS), dtype=np.int64)
+            for kind in scored:
+                counts[kind] = np.array([self.success.get(name, {}).get(kind, none) for name in names])
+        return Scoreboard(self.metrics, validates, tests, sizes[:, 2], scored, kept, self.select, counts, marks)
 
     def _table(self, kind: str, names: list[str]) -> np.ndarray | None:
         if not any(kind in self.rows[name] for name in names):
@@ -168,8 +187,9 @@ class ReportedScores:
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps as tensors."""
         found: dict[str, Tensor] = {}
-        for name, matrices in self.confusion.items():
-            found |= named({f"{kind}.{name}": torch.from_numpy(m) for kind, m in matrices.items()}, _CONFUSION)
+        for group_name, by_client in ((_CONFUSION, self.confusion), (SUCCESS_COUNTS, self.success)):
+            for name, matrices in by_client.items():
+                found |= named({f"{kind}.{name}": torch.from_numpy(m) for kind, m in matrices.items()}, group_name)
         return found
 
     def restore(self, facts: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
@@ -179,10 +199,11 @@ class ReportedScores:
             name: {kind: [np.nan if v is None else float(v) for v in values] for kind, values in row.items()}
             for name, row in facts["rows"].items()
         }
-        self.confusion = {}
-        for key, matrix in group(tensors, _CONFUSION).items():
-            kind, _, name = key.partition(".")
-            self.confusion.setdefault(name, {})[kind] = matrix.numpy()
+        self.confusion, self.success = {}, {}
+        for group_name, by_client in ((_CONFUSION, self.confusion), (SUCCESS_COUNTS, self.success)):
+            for key, matrix in group(tensors, group_name).items():
+                kind, _, name = key.partition(".")
+                by_client.setdefault(name, {})[kind] = matrix.numpy()
         columns = len(score_columns(self.metrics))
         if any(len(values) != columns for row in self.rows.values() for k, values in row.items() if k != "sizes"):
             self.clear()  # scores by other metrics

@@ -72,6 +72,10 @@ class Roster:
         """Return the client of a node, if it has one."""
         return next((member for member in self.members.values() if member.node == node), None)
 
+    def name_of(self, index: int) -> str:
+        """Return the name of the client with this number."""
+        return next(member.name for member in self.members.values() if member.index == index)
+
     def present(self, online: Iterable[int], unseen: bool = False) -> list[Member]:
         """Return the clients whose nodes are online, in the order of names: those that train, or the unseen ones."""
         nodes = set(online)

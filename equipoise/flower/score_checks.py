@@ -60,6 +60,22 @@ def check_confusion(confusion: Mapping[str, Tensor], kinds: Set[str], labels: in
             raise RejectedMessage("scores", f"{kind}: the confusion matrix does not sum to the number of test samples")
 
 
+def check_success(success: Mapping[str, Tensor], kinds: Set[str], test: int) -> None:
+    """Raise RejectedMessage if these counts of an attack's success are impossible.
+
+    Args:
+        success: the counts of each kind of model.
+        kinds: the kinds of models that they must be there for.
+        test: the number of the client's test samples.
+    """
+    if success.keys() != kinds:
+        raise RejectedMessage("scores", "counts of the attack's success are missing, or there are too many")
+    for kind, counts in success.items():
+        samples = int(counts[0])
+        if not 0 <= samples <= test or bool((counts < 0).any()) or bool((counts > samples).any()):
+            raise RejectedMessage("scores", f"{kind}: the counts of the attack's success are impossible")
+
+
 def _may_be_undefined(metrics: MetricCollection) -> np.ndarray:
     """Return a mask of the columns whose score a client's samples may not define."""
     undefined = [not isinstance(metric, Metric) for metric in (metrics.first, *metrics.others)]

@@ -25,7 +25,7 @@ from equipoise.flower.attendance import TooFewClients
 from equipoise.flower.codec import RejectedMessage, group
 from equipoise.flower.exchange import Exchange
 from equipoise.flower.orders import Assignment, OrderContext, build_order
-from equipoise.flower.protocol import reported_solves
+from equipoise.flower.protocol import SUCCESS_COUNTS, reported_solves
 from equipoise.flower.roster import Member
 from equipoise.flower.round_progress import RoundProgress
 from equipoise.flower.server_state import DeploymentState
@@ -183,6 +183,7 @@ class Deployment(DeploymentState):
         context = OrderContext(
             self.id, self.start.clients, self.start.samples, self.start.w0, self.buffers, bool(self.schema.client)
         )
+        places = self.pipeline.adversary.places
         for member in members:
             train = round if member in cohort else 0
             down = broadcast(self.algorithm, self.server, member.index)
@@ -192,7 +193,7 @@ class Deployment(DeploymentState):
                 Assignment(exchange.number, round, train, scoring, last),
                 down,
                 global_model,
-                malicious=member.name in self.pipeline.malicious,
+                place=places.get(member.name),
                 iterations=self.budgets.get(member.name, 0),
             )
             self.transport.send(member.node, member.name, order, tensors, self.attendance.lifetime)
@@ -296,7 +297,8 @@ class Deployment(DeploymentState):
             try:
                 unseen = self.roster.members[name].unseen
                 scores, confusion = group(reply.tensors, "scores"), group(reply.tensors, "confusion")
-                self.scores.add(name, scores, confusion, reply.answer.adapted, unseen)
+                success = group(reply.tensors, SUCCESS_COUNTS)
+                self.scores.add(name, scores, confusion, reply.answer.adapted, unseen, success)
             except RejectedMessage as error:
                 self.transport.refuse(error.reason, name, str(error))
 

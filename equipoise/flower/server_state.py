@@ -15,12 +15,15 @@ from equipoise.engine.best_models import BestModels
 from equipoise.engine.checkpoint import Checkpoint
 from equipoise.engine.client_store import ClientStore
 from equipoise.engine.model_files import write_model
+from equipoise.engine.privacy_ledger import MessageReleases, RunReleases
 from equipoise.engine.run import Run
+from equipoise.engine.sample_releases import UnknownSampleReleases
 from equipoise.engine.shared_buffers import initial_server
 from equipoise.engine.summary import summarize_run
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import ClientModel
 from equipoise.flower.attendance import Attendance
+from equipoise.flower.deployable import check_deployable
 from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.enrolment import Enrolment
 from equipoise.flower.protocol import answer_shapes
@@ -46,6 +49,7 @@ class DeploymentState(Run):
         task, experiment = plan.task(), plan.experiment
         start = task.start(self.settings.clients, seed=experiment.schedule.seed)
         settings = experiment.algorithm, experiment.schedule
+        check_deployable(task, *settings, start, experiment.privacy)
         super().__init__(task, *settings, start, folder, callbacks, experiment.uploads, experiment.devices)
         self.buffers = task.buffers
         # Clients keep their states themselves; the server may have to keep their last uploads.
@@ -53,7 +57,10 @@ class DeploymentState(Run):
         self.store = ClientStore(0, initial, folder.checkpoint, experiment.engine.memory_mb << 20)
         self.best = BestModels(task, 0, folder.checkpoint, experiment.engine.memory_mb << 20)
         kinds = [kind for kind in SCORED if kind != "consensus" or isinstance(self.algorithm, HasConsensusModel)]
-        self.transport = Transport(grid, answer_shapes(self.schema, task.metrics, kinds), self.report)
+        attack = experiment.attack
+        measure = None if attack is None else attack.success()
+        shapes = answer_shapes(self.schema, task.metrics, kinds, measure is not None)
+        self.transport = Transport(grid, shapes, self.report)
         self.roster = Roster(self.settings.names)
         needs_size = self.algorithm.requires.total_samples or self.schema.weighs_samples
         largest = self.settings.largest_weight
@@ -64,7 +71,9 @@ class DeploymentState(Run):
         self.attendance = Attendance(self.transport, self.enrolment, self.settings, self.schedule, self.report)
         self.id = self.attendance.run = uuid.uuid4().hex
         labels = task.sample[1][0].numel()
-        self.scores = ReportedScores(task.metrics, experiment.schedule.select, labels, task.loss.least, largest)
+        self.scores = ReportedScores(
+            task.metrics, experiment.schedule.select, labels, task.loss.least, largest, measure
+        )
         self.progress = RoundProgress()
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
         "the lines of a round whose models are still to be scored"
@@ -77,7 +86,7 @@ class DeploymentState(Run):
         self.warn_about_traps()
         scores = ["scores", *(["confusion matrices"] if task.metrics.arrays else [])] if self.settings.evaluate else []
         not_covered = [*scores, "numbers of samples"]
-        self.plan_privacy(ReleaseCount(self.schedule.rounds, exchanges_of(self.algorithm)), not_covered)
+        self.plan_privacy(self._releases(self.schedule.rounds), not_covered)
 
     @property
     def mode(self) -> str:
@@ -91,13 +100,19 @@ class DeploymentState(Run):
         """Return noise that nobody can predict: it must not depend on the run's seed, which everybody knows."""
         return secure_noise()
 
-    def releases(self) -> ReleaseCount:
+    def _releases(self, rounds: int) -> RunReleases:
+        """Return the releases of a client that takes part in so many rounds."""
+        exchanges = exchanges_of(self.algorithm)
+        if self.plan.experiment.privacy is not None and self.plan.experiment.privacy.of_samples:
+            return UnknownSampleReleases(rounds * exchanges)
+        return MessageReleases(ReleaseCount(rounds, exchanges))
+
+    def releases(self) -> RunReleases:
         """Count every order to train, whether or not its reply was used; participation is not secret here."""
         privacy, ledger = self.pipeline.settings.privacy, self.pipeline.ledger
         assert privacy is not None
         most = ledger.sums if privacy.central else max(ledger.released.values(), default=0)
-        exchanges = exchanges_of(self.algorithm)
-        return ReleaseCount(-(-most // exchanges), exchanges)
+        return self._releases(-(-most // exchanges_of(self.algorithm)))
 
     def report(self, event: str, text: str) -> None:
         """Show a message to the operator, and keep it in events.jsonl."""
@@ -113,7 +128,7 @@ class DeploymentState(Run):
         self.folder.append(self.folder.events, {"round": self.done, "event": event, **facts})
 
     def _set_malicious(self, names: frozenset[str]) -> None:
-        self.pipeline.malicious = self.scores.malicious = names
+        self.pipeline.adversary.malicious = self.scores.malicious = names
 
     def _begin(self, start: Start) -> None:
         """Set what all clients begin with, and how many there are."""
@@ -177,6 +192,9 @@ class DeploymentState(Run):
 
     def training_clients(self) -> list[str]:
         return sorted(name for name, member in self.roster.members.items() if not member.unseen)
+
+    def client_name(self, number: int) -> str:
+        return self.roster.name_of(number)
 
     def no_validation(self) -> str:
         return "" if self.settings.evaluate else "clients do not report any, as deploy.evaluate = false"

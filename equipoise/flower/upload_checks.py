@@ -140,7 +140,7 @@ class UploadChecks:
         self, message: State, norm: float, references: Mapping[str, Sequence[Tensor]], round: int, sigma: float
     ) -> None:
         """Raise RejectedMessage if a message is longer than privacy's clip and noise can make it."""
-        if self.privacy is None:
+        if self.privacy is None or self.privacy.of_samples:
             return
         noise = 0.0 if self.privacy.central else sigma * (math.sqrt(message.numel) + _TAIL)
         precision = max((torch.finfo(t.dtype).eps for t in message.values() if t.is_floating_point()), default=0.0)

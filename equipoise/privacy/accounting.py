@@ -12,7 +12,8 @@ from typing import Any
 from equipoise.errors import EquipoiseError
 
 
-def _accountant() -> Any:
+def accountant() -> Any:
+    """Return the package that accounts; raise an error that names the extra if it is not installed."""
     try:
         import dp_accounting
     except ImportError:
@@ -45,7 +46,7 @@ class ReleaseCount:
 
     def epsilon(self, z: float, delta: float) -> float:
         """Return the epsilon of all releases together, with noise multiplier z."""
-        dp = _accountant()
+        dp = accountant()
         if not self.rounds:
             return 0.0
         z = z / sqrt(self.exchanges)
@@ -59,7 +60,7 @@ class ReleaseCount:
 
     def noise(self, epsilon: float, delta: float) -> float:
         """Return the smallest noise multiplier z for which all releases together have this epsilon."""
-        dp = _accountant()
+        dp = accountant()
         found = float(dp.get_sigma_gaussian(epsilon, delta)) * sqrt(self.rounds)
         # With sampling, epsilon is bounded from above, loosely if the cohort is large: then sampling saves no noise.
         if self.sampled and self._sampling_saves_noise(found, epsilon, delta):
@@ -73,11 +74,11 @@ class ReleaseCount:
         return float(self._renyi().compose(self._event(z), self.rounds).get_epsilon(delta)) < epsilon
 
     def _renyi(self) -> Any:
-        dp = _accountant()
+        dp = accountant()
         return dp.rdp.RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
 
     def _event(self, z: float) -> Any:
-        dp = _accountant()
+        dp = accountant()
         return dp.SampledWithoutReplacementDpEvent(self.clients, self.cohort, dp.GaussianDpEvent(z))
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import shake_256
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 from equipoise import randomness
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.accounting import ReleaseCount, classical_epsilon, classical_noise
+from equipoise.privacy.adaptive_clip import AdaptiveClipSetting
 from equipoise.settings import MOST, NonNegative, Positive, Settings
-from equipoise.state import State, Upload, Uploads
+from equipoise.state import State, Upload
 from equipoise.torch_device import CPU, is_accelerator, wide_dtype, widened
 
 Noise = Callable[[Sequence[int]], Tensor]
@@ -81,16 +82,29 @@ class clip(Transform):
     norm: float
 
     def __call__(self, message: State, noise: Noise | None = None) -> State:
-        largest = max((float(t.abs().max()) for t in message.values() if t.numel()), default=0.0)
-        if largest == 0:
-            return message
-        # Squares of huge numbers overflow, those of tiny ones vanish: lengths are taken in units of the largest.
-        units = sum(float((widened(t) / largest).square().sum()) for t in message.values()) ** 0.5
+        units, largest = _length(message)
         if units * largest <= self.norm:
             return message
         # Rounding must not make it longer than it may be.
         slack = 1 - 2 * max(torch.finfo(t.dtype).eps for t in message.values())
         return State({k: (widened(t) / largest * (self.norm / units * slack)).to(t.dtype) for k, t in message.items()})
+
+
+def _length(message: State) -> tuple[float, float]:
+    """Return a message's norm as two factors, the second of which is its largest number.
+
+    Squares of huge numbers overflow, and those of tiny ones vanish: lengths are taken in units of the largest.
+    """
+    largest = max((float(t.abs().max()) for t in message.values() if t.numel()), default=0.0)
+    if largest == 0:
+        return 0.0, 0.0
+    return sum(float((widened(t) / largest).square().sum()) for t in message.values()) ** 0.5, largest
+
+
+def is_within(message: State, norm: float) -> bool:
+    """Tell whether clipping to a norm leaves a message as it is."""
+    units, largest = _length(message)
+    return units * largest <= norm
 
 
 @dataclass(frozen=True)
@@ -111,16 +125,44 @@ class gaussian(Transform):
         return State({k: (t + more).to(t.dtype) for (k, t), more in zip(message.items(), drawn, strict=True)})
 
 
-class Privacy(Settings):
-    """Differential privacy of clients: the difference of a message from what the server knows is clipped and noised.
+class Releases(Protocol):
+    """Messages that depend on one client, and what they reveal together."""
 
-    All clients have the same weight, because their numbers of samples would not be covered.
+    @property
+    def rounds(self) -> int:
+        """Return the number of rounds."""
+        ...
+
+    @property
+    def exchanges(self) -> int:
+        """Return the number of messages in a round."""
+        ...
+
+    def epsilon(self, z: float, delta: float) -> float:
+        """Return the epsilon of all messages together, with noise multiplier z."""
+        ...
+
+    def noise(self, epsilon: float, delta: float) -> float:
+        """Return the noise multiplier for which all messages together have this epsilon."""
+        ...
+
+
+class Privacy(Settings):
+    """Differential privacy of clients, whose messages are clipped and noised, or of their single samples.
+
+    Of clients: the difference of a message from what the server knows is clipped and noised, and all clients have the
+    same weight, because their numbers of samples would not be covered. Of samples: gradients are, in every step.
     """
 
+    unwritten: ClassVar[frozenset[str]] = frozenset({"unit", "batches", "bands"})
+
+    unit: Literal["client", "sample"] = "client"
+    "what is hidden: all data of a client, by noise on messages; or one sample, by noise on the gradients of every step"
     clip: Positive
-    "norm to which a message is clipped (C)"
+    "norm to which a message is clipped (C); with unit = sample, the gradient of every sample"
     sigma: NonNegative | None = None
-    "standard deviation of the noise on every number of a message or, if central, of the sum of messages"
+    """standard deviation of the noise on every number of a message or, if central, of the sum of messages; with unit =
+    sample, of the sum of a batch's clipped gradients"""
     target_epsilon: Annotated[float, Field(gt=0, le=MOST)] | None = None
     "epsilon from which the noise is computed, in place of sigma"
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
@@ -131,8 +173,17 @@ class Privacy(Settings):
     "how the noise of one message is computed: exactly, or by the textbook's larger sqrt(2 ln(1.25 / delta)) / epsilon"
     where: Literal["local", "central"] = "local"
     "local: every client adds noise, so that nobody needs to trust the server; central: the server adds it to the sum"
+    batches: Literal["poisson", "shuffled"] = "poisson"
+    """with unit = sample: poisson draws every sample for every step by itself, which saves noise; shuffled are the
+    ordinary batches, without that saving"""
+    adaptive: AdaptiveClipSetting | None = None
+    "with central noise: the clip, which begins with `clip`, follows a quantile of the lengths of messages"
+    bands: Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"] = 1
+    """with central noise: number of rounds over which noise is correlated, so that it cancels in their sum; 1:
+    independent noise; auto: the number with the least noise in the sums"""
 
     def model_post_init(self, _: object) -> None:
+        self._check_combination()
         if (self.sigma is None) == (self.target_epsilon is None):
             raise EquipoiseError("privacy needs either sigma, the noise, or target_epsilon, from which it is computed")
         if self.rule == "classical" and self.target_epsilon is not None:
@@ -143,12 +194,38 @@ class Privacy(Settings):
             if self.target_epsilon >= 1:
                 raise EquipoiseError("privacy.rule = 'classical' holds for target_epsilon < 1; use 'exact'")
 
+    def _check_combination(self) -> None:
+        """Raise an error for settings that do not go together."""
+        if self.unit == "sample":
+            own: dict[str, Any] = {"where": "local", "per": "run", "rule": "exact", "adaptive": None, "bands": 1}
+            if wrong := next((name for name, value in own.items() if getattr(self, name) != value), None):
+                raise EquipoiseError(
+                    f"privacy.{wrong} has no effect with privacy.unit = 'sample', where every client adds noise to the "
+                    "gradients of its steps; leave it out"
+                )
+            return
+        if self.batches != "poisson":
+            raise EquipoiseError("privacy.batches has no effect without privacy.unit = 'sample'; leave it out")
+        for name, default in (("adaptive", None), ("bands", 1)):
+            if getattr(self, name) != default and not self.central:
+                raise EquipoiseError(f"privacy.{name} needs the noise of the server, privacy.where = 'central'")
+        if self.adaptive is not None and self.bands != 1:
+            raise EquipoiseError(
+                "privacy.adaptive changes the clip, and the accounting of privacy.bands needs one clip for all rounds; "
+                "use one of the two"
+            )
+
+    @property
+    def of_samples(self) -> bool:
+        """Tell whether it is single samples that are hidden, so that messages need no noise of their own."""
+        return self.unit == "sample"
+
     @property
     def central(self) -> bool:
         return self.where == "central"
 
-    def noise(self, releases: ReleaseCount) -> float:
-        """Return the standard deviation of the noise for these releases."""
+    def noise(self, releases: Releases) -> float:
+        """Return the standard deviation of the noise for these releases of messages."""
         if self.sigma is not None:
             return self.sigma
         assert self.target_epsilon is not None
@@ -157,11 +234,19 @@ class Privacy(Settings):
         of = releases if self.per == "run" else ReleaseCount(1)
         return 2 * self.clip * of.noise(self.target_epsilon, self.delta)
 
-    def clipped(self, message: State, reference: State) -> State:
-        """Return the difference of a message from what the server knows already, clipped: what is released of it."""
-        return clip(self.clip)(State({k: t - reference[k] if k in reference else t for k, t in message.items()}))
+    def clipped(self, message: State, reference: State, norm: float | None = None) -> State:
+        """Return the difference of a message from what the server knows already, clipped: what is released of it.
 
-    def release(self, upload: Upload, reference: State, sigma: float, noise: Noise) -> Upload:
+        Args:
+            message: the message.
+            reference: what the server knows already.
+            norm: the norm to clip to; by default `clip`.
+        """
+        return clip(self.clip if norm is None else norm)(difference(message, reference))
+
+    def release(
+        self, upload: Upload, reference: State, sigma: float, noise: Noise, norm: float | None = None
+    ) -> Upload:
         """Return what leaves the client: its message with the difference from `reference` clipped and noised.
 
         Args:
@@ -169,13 +254,14 @@ class Privacy(Settings):
             reference: what the server knows already.
             sigma: standard deviation of the noise.
             noise: source of the noise.
+            norm: the norm to clip to; by default `clip`.
         """
-        new = self.clipped(upload.message, reference)
+        new = self.clipped(upload.message, reference, norm)
         if not self.central:
             new = gaussian(sigma)(new, noise)
         return Upload(State({k: reference[k] + t if k in reference else t for k, t in new.items()}))
 
-    def guarantee(self, sigma: float, releases: ReleaseCount) -> dict[str, Any]:
+    def guarantee(self, sigma: float, releases: Releases) -> dict[str, Any]:
         """Return the guarantee for summary.json; None means infinity, or that a bound does not hold."""
         z = sigma / (2 * self.clip)
         found = {
@@ -193,6 +279,11 @@ class Privacy(Settings):
         }
 
 
+def difference(message: State, reference: State) -> State:
+    """Return the difference of a message from what the server knows already."""
+    return State({k: t - reference[k] if k in reference else t for k, t in message.items()})
+
+
 def public_reference(upload: Upload, down: State) -> State:
     """Return what the server knows of a message before it arrives: only what it sent itself counts."""
     if upload.reference is None:
@@ -208,59 +299,3 @@ def public_reference(upload: Upload, down: State) -> State:
             )
         found[name] = before
     return found
-
-
-@dataclass(frozen=True)
-class NoisedMeanUploads(Uploads):
-    """Uploads of which nothing can be seen but their noised mean."""
-
-    who: tuple[int, ...]
-    noised: State
-    algorithm: str
-    "name of the algorithm, for the error message"
-
-    @staticmethod
-    def of(uploads: Uploads, noise: State, count: int, algorithm: str) -> "NoisedMeanUploads":
-        """Add noise to the sum of uploads.
-
-        Args:
-            uploads: the uploads.
-            noise: noise on their sum.
-            count: number of messages in their mean.
-            algorithm: name of the algorithm.
-        """
-        noised = {k: (t + noise[k] / count).to(t.dtype) for k, t in uploads.mean().items()}
-        return NoisedMeanUploads(uploads.who, State(noised), algorithm)
-
-    def __len__(self) -> int:
-        return len(self.who)
-
-    @property
-    def uploads(self) -> tuple[Upload, ...]:
-        raise self._private()
-
-    @property
-    def like(self) -> State:
-        return self.noised
-
-    @property
-    def weighted(self) -> bool:
-        return False
-
-    def mean(self) -> State:
-        return self.noised
-
-    def weights(self) -> Tensor:
-        raise self._private()
-
-    def columns(self, name: str, low: int, high: int) -> Tensor:
-        raise self._private()
-
-    def only(self, *names: str) -> "NoisedMeanUploads":
-        return NoisedMeanUploads(self.who, State({k: self.noised[k] for k in names}), self.algorithm)
-
-    def _private(self) -> EquipoiseError:
-        return EquipoiseError(
-            f"{self.algorithm} looks at single messages, which noise on their sum does not cover; "
-            "use privacy.where = 'local'"
-        )

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from equipoise.reducers.median import median
+from equipoise.reducers.order import median
 from equipoise.state import Uploads
 from equipoise.torch_device import CPU, wide_dtype, widened
 
 # Sums of squares of larger numbers may be infinite; float32 is for devices without float64.
-_LARGEST = {torch.float64: 1e120, torch.float32: 1e15}
+LARGEST = {torch.float64: 1e120, torch.float32: 1e15}
 
 
 def products(uploads: Uploads) -> Tensor:
@@ -21,7 +21,7 @@ def products(uploads: Uploads) -> Tensor:
     total = torch.zeros(len(uploads), len(uploads), dtype=wide_dtype(device), device=device)
     for name in uploads.like:
         for rows in uploads.blocks(name):
-            centred = (widened(rows) - widened(median(rows))).clamp(-_LARGEST[total.dtype], _LARGEST[total.dtype])
+            centred = (widened(rows) - widened(median(rows))).clamp(-LARGEST[total.dtype], LARGEST[total.dtype])
             total += centred @ centred.T
     return total
 

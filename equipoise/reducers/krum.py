@@ -5,19 +5,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.errors import EquipoiseError
 from equipoise.reducers.base import Part, Reducer
 from equipoise.reducers.distances import products, squared_distances
+from equipoise.reducers.order import lowest
 from equipoise.state import State, Uploads
-from equipoise.torch_device import widened
-
-
-def lowest(scores: Tensor, count: int) -> Tensor:
-    """Return the weights of a mean over the lowest scores; messages that tie for the last places share them."""
-    last = scores.sort().values[count - 1]
-    ties = (scores - last).abs() <= 1e-9 * last
-    below = (scores < last) & ~ties
-    left = count - below.sum()
-    return (widened(below) + widened(ties) * left / ties.sum()) / count
 
 
 class MultiKrum(Reducer):
@@ -31,7 +23,12 @@ class MultiKrum(Reducer):
     def scores(self, uploads: Uploads) -> tuple[Tensor, int]:
         """Return each message's sum of squared distances to its n - f - 2 nearest neighbours, and n - f."""
         n = len(uploads)
-        f = min(round(self.malicious * n), n - 1)
+        f = min(round(self.malicious * uploads.sent), n - 1)
+        if uploads.sent > n and 2 * f + 2 >= n:
+            raise EquipoiseError(
+                f"after mixing there are {n} rows, of which up to {f} may be malicious, and Krum needs more than "
+                f"{2 * f + 2}; mix fewer messages, or use a rule such as 'median'"
+            )
         distances = squared_distances(products(uploads)).fill_diagonal_(torch.inf)
         nearest = distances.sort(dim=1).values[:, : max(n - f - 2, min(1, n - 1))]
         return nearest.sum(dim=1), n - f

@@ -7,13 +7,8 @@ from pydantic import Field
 from torch import Tensor
 
 from equipoise.reducers.base import Reducer
+from equipoise.reducers.order import median
 from equipoise.state import State, Uploads
-
-
-def median(rows: Tensor) -> Tensor:
-    """Return the median of each column; of two middle values their mean (torch.median takes the lower one)."""
-    ordered, half = rows.sort(dim=0).values, (len(rows) - 1) // 2
-    return (ordered[half] + ordered[-1 - half]) / 2
 
 
 class Median(Reducer):
@@ -33,12 +28,17 @@ class TrimmedMean(Reducer):
     trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
     "fraction of the values that is dropped at each end"
 
-    def dropped(self, clients: int) -> int:
-        """Return the number of values that are dropped at each end."""
-        return min(round(self.trim * clients), (clients - 1) // 2)
+    def dropped(self, clients: int, rows: int | None = None) -> int:
+        """Return the number of values that are dropped at each end.
+
+        Args:
+            clients: number of messages that clients sent.
+            rows: number of their mixtures, if they were mixed.
+        """
+        return min(round(self.trim * clients), ((rows or clients) - 1) // 2)
 
     def __call__(self, uploads: Uploads) -> State:
-        k = self.dropped(len(uploads))
+        k = self.dropped(uploads.sent, len(uploads))
 
         def trimmed(rows: Tensor) -> Tensor:
             kept = rows.sort(dim=0).values[k : len(rows) - k]

@@ -60,6 +60,7 @@ def compare(runs: list[FinishedRun]) -> list[dict[str, Any]]:
         row["unseen_std"] = stdev(values) if len(values) > 1 else None
         privacy = first.summary.get("privacy", {})
         row |= {"private": bool(privacy)} | {k: privacy.get(k) for k in PRIVACY}
+        row |= {"privacy_unit": privacy["unit"]} if "unit" in privacy else {}
         for field in ("bytes_up", "bytes_down", "gradient_samples", "seconds"):
             row[field] = mean(run.summary[field] for run in group)
         row |= forecast_columns(group) or dict.fromkeys(forecasts)

@@ -45,11 +45,17 @@ def _cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
         kind = "personal" if row["personal"] is not None else "global"
         cells = [row["algorithm"], *(str(row[k]) for k, wanted in optional.items() if wanted)]
         cells += [_figure(row[k], row[f"{k}_std"], row["metric"]) for k in kinds]
-        cells += [_figure(row[f"{kind}_{k}"], None, row["metric"]) for k in shown]
+        cells += [_figure(row[f"{kind}_{k}"], _over_seeds(row, f"{kind}_{k}"), row["metric"]) for k in shown]
         cells += [_figure(row["unseen"], row["unseen_std"], row["metric"])] if unseen else []
         cells += _private_cells(row) if private else []
         body.append([*cells, f"{(row['bytes_up'] + row['bytes_down']) / 1e6:.1f}"])
     return [head[0], *(k for k, wanted in optional.items() if wanted), *head[1:]], body
+
+
+def _over_seeds(row: dict[str, Any], key: str) -> float | None:
+    """Return the standard deviation of a figure over seeds, if there are several."""
+    deviation: float | None = row.get(f"{key}_std")
+    return deviation
 
 
 def _has_pooled(rows: list[dict[str, Any]]) -> bool:
@@ -60,7 +66,10 @@ def _has_pooled(rows: list[dict[str, Any]]) -> bool:
 def _private_cells(row: dict[str, Any]) -> list[str]:
     if not row["private"]:
         return ["∞", "∞", "–"]
-    return ["∞" if row[k] is None else f"{row[k]:.3g}" for k in PRIVACY]
+    cells = ["∞" if row[k] is None else f"{row[k]:.3g}" for k in PRIVACY]
+    if "privacy_unit" in row:  # another promise than that of the other rows
+        cells[:2] = [f"{cell} per {row['privacy_unit']}" for cell in cells[:2]]
+    return cells
 
 
 _SPREAD = "spread: standard deviation over clients; "
@@ -81,6 +90,7 @@ def _note(rows: list[dict[str, Any]]) -> str:
     notes += [_ORACLE_NOTE] if any(row[HYBRIDS["test"]] is not None for row in rows) else []
     notes += [_CONSENSUS_NOTE] if any(row["consensus"] is not None for row in rows) else []
     notes += [_PRIVACY_NOTE] if any(row["private"] for row in rows) else []
+    notes += [_SAMPLE_NOTE] if any("privacy_unit" in row for row in rows) else []
     spread = "" if any(row["private"] for row in rows) else _SPREAD
     pooled = _POOLED_NOTE if _has_pooled(rows) else ""
     return data + percent + pooled + spread + NOTE + "".join(notes)
@@ -89,7 +99,11 @@ def _note(rows: list[dict[str, Any]]) -> str:
 _PRIVACY_NOTE = "; ε, δ: privacy guarantee of a client, for one message and for the whole run (∞: none)"
 
 
+_SAMPLE_NOTE = "; per sample: the guarantee of one sample of a client, not of all its data"
+
+
 _FAIRNESS_NOTE = (
+    "score: mean over clients; pooled: on the test samples of all clients together; "
     "worst, best: mean over the 10% of clients with the worst and the best score; variance, loss variance: over "
     "clients, of scores and of test losses; Gini: 0 if all clients have the same score"
 )
@@ -108,15 +122,17 @@ def _fair_note(rows: list[dict[str, Any]]) -> str:
 def _fair_cells(rows: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     """Return head and body of the table on fairness between clients."""
     settings = any(row["settings"] for row in rows)
-    head = ["algorithm", *(["settings"] if settings else []), "model", "score", "worst", "best"]
+    pooled = ["pooled"] if _has_pooled(rows) else []
+    head = ["algorithm", *(["settings"] if settings else []), "model", "score", *pooled, "worst", "best"]
     body = []
     for row in rows:
         for kind in (kind for kind in KINDS if row[kind] is not None):
             cells = [row["algorithm"], *([row["settings"]] if settings else []), kind]
             cells.append(_figure(row[kind], row[f"{kind}_std"], row["metric"]))
-            cells += [_figure(row[f"{kind}_{k}"], None, row["metric"]) for k in ("worst", "best")]
-            small = [row[f"{kind}_{k}"] for k in ("variance", "gini", "loss_variance")]
-            body.append([*cells, *("–" if v is None else f"{v:.4f}" for v in small)])
+            keys = [f"{kind}_{k}" for k in (*pooled, "worst", "best")]
+            cells += [_figure(row[key], _over_seeds(row, key), row["metric"]) for key in keys]
+            small = [f"{kind}_{k}" for k in ("variance", "gini", "loss_variance")]
+            body.append([*cells, *(_figure(row[key], _over_seeds(row, key), "") for key in small)])
     return [*head, "variance", "Gini", "loss variance"], body
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.errors import EquipoiseError
+from equipoise.reporting.attack_table import CONTROL, attack_of, defence_of, setting_labels
 from equipoise.reporting.comparison import compare, diagnostics_in
 from equipoise.reporting.figure_files import figure_file
 from equipoise.storage.diagnostics import DIAGNOSTICS, TITLES
@@ -33,6 +34,7 @@ Point = tuple[float, float, float | None]
 _BAND = "_band"
 """Label of bands; matplotlib leaves labels that begin with an underscore out of legends."""
 _FAINT = 0.15
+_CONTROL = 0.4
 
 
 def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
@@ -241,41 +243,43 @@ def _legend(axes: Any) -> tuple[list[Any], list[str]]:
 def _attacks(runs: list[FinishedRun], figure: Any) -> None:
     """Draw one panel per attack; runs without malicious clients are in all panels."""
     under: dict[str, list[FinishedRun]] = {}
-    for run in runs:
-        if _fraction(run):
-            variance = run.config.get("attack.variance")
-            several = len({other.config.get("attack.variance") for other in runs} - {None}) > 1
-            name = run.config["attack.name"] + (f", variance {variance:g}" if several and variance is not None else "")
-            under.setdefault(name, []).append(run)
+    controls = [run for run in runs if attack_of(run) == CONTROL]
+    attacked = [run for run in runs if attack_of(run) not in (None, CONTROL)]
+    for run, attack in zip(attacked, setting_labels(attacked, "attack", attack_of), strict=True):
+        under.setdefault(attack, []).append(run)
     if not under:
         raise EquipoiseError("none of these runs has malicious clients; add a section [attack] with a fraction")
     free = [run for run in runs if not _fraction(run)]
     scale, label = _scaled(runs)
-    names = sorted({_method(run) for run in runs})
+    defences = setting_labels(runs, "reducer", defence_of)
+    methods = {id(run): _method(run, defence) for run, defence in zip(runs, defences, strict=True)}
+    names = sorted(set(methods.values()))
     panels = figure.subplots(1, len(under), squeeze=False, sharey=True)[0]
     figure.set_size_inches(3.5 * len(under) + 3.5, 4.5)
     for axes, (attack, some) in zip(panels, under.items(), strict=True):
         for number, name in enumerate(names):
-            mine = [run for run in [*free, *some] if _method(run) == name]
             for kind in ("personal", "global", "hybrid"):
-                values: dict[float, list[float]] = {}
-                for run in mine:
-                    if (value := run.summary.get(kind, {}).get(run.summary["metric"])) is not None:
-                        values.setdefault(_fraction(run), []).append(scale * value)
-                if values:
-                    points = [_point(fraction, found) for fraction, found in sorted(values.items())]
-                    style = {"linestyle": STYLES[kind], "color": f"C{number % 10}", "marker": MARKERS[kind]}
-                    _line(axes, points, **style, label=f"{name} ({kind})")
+                style = {"linestyle": STYLES[kind], "color": f"C{number % 10}", "marker": MARKERS[kind]}
+                for drawn, more in (
+                    (controls, {"alpha": _CONTROL, "label": f"{name} ({kind}), no attack"}),
+                    (some, {}),
+                ):
+                    values: dict[float, list[float]] = {}
+                    for run in (run for run in [*free, *drawn] if drawn and methods[id(run)] == name):
+                        if (value := run.summary.get(kind, {}).get(run.summary["metric"])) is not None:
+                            values.setdefault(_fraction(run), []).append(scale * value)
+                    if values:
+                        points = [_point(fraction, found) for fraction, found in sorted(values.items())]
+                        _line(axes, points, **{**style, "label": f"{name} ({kind})", **more})
         axes.set(title=attack, xlabel="fraction of malicious clients")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(label)
     figure.legend(*_legend(panels[0]), fontsize="x-small", loc="outside right upper")
 
 
-def _method(run: FinishedRun) -> str:
+def _method(run: FinishedRun, defence: str) -> str:
     """Return the algorithm, and the defence if there is one."""
-    reducer = run.config.get("reducer.name", "weighted-mean")
-    return str(run.config["algorithm.name"]) + ("" if reducer in ("mean", "weighted-mean") else f" with {reducer}")
+    return str(run.config["algorithm.name"]) + ("" if defence in ("mean", "weighted-mean") else f" with {defence}")
 
 
 def _fraction(run: FinishedRun) -> float:

@@ -13,8 +13,11 @@ from equipoise.storage.run_index import FinishedRun, higher_is_better
 
 
 def fits(config: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
-    """Tell whether a configuration has these values; 1 equals 1.0, because people write either in TOML."""
-    return all(key in config and config[key] == value for key, value in where.items())
+    """Tell whether a configuration has these values; 1 equals 1.0, because people write either in TOML.
+
+    An empty list also fits a configuration without the setting, as it does in views of results.
+    """
+    return all(config.get(key, [] if value == [] else None) == value for key, value in where.items())
 
 
 @dataclass(frozen=True)

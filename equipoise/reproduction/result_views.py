@@ -41,6 +41,8 @@ class Figure(Settings):
     "further settings of the runs in this column"
     over: Literal["seeds", "clients"] = "seeds"
     "clients: with against, mean and standard error over clients of their differences, each a mean over seeds"
+    extreme: Literal["smallest", "largest"] | None = None
+    "the runs may differ in more than the seed, and of each seed the smallest or largest figure (or difference) counts"
     round: Count | None = None
     "an evaluated round, at which the curves have the figure; left out: the end of the run, by its summary"
 

@@ -111,8 +111,19 @@ def _number(values: Sequence[float], figure: Figure, percent: bool, signed: bool
 
 def _values(records: Sequence[Record], figure: Figure, repeats: Sequence[str]) -> dict[Repetition, float]:
     """Return a figure of each run that has it, by seed and repetition."""
-    found = {repetition(record, repeats): value_of(record, figure) for record in records}
-    return {key: value for key, value in found.items() if value is not None}
+    found: dict[Repetition, float] = {}
+    for record in records:
+        if (value := value_of(record, figure)) is not None:
+            key = repetition(record, repeats)
+            found[key] = _extreme(found.get(key, value), value, figure)
+    return found
+
+
+def _extreme(one: float, other: float, figure: Figure) -> float:
+    """Return the figure that counts of two with the same seed: where only one is allowed, they are of one run."""
+    if figure.extreme is None:
+        return other
+    return (max if (figure.extreme == "largest") == (figure.factor >= 0) else min)(one, other)
 
 
 def _cell(records: Sequence[Record], figure: Figure, controls: Sequence[Record], repeats: Sequence[str]) -> str:
@@ -218,7 +229,8 @@ def table_of(view: View, folder: Path, name: str) -> str:
             for figure in figures:
                 mine = select(records, row, column, figure.where)
                 controls = _controls(records, {**row, **column, **figure.where}, figure.against) if mine else []
-                check_repetitions(mine, view.repeats, where)
+                if figure.extreme is None:
+                    check_repetitions(mine, view.repeats, where)
                 check_repetitions(controls, view.repeats, where)
                 cells.append(_cell(mine, figure, controls, view.repeats))
         if any(cell != MISSING for cell in cells):

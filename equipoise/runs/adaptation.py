@@ -22,6 +22,7 @@ from equipoise.runs.trained import Trained
 from equipoise.state import State
 from equipoise.storage import atomic_files
 from equipoise.storage.run_folder import RunFolder
+from equipoise.training.sample_privacy import SamplePrivacy
 
 _SHOWN = 3  # names of clients in a repr
 
@@ -54,6 +55,8 @@ class AdaptedClients:
         check_data(task, federation)
         self._trained, self.federation = trained, federation
         executor = build_executor(trained.engine, task, federation, trained.algorithm, trained.schedule)
+        if trained.privacy is not None and trained.privacy.of_samples:
+            executor.privacy = SamplePrivacy.of(trained.privacy, task, trained.algorithm, trained.start, {})
         who = federation.by_name[0]
         longest = int(federation.train.lengths.max())
         store = _InitialState(with_engine_state(trained.algorithm.init_client(trained.start), task, longest))

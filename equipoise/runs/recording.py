@@ -13,7 +13,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.errors import EquipoiseError
 from equipoise.storage import atomic_files
 from equipoise.storage.client_scores import ClientScores, read_client_scores
-from equipoise.storage.model_kinds import KINDS
+from equipoise.storage.model_kinds import KINDS, RIGHT, SUCCESS, UNMARKED
 from equipoise.storage.result_records import TRAINING_SECONDS, Record
 from equipoise.storage.run_folder import (
     ASIDE,
@@ -37,7 +37,7 @@ _NOT_KEPT = ("algorithm", "seed", "samples_per_second", "peak_memory_mb")
 """Figures of a summary that are kept elsewhere in a record, or that say something of the machine only."""
 _COUNTS = ("round", "clients", "left_out", "bytes_up", "bytes_down", "gradient_samples")
 """Figures of a round that the summary has for the whole run."""
-_OF_SCORES = ("loss", "loss_variance", "worst_decile", "best_decile")
+_OF_SCORES = ("loss", "loss_variance", "worst_decile", "best_decile", SUCCESS, UNMARKED, RIGHT)
 _OF_METRICS = ("{}", "{}_std", "{}_pooled", "{}_clients", "validation_{}")
 
 

@@ -25,6 +25,7 @@ from equipoise.executors.base import ClientModel
 from equipoise.executors.build import build_executor
 from equipoise.metrics import MetricLike
 from equipoise.parameter_space import ParameterSpace
+from equipoise.privacy.mechanisms import Privacy
 from equipoise.quantiles import Pinball
 from equipoise.runs.saved_models import SavedModels
 from equipoise.runs.trained import Trained, library_model
@@ -69,6 +70,7 @@ class SavedRun(Trained):
         self.schedule = read(Schedule, {k: v for k, v in tables.items() if k in Schedule.model_fields}, "")
         self.score_columns = tuple(facts["columns"])
         self.engine = read(Engine, tables.get("engine", {}), "engine")
+        self.privacy = read(Privacy, tables["privacy"], "privacy") if "privacy" in tables else None
         self._algorithm = algorithm
         self.pinball = Pinball(facts["quantiles"]) if facts.get("quantiles") else None
         self._loss, self._metric = loss or self.pinball or facts["loss"], metric or facts["metrics"]

@@ -15,7 +15,6 @@ from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.cka import Similarity, gram, heard_layers, representations
 from equipoise.executors.base import ClientModel, algorithm_state
-from equipoise.executors.build import build_executor
 from equipoise.runs.trained import SimulatedRun, Trained
 from equipoise.training.buffers import BUFFERS
 
@@ -33,7 +32,7 @@ class Sides:
 
 def sides(run: Simulation) -> Sides:
     """Return the current models of the clients that trained, and the models to compare them with."""
-    executor = build_executor(run.engine, run.task, run.federation, run.algorithm, run.schedule)
+    executor = run.new_executor()
     jobs = [run.job(who) for who in run.training]
     try:
         found = [model for model, _ in executor.models(run.done, jobs, "personal")]

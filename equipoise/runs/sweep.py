@@ -69,13 +69,20 @@ _REGISTRIES: dict[str, Registry[Any]] = {
     "attack": ATTACKS,
     "reducer": REDUCERS,
 }
+_NESTED = {"first": "partition", "second": "partition", "inner": "attack", "of": "attack"}
+"""Tables in a section that are of the kind of a section."""
 _ALWAYS: dict[str, type[Settings]] = {"data": DataSettings, "devices": Devices, "deploy": Deploy, "": Schedule}
 
 
-def _list_settings(section: str, name: str) -> frozenset[str]:
-    """Return the settings of a section whose value is itself a list; for these, only a list of lists is many values."""
-    found = _lists_of(_ALWAYS[section]) if section in _ALWAYS else frozenset()
-    found |= {CALLBACKS} if section == "" else set()
+def _depth(value: Any) -> int:
+    """Return how deep lists are in lists; 0 for what is no list."""
+    return 1 + (_depth(value[0]) if value else 0) if isinstance(value, list) else 0
+
+
+def _list_settings(section: str, name: str) -> dict[str, int]:
+    """Return the settings of a section whose value is itself a list, and how deep; deeper lists are many values."""
+    found = dict(_lists_of(_ALWAYS[section])) if section in _ALWAYS else {}
+    found |= {CALLBACKS: 1} if section == "" else {}
     if section in _REGISTRIES and name:
         with suppress(EquipoiseError):  # a name that is wrong is reported when the run is checked
             cls: type[Settings] = _REGISTRIES[section].find(name, section)
@@ -84,8 +91,9 @@ def _list_settings(section: str, name: str) -> frozenset[str]:
 
 
 @cache
-def _lists_of(cls: type[Settings]) -> frozenset[str]:
-    return frozenset(row["name"] for row in cls.describe() if "a list" in row["allowed"])
+def _lists_of(cls: type[Settings]) -> Mapping[str, int]:
+    lists = {row["name"]: row["allowed"] for row in cls.describe() if "a list" in row["allowed"]}
+    return {name: 2 if "a list, each a list" in allowed else 1 for name, allowed in lists.items()}
 
 
 def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -96,14 +104,14 @@ def grid(tables: Mapping[str, Any]) -> list[dict[str, Any]]:
         if isinstance(value, Mapping):
             own = value.get("name", value.get("kind", ""))
             own = own if isinstance(own, str) else ""
-            section = "partition" if key in ("first", "second") else key
+            section = _NESTED.get(key, key)
             parts = [list(values(section, own, name, inner)) for name, inner in value.items()]
             if (runs := math.prod(map(len, parts))) > _MOST_RUNS:
                 raise EquipoiseError(f"the file describes {runs:.3g} runs; it must be at most {_MOST_RUNS:,}")
             for choice in itertools.product(*parts):
                 yield dict(zip(value, choice, strict=True))
         elif isinstance(value, list) and not (
-            key in _list_settings(section, named) and not (value and isinstance(value[0], list))
+            key in (known := _list_settings(section, named)) and _depth(value) <= known[key]
         ):
             if not value:
                 name = f"{section}.{key}" if section else key
@@ -296,8 +304,13 @@ def digest_of(settings: Mapping[str, Any]) -> str:
 
 
 def _training(cell: SweepRun) -> str:
-    """Return a digest of all settings that determine training; a run that a callback may stop shares with no other."""
-    if any(callback.affects_results for callback in cell.experiment.callbacks):
+    """Return a digest of all settings that determine training; some runs share it with no other.
+
+    A callback may stop a run. With noise on the gradients of samples, what an algorithm makes of a training is part of
+    the budget that determines the noise.
+    """
+    privacy = cell.experiment.privacy
+    if any(callback.affects_results for callback in cell.experiment.callbacks) or (privacy and privacy.of_samples):
         return f"{cell.identity} {cell.seed}"
     settings = cell.experiment.tables() | {"algorithm": cell.experiment.algorithm.training_settings()}
     flat = {k: v for k, v in flatten(settings).items() if k not in ("select", "targets")}

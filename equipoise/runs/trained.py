@@ -17,6 +17,7 @@ from equipoise.data.series_scale import SeriesScale, client_scale
 from equipoise.engine.simulation import Simulation
 from equipoise.evaluation.scoreboard import score_columns
 from equipoise.executors.base import ClientModel, ModelKind
+from equipoise.privacy.mechanisms import Privacy
 from equipoise.quantiles import Pinball
 from equipoise.state import State
 from equipoise.storage.model_kinds import HYBRIDS
@@ -35,6 +36,8 @@ class Trained(ABC):
     "name of the algorithm for readers"
     schedule: Schedule
     engine: Engine
+    privacy: Privacy | None
+    "the section [privacy]"
     score_columns: tuple[str, ...]
     "columns of the tables of scores"
     dtype: torch.dtype
@@ -143,6 +146,7 @@ class SimulatedRun(Trained):
         self.names, self.unseen = run.federation.names, run.federation.unseen
         self.method = type(run.algorithm).__name__
         self.schedule, self.engine = run.schedule, run.engine
+        self.privacy = run.pipeline.settings.privacy
         self.score_columns = score_columns(run.task.metrics)
         self.input_shape, self.outputs = (
             tuple(run.task.sample[0].shape[1:]),

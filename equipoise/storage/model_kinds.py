@@ -12,3 +12,8 @@ SCORED = ("personal", "consensus", "global")
 
 
 KINDS = (*SCORED, *HYBRIDS.values())
+
+
+SUCCESS, UNMARKED, RIGHT = "attack_success", "attack_unmarked", "attack_right"
+"""Figures of an attack that wants a certain label, as parts of the samples on which its success is measured: those that
+get this label, those that get it without the attack's mark, and those that are still predicted right."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from equipoise.storage.model_kinds import KINDS
+from equipoise.storage.model_kinds import KINDS, RIGHT, SUCCESS, UNMARKED
 
 _TEXTS = ("metric", "dataset")
 _COSTS = ("bytes_up", "bytes_down", "gradient_samples", "seconds")
@@ -26,6 +26,9 @@ def check_summary(summary: Mapping[str, Any]) -> None:
         _check_scores(summary, kind, summary["metric"], "")
         _check_table(summary.get("unseen", {}), kind, "unseen.")
         _check_scores(summary.get("unseen", {}), kind, summary["metric"], "unseen.")
+    _check_table(summary, "attack_measure", "")
+    if not isinstance(summary.get("malicious", []), list):
+        raise ValueError("malicious in its summary is not a list")
     _check_forecasts(summary.get("forecast", {}), "forecast.")
     for name, facts in summary.get("metrics", {}).items():
         if not isinstance(facts, Mapping) or "higher_is_better" not in facts:
@@ -39,7 +42,8 @@ def _check_table(tables: Mapping[str, Any], name: str, prefix: str) -> None:
 
 def _check_scores(tables: Mapping[str, Any], kind: str, metric: str, prefix: str) -> None:
     """Check the figures of one kind of model; one that diverged has None."""
-    for name in (metric, f"validation_{metric}", f"{metric}_std", f"{metric}_pooled", "worst_decile", "best_decile"):
+    figures = (metric, f"validation_{metric}", f"{metric}_std", f"{metric}_pooled", "worst_decile", "best_decile")
+    for name in (*figures, SUCCESS, UNMARKED, RIGHT):
         value = tables.get(kind, {}).get(name)
         if value is not None and not _is_number(value):
             raise ValueError(f"{prefix}{kind}.{name} in its summary is not a number")

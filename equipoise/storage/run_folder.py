@@ -51,6 +51,9 @@ FEDERATION = "federation.json"
 CKA = "cka.json"
 """File of the results of `equipoise cka`."""
 
+AUDIT = "audit.json"
+"""File of the results of `equipoise audit`."""
+
 DEPLOYMENT = "deployment"
 """Folder of the keys, clients and logs of a deployment on one machine."""
 

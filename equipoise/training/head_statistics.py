@@ -11,6 +11,7 @@ from equipoise.representations.head_features import READ_AT_ONCE, HeadTargets
 from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.linear_head import linear_head
 from equipoise.representations.points import ForwardHook
+from equipoise.torch_device import wide_dtype
 from equipoise.training.task import Task
 
 Forward = Callable[[Tensor], Tensor]
@@ -55,6 +56,15 @@ def pull_back(
             features, _ = targets.read(partial(task.predict, forward), head, part)
         if features.requires_grad:  # a body may have parameters that the head does not depend on
             yield features, bars[..., : features.shape[-1]].to(features.dtype)
+
+
+def mean_loss(task: Task, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+    """Return the mean loss over the samples of a client, of shape (1,); see `LocalData.loss`."""
+    total = torch.zeros(1, dtype=wide_dtype(x.device), device=x.device)
+    with torch.no_grad():
+        for part_x, part_y in zip(x.split(READ_AT_ONCE), y.split(READ_AT_ONCE), strict=True):
+            total += task.loss.of_each(task.predict(forward, part_x), part_y).sum()
+    return (total / len(y)).to(task.dtype)
 
 
 def client_class_sums(

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +20,10 @@ from equipoise.representations.head_moments import Moments
 from equipoise.representations.head_problem import GroupOrder, HeadProblem, HeadSamples, groups_of
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
-from equipoise.training.batches import Batch, steps_in_epoch
+from equipoise.training.batches import Batch, batch_indices, batch_order, steps_in_epoch
+from equipoise.training.data_use import OPERATIONS, check_term, refusal
 from equipoise.training.feature_memory import FeatureMemory
+from equipoise.training.sample_privacy import PrivateSteps
 from equipoise.training.task import Task
 
 
@@ -43,6 +46,10 @@ class LocalTrainer(ABC):
     "number of samples that went through a backward pass, for each client"
     features: FeatureMemory
     "what heads have read in this round"
+    purpose: str
+    "what the training is for, part of the key of its random numbers"
+    private: PrivateSteps | None = None
+    "noise on the gradients of single samples, under sample-level privacy"
 
     @property
     def outputs(self) -> int:
@@ -125,6 +132,8 @@ class LocalTrainer(ABC):
         """Train from `start`; see `LocalData.descend`."""
         if steps is None and epochs is None:
             steps = self.algorithm.steps
+        if self.private is not None:
+            check_term(term, type(self.algorithm).__name__)
         lr, decay = self.rate(lr), self.algorithm.weight_decay
         anchor = None if term is None else term.anchor
         if anchor is not None and (why := self.task.why_not_twice) is not None:
@@ -134,7 +143,7 @@ class LocalTrainer(ABC):
         moves = self.space.part(section)
         v = self.open(start, section, mask)
         moving = v[..., moves]
-        in_one_go = is_plain_sgd(self.algorithm) and mask is None and anchor is None
+        in_one_go = is_plain_sgd(self.algorithm) and mask is None and anchor is None and self.private is None
         optimizer = None if in_one_go else self._optimizer(lr)
         before_steps = self.samples.copy()
         if moving.shape[-1] and (mask is None or bool(mask[..., moves].any())):
@@ -147,7 +156,10 @@ class LocalTrainer(ABC):
                             anchor[0], v, batch, section, term
                         )
                         extra = correction if extra is None else extra + correction
-                    g = self.gradient(v, batch, section, term)
+                    if self.private is None:
+                        g = self.gradient(v, batch, section, term)
+                    else:
+                        g = self._private_gradient(self.private, v, batch, section, mask, term, done)
                     g = g if extra is None else g + extra
                     optimizer(moving, g, None if mask is None else mask[..., moves])
                 else:
@@ -168,6 +180,62 @@ class LocalTrainer(ABC):
     def _optimizer(self, lr: Rate) -> LocalOptimizer:
         s = self.algorithm
         return LocalOptimizer(s.optimizer, lr, s.momentum, s.clip, nesterov=s.nesterov, weight_decay=s.weight_decay)
+
+    def plan(self, position: int, count: int, batch: int, epochs: int, steps: int | None, stream: int | None) -> Any:
+        """Assign a client's samples to the steps of an operation; see `batch_indices`.
+
+        Args:
+            position: the client's position among the trainer's clients.
+            count: number of its samples; 0 if it does not take part.
+            batch: batch size.
+            epochs: passes over the samples.
+            steps: number of batches, in place of epochs.
+            stream: key of the random order; None for none.
+
+        Returns:
+            The (steps, batch) matrix of sample numbers.
+        """
+        if self.private is not None and self.private.poisson and stream is not None and count:
+            order = self.private.batch_indices(position, epochs, steps)
+        else:
+            rng = batch_order(
+                self.seed, self.round, self.federation.names[self.clients[position]], self.purpose, stream
+            )
+            order = batch_indices(count, batch, epochs, steps, rng, self.smallest_batch)
+        if self.private is None or stream is None:
+            self.samples[position] += (order >= 0).sum()
+        elif count:
+            self.samples[position] += self.private.expected_samples(position, order)
+        return order
+
+    def begin_operation(self) -> None:
+        """Prepare for another operation on the samples, which has noise of its own."""
+        if self.private is not None:
+            self.private.begin()
+
+    def _private_gradient(
+        self,
+        private: PrivateSteps,
+        v: Tensor,
+        batch: Batch,
+        part: Part,
+        mask: Tensor | None,
+        term: LossTerm | None,
+        done: Tensor | None,
+        term_only: bool = False,
+    ) -> Tensor:
+        """Return the gradient of a step: the sum of clipped gradients with noise, divided by the batch's size."""
+        mask = None if mask is None else mask[..., self.space.part(part)]
+        total = private.clipped_sum(v, batch, part, mask, term, term_only)
+        waiting = () if done is None else done.tolist()
+        found = private.noised(total, waiting) / private.batch_sizes(batch, total)
+        missing = 0 if v.ndim == 1 else len(v) - len(found)
+        return torch.nn.functional.pad(found, (0, 0, 0, missing)) if missing else found
+
+    def _check_covered(self, operation: str) -> None:
+        """Raise an error if privacy does not cover an operation on the samples."""
+        if self.private is not None:
+            raise refusal(type(self.algorithm).__name__, OPERATIONS[operation])
 
     def _gradient_at_anchor(self, u: Tensor, v: Tensor, batch: Batch, part: Part, term: LossTerm) -> Tensor:
         """Return the gradient on the batch at u of what is anchored there; v is restored afterwards."""
@@ -197,8 +265,13 @@ class LocalTrainer(ABC):
         ]
         return torch.stack(rows) if self.size.ndim > 1 else rows[0]
 
+    @abstractmethod
+    def loss(self, v: Tensor) -> Tensor:
+        """Return the mean loss over all training samples; see `LocalData.loss`."""
+
     def full_gradient(self, v: Tensor, *, active: Tensor | None = None) -> Tensor:
         """Return the gradient of the mean loss over all samples; see `LocalData.full_gradient`."""
+        self._check_covered("full_gradient")
         v = self.open(v, "all")
         self.eval_mode()
         total = torch.zeros_like(v)
@@ -211,10 +284,24 @@ class LocalTrainer(ABC):
         v = self.open(v, "all")
         self.eval_mode()
         total = torch.zeros_like(v)
+        if self.private is not None:
+            return self._private_term_gradient(self.private, v, total, term, steps, stream)
         for batch, _ in self.batches(1, steps, None if steps is None else stream, None, term):
             g = self.gradient(v, batch, "all", term, term_only=True)
             total.addcmul_(g, self.shares(batch) if steps is None else torch.full_like(self.size, 1 / steps))
         return total
+
+    def _private_term_gradient(
+        self, private: PrivateSteps, v: Tensor, total: Tensor, term: LossTerm, steps: int | None, stream: int
+    ) -> Tensor:
+        """Return the noised mean of the term's clipped gradients: over batches, or over all samples with noise once."""
+        for batch, done in self.batches(1, steps, None if steps is None else stream, None, term):
+            if steps is None:
+                found = private.clipped_sum(v, batch, "all", None, term, term_only=True)
+                total[: len(found)] += found
+            else:
+                total += self._private_gradient(private, v, batch, "all", None, term, done, term_only=True) / steps
+        return private.noised(total) / self.size if steps is None else total
 
     def eval_mode(self) -> None:
         """Switch to eval mode, so that gradients have no side effects."""
@@ -237,6 +324,7 @@ class LocalTrainer(ABC):
     def _problem(
         self, read: Callable[..., HeadSamples], v: Tensor, groups: int, order: GroupOrder, of: DataSplit
     ) -> HeadProblem:
+        self._check_covered("head_problem")
         blocks = order == "blocks" or (order == "auto" and self.federation.chronological)
         each = [read(who, row, of) for who, row in zip(self.clients, self._rows(v), strict=True)]
         clients = tuple(replace(client, groups=groups_of(client.count, groups, blocks)) for client in each)

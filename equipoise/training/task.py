@@ -139,6 +139,21 @@ class Task:
     @cached_property
     def why_not_stacked(self) -> str | None:
         """Return why a stack of clients cannot be trained in one call, or None if it can."""
+        if (why := self.why_not_in_rows) is not None:
+            return why
+        if self.loss.each is None:
+            return "the loss gives only a mean over the batch, not one value per sample"
+        views = self.space.views(self.w0.expand(2, -1).contiguous())
+        try:
+            with torch.no_grad():
+                vmap(lambda p, x: functional_call(self.module, p, (x,)))(views, torch.stack([self.sample[0]] * 2))
+        except RuntimeError as error:
+            return f"the model cannot be batched over clients ({str(error).splitlines()[0]})"
+        return None
+
+    @property
+    def why_not_in_rows(self) -> str | None:
+        """Return why several models, or a model on single samples, cannot be run in one call, as far as layers tell."""
         if any(layers(self.module)):
             return "the model has equilibrium layers, whose solves end at different times"
         if projected(self.module):
@@ -149,14 +164,6 @@ class Task:
             return "the model has buffers (BatchNorm statistics), which differ by client"
         if self.unseeded or any(map(draws_random_numbers, self.module.modules())):
             return "the model draws random numbers (dropout) in training"
-        if self.loss.each is None:
-            return "the loss gives only a mean over the batch, not one value per sample"
-        views = self.space.views(self.w0.expand(2, -1).contiguous())
-        try:
-            with torch.no_grad():
-                vmap(lambda p, x: functional_call(self.module, p, (x,)))(views, torch.stack([self.sample[0]] * 2))
-        except RuntimeError as error:
-            return f"the model cannot be batched over clients ({str(error).splitlines()[0]})"
         return None
 
     @cached_property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from equipoise.algorithms import FedReCo
+from equipoise.algorithms import FeatureDecay, FedReCo
 from equipoise.algorithms.fedreco import Discord
 from equipoise.data.federation import Federation, from_clients
 from equipoise.engine.simulation import Simulation
@@ -72,6 +72,20 @@ def test_a_zero_probe_is_a_penalty_on_the_size_of_representations(mode: str) -> 
         for part in (space.part("head"), space.part("body")):
             w[part] -= 0.1 * gradient(w)[part]
         torch.testing.assert_close(run.store.get(who).w, w, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_feature_decay_is_fedreco_with_a_zero_probe_to_the_last_bit(mode: str) -> None:
+    settings = {"lam": 0.4, "lr": 0.1, "batch": 4, "head_epochs": 2, "head_lr": 0.05, "momentum": 0.5}
+    run = simulation(FeatureDecay(**settings), classification(4), small(), mode=mode, rounds=3, participation=0.5)
+    run.run()
+    other = simulation(
+        FedReCo(probe="zero", **settings), classification(4), small(), mode=mode, rounds=3, participation=0.5
+    )
+    other.run()
+    assert torch.equal(models(run), models(other))
+    assert not torch.equal(models(run), models(trained(mode, rounds=3, lam=0.0)))
+    assert run.counters.bytes_up == run.counters.bytes_down == 0
 
 
 def _of(part: str, views: dict[str, Tensor]) -> dict[str, Tensor]:

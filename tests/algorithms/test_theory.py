@@ -10,6 +10,7 @@ from equipoise.algorithms import (
     ALGORITHMS,
     CFL,
     Ditto,
+    FeatureDecay,
     FedADMM,
     FedAvg,
     FedAvgFT,
@@ -231,6 +232,13 @@ def fedreco_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
         np.testing.assert_allclose(run.store.get(i).w.numpy(), p.local(i), rtol=1e-8)
 
 
+def feature_decay_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
+    """There is no representation that could be made small, whatever the penalty."""
+    run = least_squares(p, FeatureDecay(lr=1 / p.smoothness(), batch=FULL, lam=5.0), rounds=400)
+    for i in range(p.clients):
+        np.testing.assert_allclose(run.store.get(i).w.numpy(), p.local(i), rtol=1e-8)
+
+
 def _equal_clients(algorithm: Algorithm) -> Simulation:
     """Clients with the same samples: each has what it would have alone."""
     x, y = (t.numpy() for t in classification().gather(torch.arange(20)))
@@ -270,6 +278,7 @@ def shared_least_squares_has_no_gradient_left(p: LeastSquares) -> None:
 
 FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "local": local_reaches_each_clients_least_squares,
+    "feature-decay": feature_decay_with_nothing_but_a_head_is_local,
     "fedavg": fedavg_with_one_full_step_is_gradient_descent_on_the_pooled_loss,
     "fedavg-ft": fine_tuning_for_long_reaches_each_clients_least_squares,
     "fedprox": fedprox_solves_its_proximal_problem,

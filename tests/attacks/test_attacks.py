@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from equipoise.algorithms import FedAvg, Flame, Local
 from equipoise.algorithms.base import Algorithm
-from equipoise.attacks import ATTACKS, Attack, AttackContext, Gaussian, LabelPoison, SameValue, SignFlip, poison_labels
+from equipoise.attacks import ATTACKS, Attack, AttackContext, Gaussian, LabelPoison, SameValue, SignFlip, poison_samples
 from equipoise.config.uploads import UploadSettings
 from equipoise.engine.simulation import Simulation
 from equipoise.errors import EquipoiseError
 from equipoise.reducers import Median
 from equipoise.state import State
-from tests.support.problems import LeastSquares, classification, linear_module, simulation
+from tests.support.problems import LeastSquares, classification, image_module, images, linear_module, simulation
 
 
 def attacked(algorithm: Algorithm, attack: Attack | None, **options) -> Simulation:
@@ -37,6 +37,7 @@ def test_a_fraction_of_the_clients_is_malicious_whatever_their_order(m: int, fra
         return
     chosen = attack.malicious(names, seed)
     assert len(chosen) == round(fraction * m)
+    assert SignFlip(fraction=fraction / 2).malicious(names, seed) <= chosen
     assert chosen == attack.malicious(names[::-1], seed)
 
 
@@ -71,8 +72,8 @@ def test_poisoned_labels_are_drawn_once_and_only_for_training(classes: int) -> N
     from dataclasses import replace
 
     federation = replace(federation, classes=classes, y=federation.y % classes)
-    bad = {federation.names[5]}
-    first, second = (poison_labels(federation, LabelPoison(), bad, seed=3) for _ in range(2))
+    bad = {federation.names[5]: 0}
+    first, second = (poison_samples(federation, LabelPoison(), bad, seed=3) for _ in range(2))
     assert torch.equal(first.y, second.y)
     rows = torch.from_numpy(federation.train[5])
     others = torch.ones(len(federation.y), dtype=torch.bool)
@@ -114,11 +115,14 @@ def test_an_attack_is_the_same_stacked_or_not(one_of_a_kind: Algorithm) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", list(ATTACKS))
 def test_every_attack_works_stacked_or_not(name: str) -> None:
-    same_under_attack(Flame(lr=0.05, epochs=2, batch=4), ATTACKS[name](fraction=0.34))
+    attack = ATTACKS[name](fraction=0.34)
+    algorithm = FedAvg if attack.needs_weights else Flame
+    same_under_attack(algorithm(lr=0.05, epochs=2, batch=4), attack, federation=images(), module=image_module())
 
 
-def same_under_attack(algorithm: Algorithm, attack: Attack) -> None:
-    runs = [attacked(algorithm, attack, mode=mode, rounds=2, participation=1.0) for mode in ("threads", "stacked")]
+def same_under_attack(algorithm: Algorithm, attack: Attack, **options) -> None:
+    options |= {"rounds": 2, "participation": 1.0}
+    runs = [attacked(algorithm, attack, mode=mode, **options) for mode in ("threads", "stacked")]
     assert len(runs[0].pipeline.malicious) == 2
     assert runs[0].pipeline.malicious == runs[1].pipeline.malicious
     for field, t in runs[0].server.items():

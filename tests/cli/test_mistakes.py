@@ -10,6 +10,7 @@ from tests.support.commands import equipoise_command, one_sentence, small
 
 COMMANDS = ("", "run", "show", "watch", "compare", "plot", "report", "sweep", "reproduce", "record", "cka", "export")
 COMMANDS += ("list", "demo", "data", "data list", "data get", "deploy", "deploy init", "deploy local", "deploy client")
+COMMANDS += ("audit",)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.config.experiment import Experiment
+from equipoise.data.config import DataSection, load_data
+from equipoise.data.federation import SPLIT, split_sizes
 from equipoise.data.partitions import PARTITIONS
 from equipoise.data.partitions.base import Partition
 from equipoise.data.partitions.dirichlet import Dirichlet
@@ -221,3 +223,28 @@ def test_natural_takes_as_many_owners_as_asked() -> None:
 def test_what_cannot_be_is_said(part: Partition, clients: int | None, message: str) -> None:
     with pytest.raises(EquipoiseError, match=message):
         part(pool(100, 5), clients, generator(0, "partition"))
+
+
+@pytest.mark.parametrize(
+    "partition",
+    [
+        {"kind": "quantity", "beta": 0.1},
+        {"kind": "dirichlet", "beta": 0.1},
+        {"kind": "hybrid", "first": {"kind": "labels", "per_client": 2}, "second": {"kind": "quantity", "beta": 0.1}},
+        {"kind": "natural"},
+    ],
+)
+def test_every_client_has_enough_test_samples(partition: dict) -> None:
+    data = {"name": "digits-by-writer", "partition": partition}
+    data |= {} if partition["kind"] == "natural" else {"clients": 10}
+    found, before = (DataSection.parse(data | more)._shares(pool(1500, 5), 0) for more in ({"min_test": 20}, {}))
+    assert min(split_sizes(len(share), SPLIT)[2] for share in found.values()) >= 20
+    if partition["kind"] != "natural":
+        assert min(split_sizes(len(share), SPLIT)[2] for share in before.values()) < 20
+    with pytest.raises(EquipoiseError, match=r"data\.min_test = 5000 is"):
+        DataSection.parse(data | {"min_test": 5000})._shares(pool(1500, 5), 0)
+
+
+def test_data_that_are_divided_already_have_the_tests_that_they_have() -> None:
+    with pytest.raises(EquipoiseError, match="whose samples are divided already"):
+        load_data("polynomial", min_test=20)

@@ -8,6 +8,7 @@ import pytest
 import equipoise as eq
 from equipoise.config.engine import Schedule
 from equipoise.engine import simulated_releases
+from equipoise.engine.privacy_ledger import PrivacyLedger
 from equipoise.engine.simulated_releases import SimulatedReleases
 from equipoise.engine.simulation import Simulation
 from tests.support.problems import classification, small_mlp
@@ -68,11 +69,13 @@ class Pipeline:
         privacy = eq.Privacy(clip=1.0, sigma=1.0)
 
     algorithm = eq.FedAvg()
+    ledger = PrivacyLedger(settings.privacy)
+    bands = ()
 
 
 def planned(rounds: int, sample: Any) -> int:
     schedule = Schedule(rounds=rounds, participation=2)
-    return SimulatedReleases(Pipeline, schedule, 4, 2, sample).planned().rounds  # type: ignore[arg-type]
+    return SimulatedReleases(Pipeline, schedule, 4, 2, sample).planned().releases.rounds  # type: ignore
 
 
 def test_ordinary_runs_count_what_the_cohorts_will_release(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ from torch import nn
 from equipoise.algorithms import Ditto, FedAvg, FedAvgFT, FedRep, Flame, Local
 from equipoise.data.federation import RaggedIndices, from_clients
 from equipoise.errors import EquipoiseError
-from equipoise.evaluation.scoreboard import summarize
-from equipoise.metrics import METRICS
+from equipoise.evaluation.scoreboard import Scoreboard, summarize
+from equipoise.metrics import METRICS, MetricCollection
 from equipoise.models.base import BodyAndHead
 from equipoise.runs.result import Result
 from tests.support.problems import classification, linear_module, simulation
@@ -46,11 +46,24 @@ def test_hybrid_is_the_better_on_validation_and_personal_without_one() -> None:
     run.run()
     tables = run.scores.training.board().tables()
     for who in range(6):
-        better = tables["global"][who, 1] > tables["personal"][who, 1]  # False where there is no validation
+        better = tables["global"][who, 0] < tables["personal"][who, 0]  # False where there is no validation
         expected = tables["global" if better else "personal"][who]
         np.testing.assert_array_equal(tables["hybrid"][who], expected)
     assert np.isnan(tables["hybrid"][1, 1])  # this client has no validation samples, and is scored all the same
     assert not np.isnan(tables["hybrid"][1, 3])
+
+
+def test_models_that_are_right_as_often_are_told_apart_by_their_loss() -> None:
+    personal = np.array([[0.9, 0.5, 1.0, 0.2], [0.1, 0.5, 1.0, 0.6], [0.3, 0.5, 1.0, 0.4], [np.nan] * 2 + [1.0, 0.1]])
+    shared = np.array([[0.2, 0.5, 1.0, 0.8], [0.7, 0.5, 1.0, 0.3], [0.3, 0.5, 1.0, 0.9], [np.nan] * 2 + [1.0, 0.7]])
+    metrics = MetricCollection((METRICS["accuracy"],), 3)
+    validates, every = np.array([True, True, True, False]), np.ones(4, dtype=bool)
+    scored = {"personal": personal, "global": shared}
+    board = Scoreboard(metrics, validates, every, np.full(4, 10), scored)
+    assert board.takes_global().tolist() == [True, False, False, False]  # equal losses, or none: personal
+    assert board.summary()["hybrid"]["accuracy"] == pytest.approx((0.8 + 0.6 + 0.4 + 0.1) / 4)
+    oracle = Scoreboard(metrics, validates, every, np.full(4, 10), scored, select="test")
+    assert oracle.takes_global().tolist() == [True, False, True, True]
 
 
 def test_an_oracle_chooses_on_test_and_is_called_so() -> None:

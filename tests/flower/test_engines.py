@@ -17,6 +17,7 @@ from equipoise.flower import App
 from equipoise.flower.protocol import Answer, open_message
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.reducers import REDUCERS
+from equipoise.registry import choose
 from tests.support.flower_memory import WALL, deployed, in_both_engines, run, same, table
 from tests.support.marks import slow_except
 from tests.support.problems import EVERY, KINDS, classification, registered, simulation, small_mlp
@@ -41,16 +42,20 @@ def test_engines_agree(name: str, participation: float, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "attack", "reducer"),
     [
-        ("flame", "sign-flip", "weighted-mean"),
-        ("flame", "label-poison", "multi-krum"),
-        ("fedrep", "gaussian", "median"),
-        ("fedavg", "label-poison", "weighted-mean"),
+        ("flame", {"name": "sign-flip"}, "weighted-mean"),
+        ("flame", {"name": "label-poison"}, "multi-krum"),
+        ("fedrep", {"name": "gaussian"}, "median"),
+        ("fedavg", {"name": "weight-inflation", "inner": {"name": "min-max", "direction": "unit"}}, "weighted-mean"),
+        ("ditto", {"name": "label-flip", "mode": "targeted", "source": 0, "target": 2}, "weighted-mean"),
+        ("flame", {"name": "free-rider"}, "weighted-mean"),
     ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else value,
 )
-def test_engines_agree_under_attack(name: str, attack: str, reducer: str, tmp_path: Path) -> None:
+def test_engines_agree_under_attack(name: str, attack: dict, reducer: str, tmp_path: Path) -> None:
     federation, algorithm = classification().holding_out(0.2, 0), ALGORITHMS[name](lr=0.05, batch=4)
-    between = UploadSettings(ATTACKS[attack](fraction=0.4), REDUCERS[reducer]())
-    tables = {"attack": {"name": attack, "fraction": 0.4}, "reducer": {"name": reducer}}
+    table = {**attack, "fraction": 0.4}
+    between = UploadSettings(choose(ATTACKS, table, "attack")[1], REDUCERS[reducer]())
+    tables = {"attack": table, "reducer": {"name": reducer}}
     over_flower, simulated = in_both_engines(
         tmp_path, algorithm, federation, small_mlp(), between, tables, participation=0.7
     )

@@ -23,7 +23,6 @@ from equipoise.executors.base import SENT
 from equipoise.privacy.accounting import ReleaseCount, classical_epsilon, classical_noise
 from equipoise.privacy.mechanisms import (
     Noise,
-    NoisedMeanUploads,
     Privacy,
     clip,
     gaussian,
@@ -31,6 +30,7 @@ from equipoise.privacy.mechanisms import (
     secure_noise,
     seeded_noise,
 )
+from equipoise.privacy.noised_uploads import NoisedMeanUploads
 from equipoise.reducers import Mean, Median
 from equipoise.reporting.comparison import compare
 from equipoise.state import RoundUploads, State, Upload

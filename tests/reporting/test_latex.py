@@ -44,7 +44,7 @@ def test_the_best_of_a_column_is_bold_with_its_spread() -> None:
     ditto, fedrep = table(runs)
     assert ditto[r"personal \%"] == r"$\mathbf{90.00} \pm 0.00$"
     assert fedrep[r"personal \%"] == "$85.00$"
-    assert ditto["worst tenth"] == r"$\mathbf{45.00}$"
+    assert ditto["worst tenth"] == r"$\mathbf{45.00} \pm 0.00$"
     assert fedrep["spread"] == r"$\mathbf{8.50}$"  # lower is better
     assert ditto["seeds"] == "$2$"  # neither is better
     assert ditto[r"global \%"] == fedrep[r"global \%"] == "--"

@@ -148,6 +148,28 @@ def test_differences_from_a_control_are_paired_over_common_seeds(
         assert row[3] == "control"
 
 
+def test_the_extreme_of_runs_that_differ_is_taken_seed_by_seed(tmp_path: Path) -> None:
+    """The worst of several attacks: the largest loss against each seed's control."""
+    scores = {"none": (0.9, 0.8), "ipm": (0.5, 0.7), "alie": (0.6, 0.2)}
+    add_records(
+        tmp_path / "toy" / "results" / "r.jsonl",
+        [
+            record("fedrep", seed, each[seed], settings={"attack.name": name})
+            for name, each in scores.items()
+            for seed in (0, 1)
+        ],
+    )
+    against = {"figure": "personal", "against": {"attack.name": "none"}, "factor": -1.0, "digits": 1}
+    figures = (
+        {"figure": "personal", "digits": 1, "extreme": "smallest"},
+        {**against, "extreme": "largest"},
+        {**against, "extreme": "smallest"},
+    )
+    assert table(tmp_path, figures=figures)[1][1:] == ["35.0 ± 21.2", "+50.0 ± 14.1", "0.0 ± 0.0"]
+    with pytest.raises(EquipoiseError, match=r"different attack\.name"):
+        table(tmp_path, figures=("personal",))
+
+
 def test_rows_and_columns_are_settings_in_an_order_or_named_lines(place: Path) -> None:
     methods = {
         "setting": "algorithm.name",

@@ -202,6 +202,18 @@ def test_every_experiment_can_be_read(path: Path) -> None:
     assert len({(cell.identity, cell.seed) for cell in found}) == len(found)
 
 
+def test_lists_of_lists_are_one_value_where_that_is_the_setting() -> None:
+    pixels = [[0, 0], [0, 1]]
+    for attack in ({"name": "backdoor"}, {"name": "weight-inflation", "inner": {"name": "dba"}}):
+        for value, runs in ((pixels, 1), ([pixels, pixels[:1]], 2)):
+            at = attack.get("inner", attack)
+            table = {
+                "attack": {**attack, "inner": {**at, "pixels": value}} if "inner" in attack else {**at, "pixels": value}
+            }
+            assert len(sweep.grid(table)) == runs
+    assert len(sweep.grid({"attack": {"name": "alie", "clients": [["a"], ["b", "c"]], "z": [0.1, 0.2]}})) == 4
+
+
 def test_lists_of_settings_are_known() -> None:
     known = {"data": "split", "deploy": "names", "devices": "iterations", "": "targets"}
     assert all(key in sweep._list_settings(section, "") for section, key in known.items())

@@ -1,7 +1,7 @@
 """Small federations on which everything is known."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,24 @@ def classification(clients: int = 6, seed: int = 0, names: list[str] | None = No
             part["validation"] = (x[n : n + 3], y[n : n + 3])
         parts.append(part)
     return from_clients(parts, names=names)
+
+
+def images(clients: int = 6, seed: int = 0, **facts: Any) -> Federation:
+    """Small images of three classes, which are large enough for a mark of the usual pixels."""
+    rng = np.random.default_rng(seed)
+    parts = []
+    for i in range(clients):
+        y = rng.integers(3, size=30 + 3 * i)
+        x = rng.random((len(y), 1, 4, 10)).astype(np.float32)
+        x[:, 0, 1, :] = y[:, None] / 3
+        parts.append((x, y))
+    return replace(from_clients(parts), **facts)
+
+
+def image_module() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return BodyAndHead(nn.Flatten(), nn.Linear(40, 3))
 
 
 @dataclass

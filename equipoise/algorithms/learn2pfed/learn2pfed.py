@@ -105,6 +105,9 @@ class Learn2pFed(SeveralExchanges, HasConsensusModel, ShowsState, Learn2pFedSett
             vector = server.w_bar * (server.share[2 * self.cells - 1 - t, client] if known else 0)
         return State(phase=server.phase, w=vector, **({"tied": server.tied} if self.tied else {}))
 
+    def origin(self, server: State) -> None:
+        return None  # what is sent depends on the exchange, and on the client
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         t = int(down.phase.flatten()[0])
         raw = self._with_tied(client.raw, down, data.space)

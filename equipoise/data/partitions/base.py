@@ -39,6 +39,10 @@ class Partition(Settings, ABC):
             rng: the source of randomness.
         """
 
+    def with_at_least(self, samples: int) -> "Partition":
+        """Return the partition with a larger smallest number of samples of a client, if its own is smaller."""
+        return self.model_copy(update={"min_samples": max(self.min_samples, samples)})
+
     def variances(self, clients: int) -> np.ndarray:
         """Return the variance of the noise that is added to each client's inputs."""
         return np.zeros(clients)

@@ -69,6 +69,11 @@ class Hybrid(Partition):
             )
         return shares
 
+    def with_at_least(self, samples: int) -> "Hybrid":
+        sides = {"first": self.first.with_at_least(samples), "second": self.second.with_at_least(samples)}
+        own = {"min_samples": max(self.min_samples, samples)}
+        return self.model_copy(update=sides | own)
+
     def variances(self, clients: int) -> np.ndarray:
         firsts = self._firsts(clients)
         return np.concatenate([self.first.variances(firsts), self.second.variances(clients - firsts)])

@@ -13,7 +13,7 @@ import tomli_w
 
 from equipoise.reporting import comparison
 from equipoise.reporting.comparison import SCENE
-from equipoise.reporting.html import curves, forecasts, maps, per_class
+from equipoise.reporting.html import attack_maps, curves, forecasts, maps, per_class
 from equipoise.reporting.html.chart import DASHES, Chart, Method
 from equipoise.reporting.html.clients import Clients, by_client, distribution, fairness
 from equipoise.storage import atomic_files, run_index
@@ -182,7 +182,11 @@ def write(
     found, clients = scenes(runs), Clients()
     figures = {
         "scenes": [{"name": scene.name, "charts": drawn(scene, clients)} for scene in found],
-        "attacks": curves.attacks([method for scene in found for method in scene.methods]),
+        "attacks": [
+            *attack_maps.grids(runs),
+            *attack_maps.successes(runs),
+            *curves.attacks([method for scene in found for method in scene.methods]),
+        ],
     }
     names, rows = table(found)
     methods = [method for scene in found for method in scene.methods]

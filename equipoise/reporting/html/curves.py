@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from equipoise.reporting.attack_table import CONTROL
 from equipoise.reporting.comparison import diagnostics_in, other_metrics
 from equipoise.reporting.html.chart import DASHES, SYMBOLS, Chart, Method, Trace, chart, plain, trace, unit
 from equipoise.storage.diagnostics import DIAGNOSTICS, TITLES
@@ -139,23 +140,27 @@ def attacks(methods: Sequence[Method]) -> list[Chart]:
     """Return one chart per attack and problem: scores of benign clients against the fraction of malicious clients."""
     found: dict[tuple[str, str, str], list[Method]] = {}
     for method in methods:
-        if _fraction(method):
+        if _fraction(method) and not _is_control(method):
             strength = [v for k, v in method.config.items() if k.startswith("attack.") and k not in _NOT_THE_ATTACK]
             found.setdefault((_problem(method), str(method.config["attack.name"]), str(strength)), []).append(method)
     charts = []
     several = len({problem for problem, *_ in found}) > 1
     for number, ((problem, attack, _), some) in enumerate(found.items()):
-        benign = [m for m in methods if not _fraction(m) and _problem(m) == problem and m.metric == some[0].metric]
+        same = [m for m in methods if _problem(m) == problem and m.metric == some[0].metric]
+        benign = [m for m in same if not _fraction(m)]
+        controls = [m for m in same if _is_control(m)]
         where = f", {some[0].runs[0].summary['dataset']}" if several else ""
         note = "Benign clients only; one line per method and kind of model."
+        note += " Faint: the same clients when nobody attacks." if controls else ""
         axis = {"title": {"text": "fraction of malicious clients"}, "tickformat": ".0%"}
         title = f"Under attack: {attack}{where}"
-        data = _under_attack([*benign, *some])
+        data = [{**line, "opacity": _FAINT} for line in _under_attack(controls)] + _under_attack([*benign, *some])
         made = chart(f"attack-{attack}-{number}", title, note, data, "", unit(some), xaxis=axis, showlegend=True)
         charts.append({**made, "height": _PLOT + _ENTRY * len(data)})
     return charts
 
 
+_FAINT = 0.35
 _PLOT, _ENTRY = 300, 20
 """Height in pixels of a chart, and of a line in its legend."""
 _NOT_THE_ATTACK = ("attack.name", "attack.fraction", "attack.clients")
@@ -186,6 +191,10 @@ def _under_attack(methods: Sequence[Method]) -> list[Trace]:
                 )
             )
     return data
+
+
+def _is_control(method: Method) -> bool:
+    return bool(_fraction(method)) and method.config.get("attack.name") == CONTROL
 
 
 def _problem(method: Method) -> str:
