@@ -138,19 +138,11 @@ class DataSection:
             x = (x - mean) / deviation
         x = with_noise(x, shares, self.partition.variances(len(shares)), seed)
         federation = from_shares(x, pool.y, shares, self.dealing.split or SPLIT, seed, pool.classes, pool.part)
-<<<<<<< HEAD
-        source = self.source
-        return replace(
-            federation,
-            series=pool.series,
-            chronological=source.chronological,
-            shared_inputs=source.shared_inputs,
-        )
-=======
         return replace(
             federation,
             series=pool.series,
             chronological=self.source.chronological,
+            shared_inputs=self.source.shared_inputs,
             normalize=self.dealing.normalize or (0.0, 1.0),
         )
 
@@ -179,7 +171,6 @@ class DataSection:
                 f"{len(shares[short])}"
             )
         return shares
->>>>>>> main
 
     def _with_short_history(self, federation: Federation, pool: Pool, values: int, seed: int) -> Federation:
         """Return the federation in which unseen clients have only this many values before their test part."""
