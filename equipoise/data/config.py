@@ -142,6 +142,7 @@ class DataSection:
             federation,
             series=pool.series,
             chronological=self.source.chronological,
+            shared_inputs=self.source.shared_inputs,
             normalize=self.dealing.normalize or (0.0, 1.0),
         )
 

@@ -101,6 +101,8 @@ class Federation:
     """number format of the inputs if x holds their pixels as bytes, to be divided by 255; None if x holds the inputs"""
     chronological: bool = False
     """whether each client's samples are in the order of time, so that neighbours are alike"""
+    shared_inputs: tuple[int, ...] = ()
+    """inputs whose coefficients are in truth the same for all clients; none where that is not known"""
     series: SeriesFacts | None = None
     """the time series that the samples are windows of, and their scales, if they are"""
     normalize: tuple[float, float] = (0.0, 1.0)

@@ -79,6 +79,11 @@ class Source(Settings, ABC):
     def load(self, ask: LoadRequest) -> Pool:
         """Load all samples."""
 
+    @property
+    def shared_inputs(self) -> tuple[int, ...]:
+        """Return the inputs whose coefficients are in truth the same for all clients; none where that is not known."""
+        return ()
+
     def title(self, name: str) -> str:
         """Return the title of the data in tables; `name` is the name of the data set."""
         return name

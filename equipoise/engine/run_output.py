@@ -10,6 +10,7 @@ from equipoise.algorithms.capabilities import ShowsState
 from equipoise.algorithms.local_data import Start
 from equipoise.data.federation import Federation
 from equipoise.data.statistics import outline
+from equipoise.evaluation.sharing import sharing_area
 from equipoise.executors.base import ClientJob
 from equipoise.state import State, stack
 from equipoise.storage import atomic_files, tensor_files
@@ -43,6 +44,14 @@ def write_results(
     if shown is not None:
         tensor_files.write_tensors(folder.shown, shown)
     atomic_files.write_json(folder.summary, summary)  # last, so that all other files exist when it does
+
+
+def sharing_figures(shown: State | None, federation: Federation) -> dict[str, float]:
+    """Return how well Λ has found what clients share, if the algorithm shows it and the data are known."""
+    inputs = federation.x[0].numel()
+    if not federation.shared_inputs or shown is None or "lam" not in shown or shown.lam.shape[-1] != inputs:
+        return {}
+    return {"sharing_area": sharing_area(shown.lam, federation.shared_inputs)}
 
 
 def shown_states(algorithm: Algorithm, start: Start, jobs: Iterable[ClientJob]) -> State | None:

@@ -34,7 +34,7 @@ from equipoise.engine.privacy_ledger import RunReleases
 from equipoise.engine.round_facts import ResultFacts, RoundFacts, accepted_uploads, share_facts
 from equipoise.engine.run import Run
 from equipoise.engine.run_context import EngineContext
-from equipoise.engine.run_output import shown_states, write_results
+from equipoise.engine.run_output import sharing_figures, shown_states, write_results
 from equipoise.engine.signals import stop_on_interrupt
 from equipoise.engine.simulated_releases import SimulatedReleases
 from equipoise.engine.summary import summarize_run
@@ -490,7 +490,8 @@ class Simulation(Run):
     def write_results(self, folder: RunFolder) -> dict[str, Any]:
         """Write the results of the run as it is into a folder, and return its summary."""
         shown = shown_states(self.algorithm, self.start, map(self.job, sorted(self.training)))
-        tables, columns, summary = self.scores.tables(), score_columns(self.task.metrics), self.summary()
+        tables, columns = self.scores.tables(), score_columns(self.task.metrics)
+        summary = self.summary() | sharing_figures(shown, self.federation)
         if (forecasts := self.forecasts()) is not None:
             folder.write_table(folder.forecasts, forecasts.columns, forecasts.table())
         write_results(folder, self.federation, self.pipeline.malicious, tables, columns, shown, summary)

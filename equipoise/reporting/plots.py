@@ -60,20 +60,22 @@ def draw(kind: str, runs: list[FinishedRun], path: Path) -> None:
 
 
 def draw_curves(
-    curves: Sequence[tuple[str, Sequence[tuple[int, list[float]]]]],
+    curves: Sequence[tuple[str, Sequence[tuple[float, list[float]]]]],
     path: Path,
     *,
     title: str = "",
     axis: str = "score",
+    horizontal: str = "round",
     logarithmic: bool = False,
 ) -> None:
-    """Draw values against rounds, as means over seeds with bands of standard deviations, and write the picture.
+    """Draw values against rounds or megabytes, as means over seeds with bands of deviations, and write the picture.
 
     Args:
         curves: names, and the values of all seeds at each round.
         path: the file; its ending decides the format.
         title: title of the picture.
         axis: label of the vertical axis.
+        horizontal: label of the horizontal axis; rounds are whole numbers.
         logarithmic: whether the vertical axis is logarithmic.
     """
     from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
@@ -85,8 +87,9 @@ def draw_curves(
             style = ("-", "--", ":", "-.")[number // 10 % 4]
             marker = "." if len(points) == 1 else ""
             _line(axes, points, linestyle=style, color=f"C{number % 10}", label=name, marker=marker)
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set(xlabel="round", ylabel=axis, title=title)
+        if horizontal == "round":
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.set(xlabel=horizontal, ylabel=axis, title=title)
         if logarithmic:
             axes.set_yscale("log")
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

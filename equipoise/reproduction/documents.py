@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from equipoise.errors import EquipoiseError
 from equipoise.reporting.plots import draw_curves
@@ -74,13 +75,15 @@ def _content(kind: str, name: str, page: Path, place: Path, draw: bool) -> str:
     if kind == "table":
         return table_of(view, folder, view_name)
     curves = curves_of(view, folder, view_name)
-    shown = {"title": view.title, "axis": view.axis, "logarithmic": view.logarithmic}
+    shown: dict[str, Any] = {"title": view.title, "axis": view.axis, "logarithmic": view.logarithmic}
+    if view.horizontal != "round":
+        shown["horizontal"] = view.horizontal
     picture = page.with_name(f"{paper}-{view_name}.svg")
     # Pictures of other versions of matplotlib have other bytes, so what is drawn is compared, and not the picture.
     digest = blake2b(json.dumps([curves, shown], sort_keys=True).encode(), digest_size=6).hexdigest()
     text = f"![{view.title or view_name}]({picture.name})\n<!-- drawn from {digest} -->"
     if draw and not (picture.exists() and text in page.read_text(encoding="utf-8")):
-        draw_curves(curves, picture, title=view.title, axis=view.axis, logarithmic=view.logarithmic)
+        draw_curves(curves, picture, **shown)
     if not draw and not picture.exists():
         return f"{picture.name} is missing"
     return text

@@ -89,6 +89,8 @@ class View(Settings):
     "title of a plot"
     axis: str = "score"
     "label of the vertical axis of a plot"
+    horizontal: Literal["round", "megabytes"] = "round"
+    "horizontal axis of a plot: rounds, or the megabytes that all clients together have sent and received by then"
     logarithmic: bool = False
     "whether the vertical axis of a plot is logarithmic"
 
@@ -117,9 +119,13 @@ def find_view(folder: Path, name: str) -> View:
 
 
 def records_of(view: View, folder: Path) -> list[Record]:
-    """Return the runs of a view, without trials."""
-    every = [record for name in view.files for record in read_records(folder / f"{name}.jsonl")]
-    return select([record for record in every if not record.trial], view.where)
+    """Return the runs of a view, without trials; a run that two sweeps share, and both files have, counts once."""
+    found: dict[str, Record] = {}
+    for name in view.files:
+        for record in read_records(folder / f"{name}.jsonl"):
+            if not record.trial:
+                found.setdefault(_plain([record.digest, record.seed, record.settings]), record)
+    return select(found.values(), view.where)
 
 
 def select(records: Iterable[Record], *wheres: Mapping[str, Any]) -> list[Record]:

@@ -47,8 +47,8 @@ _OF_CLIENTS = (_MAIN, "unseen")
 _CONTROL = "control"
 """The cell of the control itself in a column of differences."""
 _DIVERGED, _WITHOUT = "diverged", "without"
-Curve = tuple[str, list[tuple[int, list[float]]]]
-"""A name, and the values of all seeds at each round."""
+Curve = tuple[str, list[tuple[float, list[float]]]]
+"""A name, and the values of all seeds at each round, or at the megabytes sent by then."""
 
 
 def read_figure(written: Any, where: str) -> Figure:
@@ -264,8 +264,16 @@ def _heading(column: tuple[str, ...], figure: Figure, count: int) -> str:
     return group if count == 1 and not figure.label else f"{group}: {own}"
 
 
+def _megabytes_a_round(records: Sequence[Record]) -> float:
+    """Return what clients and server send each other in a round, as the mean of some runs; 0 without curves."""
+    sent = [(r.summary["bytes_up"] + r.summary["bytes_down"]) / r.curves["round"][-1] for r in records if r.curves]
+    return mean(sent) / 1e6 if sent else 0.0
+
+
 def curves_of(view: View, folder: Path, name: str) -> list[Curve]:
     """Return the curves of a view: a name each, and the values of all seeds at every round that all have.
+
+    With `horizontal = "megabytes"`, rounds are multiplied by what is sent in one of them.
 
     Args:
         view: the view; its figures are those of curves, such as `personal` or `diagnostics.dual_norm`.
@@ -291,7 +299,8 @@ def curves_of(view: View, folder: Path, name: str) -> list[Curve]:
                 for number, value in zip(record.curves.get("round", ()), record.curves.get(field, ()), strict=False):
                     if value is not None:
                         points.setdefault(number, []).append(factor * value)
-            complete = [(number, values) for number, values in sorted(points.items()) if len(values) == len(some)]
+            unit: float = 1 if view.horizontal == "round" else _megabytes_a_round(some)
+            complete = [(unit * at, values) for at, values in sorted(points.items()) if len(values) == len(some)]
             if complete:
                 own = figure.label or (figure.figure if len(view.figures) > 1 else "")
                 found.append((" ".join(filter(None, (*row_labels, *column_labels, own))), complete))

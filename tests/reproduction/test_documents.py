@@ -61,6 +61,13 @@ def test_a_table_has_means_and_deviations_over_seeds_and_no_trials(place: Path) 
     assert (fedeq[5:], fedrep[5:]) == (["0.3", "2"], ["0.1", "3"])
 
 
+def test_a_run_that_is_in_two_files_counts_once(place: Path) -> None:
+    folder = place / "toy" / "results"
+    (folder / "s.jsonl").write_text((folder / "r.jsonl").read_text())
+    figures = ("personal", "seeds")
+    assert table(place, files=("r", "s"), figures=figures) == table(place, figures=figures)
+
+
 def test_an_empty_list_selects_the_runs_without_a_setting(place: Path) -> None:
     assert [row[0] for row in table(place, where={"algorithm.rho": []})] == ["algorithm", "fedrep"]
     assert [row[0] for row in table(place, where={"algorithm.rho": 0.01})] == ["algorithm", "fedeq"]
@@ -264,6 +271,14 @@ def test_curves_have_the_values_of_all_seeds(place: Path) -> None:
     assert list(curves) == ["fedeq personal", "fedeq duals.norm", "fedrep personal", "fedrep duals.norm"]
     assert curves["fedrep personal"] == [(1, [25.0, 31.25, 37.5]), (2, [50.0, 62.5, 75.0])]
     assert curves["fedeq duals.norm"] == [(1, [1.0, 1.0]), (2, [6.25, 8.75])]
+
+
+def test_curves_may_be_drawn_against_the_megabytes_sent(place: Path) -> None:
+    view = View(files=("r",), rows=("algorithm.name",), where={"algorithm.name": "fedrep"})
+    sent = View(**{**view.model_dump(), "horizontal": "megabytes"})
+    [(_, rounds)], [(_, megabytes)] = (curves_of(each, place / "toy" / "results", "v") for each in (view, sent))
+    assert [values for _, values in megabytes] == [values for _, values in rounds]
+    assert [at for at, _ in megabytes] == [1e-6, 2e-6]  # a byte up and a byte down in two rounds
 
 
 def test_named_rows_and_columns_of_curves_combine_as_in_a_table(place: Path) -> None:

@@ -50,6 +50,10 @@ class Polynomial(Source):
         """Return the number of coefficients of powers of x that all clients share, whatever the basis."""
         return 4 - self.setting
 
+    @property
+    def shared_inputs(self) -> tuple[int, ...]:
+        return tuple(range(self.shared)) if self.basis == "monomials" else ()
+
     def coefficients(self, clients: int, seed: int) -> np.ndarray:
         """Return the coefficients a_i of the powers of x, one row per client, whatever the basis."""
         a = np.tile(BASE, (clients, 1))
