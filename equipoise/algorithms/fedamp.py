@@ -93,6 +93,9 @@ class FedAMP(ReportsDiagnostics, Algorithm):
         u = server.w.mean(0) if newcomer else server.xi[client] @ server.w
         return State(u=u, distance=server.distance)
 
+    def origin(self, server: State) -> None:
+        return None  # what a client begins with is its own
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w = self._trained(client.w if self.begin == "own" else down.u, client, down, data)
         return State(client, w=w), Upload(State(w=w), reference=State(w=down.u))

@@ -40,6 +40,9 @@ class FedCAC(Algorithm):
             return State(s=server.w)
         return State(s=torch.where(server.M[client], server.u[client], server.w))
 
+    def origin(self, server: State) -> None:
+        return None  # what a client begins with is its own
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w_i = data.descend(down.s)
         return client, Upload(State(w=w_i), reference=State(w=down.s), weight=data.size)

@@ -56,6 +56,9 @@ class FedProto(Algorithm):
         pull = Alignment(given=State(c=down.c, weight=self.lam * down.known))
         return data.descend(w, epochs=epochs, term=pull if self.lam else None)
 
+    def origin(self, server: State) -> None:
+        return None  # statistics of a client are not known beforehand
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w = self._trained(client.w, down, data)
         found = data.class_sums(w, with_count)

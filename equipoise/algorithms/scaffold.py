@@ -42,6 +42,9 @@ class Scaffold(Algorithm):
     def broadcast(self, server: State, client: int) -> State:
         return State(x=server.x, c=server.c)
 
+    def origin(self, server: State) -> State:
+        return State(x=server.x, c=torch.zeros_like(server.c))  # c: a change of the variate
+
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         x, c, c_i = down.x, down.c, client.c
         y_i = data.descend(x, pull=lambda _: c - c_i)  # line 10

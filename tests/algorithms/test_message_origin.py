@@ -10,13 +10,16 @@ from equipoise.state import State
 from tests.support.problems import EVERY, registered, simulation
 
 WITHOUT = {
+    "fedamp",
+    "fedcac",
     "fedcr",
     "fedpac",
+    "fedproto",
     "least-squares",
     "shared-least-squares",
     *(k for k in EVERY if k.startswith("learn2pfed")),
 }
-"""Their messages hold statistics of a client's samples, or something else in every exchange."""
+"""Their messages hold statistics of a client's samples, something else in every exchange, or begin at what is the client's."""
 
 
 def first_message(algorithm: Algorithm) -> tuple[State, State]:
@@ -35,12 +38,20 @@ def test_a_client_that_trains_nothing_sends_the_origin(name: str) -> None:
     server, message = first_message(algorithm)
     origin = origin_of(algorithm, server, message)
     assert origin is not None
-    assert set(message) - set(origin) <= {"F"}  # a loss has no origin
+    assert set(message) - set(origin) <= {"F", "tau"}  # a loss and a number of steps have no origin
     for field, t in origin.items():
         torch.testing.assert_close(t, message[field], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT))
+def test_a_change_of_a_variate_has_the_origin_zero_whatever_the_servers_variate_is() -> None:
+    algorithm = registered("scaffold")
+    server, message = first_message(algorithm)
+    origin = origin_of(algorithm, State(server, c=torch.ones_like(server.c)), message)
+    assert origin is not None
+    assert not origin.c.any()
+
+
 def test_statistics_have_no_origin(name: str) -> None:
     algorithm = registered(name)
     server, message = first_message(algorithm)
