@@ -19,7 +19,7 @@ WITHOUT = {
     "shared-least-squares",
     *(k for k in EVERY if k.startswith("learn2pfed")),
 }
-"""Their messages hold statistics of a client's samples, something else in every exchange, or begin at a client's own."""
+"""Their messages hold statistics of samples or something else in every exchange, or begin at the client's own model."""
 
 
 def first_message(algorithm: Algorithm) -> tuple[State, State]:
