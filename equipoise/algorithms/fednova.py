@@ -45,8 +45,8 @@ class FedNova(Algorithm):
     def init_server(self, start: Start) -> State:
         return State(x=start.w0)
 
-    def origin(self, server: State) -> State:
-        return State(d=torch.zeros_like(server.x))
+    def origin(self, server: State) -> None:
+        return None  # numbers of steps are no change of anything
 
     def local_update(self, client: State, down: State, data: LocalData) -> tuple[State, Upload]:
         w_i = data.descend(down.x, pull=(lambda w: self.mu * (w - down.x)) if self.mu else None)

@@ -16,7 +16,7 @@ DECLARED = [name for name, cls in ALGORITHMS.items() if vars(cls).get("trains_as
 
 
 def test_every_capability_is_somebodys() -> None:
-    assert len(CAPABILITIES) == 7
+    assert len(CAPABILITIES) == 8
     for capability in CAPABILITIES:
         assert any(issubclass(cls, capability) for cls in ALGORITHMS.values()), capability
 

@@ -45,10 +45,15 @@ from equipoise.algorithms import (
     Scaffold,
     SharedLeastSquares,
 )
+from equipoise.algorithms.afl import AFL
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import LocalData
+from equipoise.algorithms.q_ffl import QFFL
+from equipoise.algorithms.term import TERM
+from equipoise.config.uploads import UploadSettings
 from equipoise.data.federation import from_clients
 from equipoise.engine.simulation import Simulation
+from equipoise.reducers import Mean
 from equipoise.state import State, Upload
 from tests.support.marks import slow_except
 from tests.support.problems import FULL, LeastSquares, classification, least_squares, simulation
@@ -387,6 +392,16 @@ def fedcac_without_critical_parameters_is_fedavg(p: LeastSquares) -> None:
     assert torch.equal(cac.server.w, avg.server.w)
 
 
+def without_fairness_it_is_fedavg_of_equal_clients(algorithm: Algorithm) -> Callable[[LeastSquares], None]:
+    """The stationary points of the objectives are in test_fairness.py."""
+
+    def fact(p: LeastSquares) -> None:
+        equal = least_squares(p, FedAvg(lr=0.05, batch=5), rounds=5, uploads=UploadSettings(reducer=Mean()))
+        assert torch.equal(least_squares(p, algorithm, rounds=5).server.w, equal.server.w)
+
+    return fact
+
+
 FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "local": local_reaches_each_clients_least_squares,
     "feature-decay": feature_decay_with_nothing_but_a_head_is_local,
@@ -421,6 +436,9 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "fedrod": fedrod_without_balance_has_fedavgs_model,
     "fedamp": fedamp_ends_where_its_pulled_losses_are_smallest,
     "fedcac": fedcac_without_critical_parameters_is_fedavg,
+    "q-ffl": without_fairness_it_is_fedavg_of_equal_clients(QFFL(q=0.0, lr=0.05, batch=5)),
+    "afl": without_fairness_it_is_fedavg_of_equal_clients(AFL(lam_lr=0.0, lr=0.05, batch=5)),
+    "term": without_fairness_it_is_fedavg_of_equal_clients(TERM(t=0.0, lr=0.05, batch=5)),
     "least-squares": least_squares_is_each_clients_and_the_pooled_one,
     "shared-least-squares": shared_least_squares_has_no_gradient_left,
 }

@@ -169,7 +169,12 @@ def test_list_tells_everything(kind: str, tmp_path: Path) -> None:
     for entry in entries:
         assert entry["summary"]
         assert entry["name"] in shown
-        if kind in ("models", "data", "algorithms") and entry["name"] not in ("local", "folder", "loads"):
+        if kind in ("models", "data", "algorithms") and entry["name"] not in (
+            "local",
+            "feature-decay",
+            "folder",
+            "loads",
+        ):
             assert entry["paper"]
         for parameter in entry["parameters"]:
             assert parameter["meaning"], parameter

@@ -19,13 +19,22 @@ from equipoise.engine.simulation import Simulation
 from equipoise.errors import Interrupted
 from equipoise.models import MODELS
 from equipoise.privacy.mechanisms import Privacy
-from equipoise.reducers import REDUCERS
 from equipoise.runs.similarity import measure
 from equipoise.runs.trained import SimulatedRun
 from equipoise.state import State
 from tests.algorithms.test_contract import comparable
+from tests.support import problems
 from tests.support.marks import slow_except
-from tests.support.problems import IN_MODES, KINDS, classification, metrics, registered, simulation
+from tests.support.problems import (
+    IN_MODES,
+    KINDS,
+    classification,
+    image_module,
+    metrics,
+    registered,
+    simulation,
+)
+from tests.support.reducers import IN_RUNS
 from tests.support.stand_in import load
 
 QUICK = [(name, "threads") for name in KINDS]
@@ -86,14 +95,15 @@ def test_branches_that_few_settings_reach_do_too(algorithm: Algorithm, mode: str
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_gives_the_numbers_of_the_cpu(name: str, stand_in: str) -> None:
     attack = ATTACKS[name](fraction=0.4)
-    same_on(stand_in, registered("ditto"), uploads=UploadSettings(attack), participation=1.0)
+    pictures = {"federation": problems.images(), "module": image_module()} if attack.success() else {}
+    same_on(stand_in, registered("ditto"), uploads=UploadSettings(attack), participation=1.0, **pictures)
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(lr=0.1, batch=4), Flame(lr=0.1, batch=4)], ids=["round", "last"])
-@pytest.mark.parametrize("name", REDUCERS)
+@pytest.mark.parametrize("name", IN_RUNS)
 def test_every_reducer_gives_the_numbers_of_the_cpu(name: str, algorithm: Algorithm, stand_in: str) -> None:
-    uploads = UploadSettings(SignFlip(fraction=0.2), REDUCERS[name]())
-    same_on(stand_in, algorithm, uploads=uploads, participation=5)
+    uploads = UploadSettings(SignFlip(clients=("client-1",)), IN_RUNS[name])
+    same_on(stand_in, algorithm, uploads=uploads, participation=1.0)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "flame", "fedrep"])
@@ -210,11 +220,11 @@ def test_every_algorithm_runs_on_a_device_without_float64(name: str, no_float64:
         torch.testing.assert_close(there.server[field].cpu(), value, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", REDUCERS)
+@pytest.mark.parametrize("name", IN_RUNS)
 def test_every_reducer_runs_on_a_device_without_float64(name: str, no_float64: str) -> None:
-    uploads = UploadSettings(SignFlip(fraction=0.2), REDUCERS[name]())
+    uploads = UploadSettings(SignFlip(clients=("client-1",)), IN_RUNS[name])
     for algorithm in (FedAvg(lr=0.1, batch=4), Flame(lr=0.1, batch=4)):
-        options: dict[str, Any] = {"uploads": uploads, "participation": 5, "dtype": "float32"}
+        options: dict[str, Any] = {"uploads": uploads, "participation": 1.0, "dtype": "float32"}
         there, here = (ran(algorithm, device, **options) for device in (no_float64, "cpu"))
         for field, value in here.server.items():
             torch.testing.assert_close(there.server[field].cpu(), value, rtol=1e-2, atol=1e-3)

@@ -12,6 +12,7 @@ from torch import nn
 
 import equipoise
 from equipoise.algorithms import (
+    FeatureDecay,
     FedBABU,
     FedBN,
     FedProto,
@@ -30,7 +31,7 @@ from equipoise.models.base import BodyAndHead
 from tests.support.problems import classification, simulation, small_mlp
 
 MODES = ["threads", "stacked"]
-ALL_OF_IT = (FedBABU, FedProto, FedReCo, LGFedAvg, Moon)
+ALL_OF_IT = (FeatureDecay, FedBABU, FedProto, FedReCo, LGFedAvg, Moon)
 """Methods that need to know the head and adapt the whole model all the same."""
 
 

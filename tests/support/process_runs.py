@@ -21,6 +21,7 @@ from equipoise.reducers import REDUCERS
 from equipoise.state import State
 from tests.support import series
 from tests.support.problems import EVERY, KINDS, classification, image_module, images, registered, simulation
+from tests.support.reducers import IN_RUNS
 
 CLIENTS = 9
 
@@ -57,8 +58,9 @@ def cases() -> dict[str, dict[str, Any]]:
     for name in KINDS:
         found[f"{name} stacked"] = {"algorithm": registered(name), "mode": "stacked", "rounds": 3}
     for turn, method in enumerate(("fedavg", "flame")):
-        for rule, reducer in REDUCERS.items():
-            found[f"{method} {rule}"] = uploads(method, UploadSettings(None, reducer()))
+        for rule, reducer in IN_RUNS.items():
+            found[f"{method} {rule}"] = uploads(method, UploadSettings(None, reducer))
+        found[f"{method} fltrust"]["participation"] = 1.0  # the client that it trusts has to be there
         # An attack sees messages and not methods: each with one of the two, by turns.
         for attack in [*(cls(fraction=0.3) for cls in [*ATTACKS.values()][turn::2]), Average()]:
             settings = UploadSettings(attack, REDUCERS["krum"]())

@@ -15,6 +15,12 @@ QUIET: dict[str, Reducer] = {name: cls() for name, cls in REDUCERS.items()} | {
     "fltrust": FLTrust(root="0"),
 }
 """Every reducer, without noise."""
+HONEST = "client-0"
+IN_RUNS: dict[str, Reducer] = {name: cls() for name, cls in REDUCERS.items()} | {
+    "bulyan": QUIET["bulyan"],
+    "fltrust": FLTrust(root=HONEST),
+}
+"""Every reducer for runs in which all clients take part in every round, and one client is known to be honest."""
 
 
 def uploads(rows: Tensor, weights: Sequence[float] | None = None, who: Sequence[int] | None = None) -> Uploads:
