@@ -78,8 +78,9 @@ def good(done: subprocess.CompletedProcess) -> str:
 
 
 def tree(folder: Path) -> dict[str, Any]:
-    """Everything below a folder."""
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("*")}
+    """Everything below a folder, without what Python keeps of compiled modules."""
+    found = [p for p in folder.rglob("*") if "__pycache__" not in p.parts]
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in found}
 
 
 def refused(*arguments: object, cwd: Path, words: tuple[str, ...]) -> None:
