@@ -13,7 +13,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from equipoise.errors import EquipoiseError
 from equipoise.settings import Positive, Settings, read
 
-_LARGEST_SHARE = 0.1  # of the budget that the number takes if nothing is said
+_LARGEST_SHARE = 0.1  # of the budget that the number takes, if no other share is given
 
 
 class AdaptiveClip(Settings):
