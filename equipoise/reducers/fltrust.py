@@ -13,6 +13,9 @@ from equipoise.state import State, Uploads
 from equipoise.torch_device import wide_dtype
 
 
+_RIGHT_ANGLE = 1e-6  # a smaller cosine may be rounding, which as the only one would get all the weight
+
+
 class FLTrust(ContextReducer):
     """A mean of differences, each of the length of a trusted one and weighted by its cosine with it, if positive.
 
@@ -64,7 +67,7 @@ def trust_weights(inner: Tensor, norms: Tensor, root: int) -> Tensor:
     """
     tiny = torch.finfo(norms.dtype).tiny
     cosine = (inner / norms.clamp(min=tiny) / norms[root].clamp(min=tiny)).clamp(0, 1)
-    cosine = torch.where((norms > 0) & (norms[root] > 0), cosine, 0)
+    cosine = torch.where((norms > 0) & (norms[root] > 0) & (cosine > _RIGHT_ANGLE), cosine, 0)
     cosine[root] = 0  # its message is the measure, not one of the measured
     total = cosine.sum()
     if not total:
