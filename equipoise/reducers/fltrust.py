@@ -12,7 +12,6 @@ from equipoise.reducers.differences import Differences
 from equipoise.state import State, Uploads
 from equipoise.torch_device import wide_dtype
 
-
 _RIGHT_ANGLE = 1e-6  # a smaller cosine may be rounding, which as the only one would get all the weight
 
 
