@@ -48,8 +48,8 @@ class Sweep(Settings):
 
     tune: tuple[str, ...] = ()
     "settings whose best value is chosen on validation samples, such as algorithm.lr"
-    by: Literal["personal", "global", "hybrid"] = "personal"
-    "kind of model whose score on validation samples decides"
+    by: Literal["personal", "global", "hybrid", "unseen"] = "personal"
+    "kind of model whose score on validation samples decides; unseen: the adapted models of unseen clients"
     tune_rounds: Count | None = None
     "largest number of rounds of the trials, which are then runs of their own; left out: that of the runs"
     tune_seed: Annotated[int, Field(ge=0)] | None = None
@@ -274,6 +274,8 @@ def _expand(
         if key not in varied:
             raise EquipoiseError(f"sweep.tune names {key}, which has only one value; give it a list of values")
     _check_trials(sweep, {experiment.schedule.seed for experiment in experiments})
+    if sweep.by == "unseen" and not all(own.get("data.unseen") for own in settings):
+        raise EquipoiseError("sweep.by = 'unseen' needs unseen clients in every run; set data.unseen, such as 0.2")
     found: dict[tuple[str, int], SweepRun] = {}  # a run that is listed twice is done once
     for experiment, own in zip(experiments, settings, strict=True):
         words = [

@@ -209,8 +209,9 @@ def _worth(cell: SweepRun, by: str, results: SweepResults) -> tuple[float, float
     if results.failed(cell):
         return -inf, None
     summary = results.summary(cell)
+    of = summary.get("unseen", {}) if by == "unseen" else summary
     # A method without this kind of model is judged by one that it has.
-    scores: dict[str, Any] = next((summary[kind] for kind in (by, "personal", "global") if kind in summary), {})
+    scores: dict[str, Any] = next((of[kind] for kind in (by, "personal", "global") if kind in of), {})
     name = f"validation_{summary['metric']}"
     if name not in scores:
         raise EquipoiseError(f"{results.path(cell)} has no score on validation samples to choose by; set data.split")

@@ -56,6 +56,7 @@ def test_trials_have_their_own_seed_and_rounds_and_each_stands_for_all_seeds_of_
         ({"tune_rounds": 3}, r"sweep\.tune_rounds needs sweep\.tune"),
         ({**APART, "tune_seed": 1}, r"sweep\.tune_seed = 1 is one of the seeds of the runs; name another, such as 101"),
         ({**APART, "tune_rounds": 0}, r"sweep\.tune_rounds = 0 is not allowed"),
+        ({**APART, "by": "unseen"}, r"sweep\.by = 'unseen' needs unseen clients in every run; set data\.unseen"),
     ],
 )
 def test_what_is_wrong_is_said_before_anything_runs(sweep: dict[str, Any], words: str) -> None:
@@ -208,6 +209,19 @@ def test_the_score_of_a_choice_keeps_its_sign(metric: str, best: float, tmp_path
     records = [recorded(cell, score, metric) for cell, score in zip(cells, (-2.0, -0.5), strict=True)]
     [choice] = find_choices(every, sweep, SweepResults(tmp_path, RecordedRuns({tmp_path / "r.jsonl": records})))
     assert choice.score == best
+
+
+@pytest.mark.parametrize(("by", "chosen"), [("personal", 0.2), ("unseen", 0.1)])
+def test_clients_that_train_and_unseen_ones_may_choose_differently(by: str, chosen: float, tmp_path: Path) -> None:
+    given = tables(algorithm={"name": "ditto", "lr": [0.1, 0.2]}, seed=0, sweep={**APART, "by": by})
+    every, sweep = expand_sweep({**given, "data": {**given["data"], "unseen": 0.5}})
+    records = []
+    for cell, trained, unseen in zip(trials_of(every, sweep), (0.5, 0.9), (0.8, 0.3), strict=True):
+        record = recorded(cell, trained, "accuracy")
+        of_unseen = {"personal": {"validation_accuracy": unseen}}
+        records.append(replace(record, summary={**record.summary, "unseen": of_unseen}))
+    [choice] = find_choices(every, sweep, SweepResults(tmp_path, RecordedRuns({tmp_path / "r.jsonl": records})))
+    assert choice.values == {"algorithm.lr": chosen}
 
 
 @given(st.lists(st.floats(1e-6, 10), min_size=1, max_size=6, unique=True), st.data())
