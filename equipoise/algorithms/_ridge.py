@@ -82,7 +82,13 @@ def others_of(some: Sequence[int], size: int) -> list[int]:
 
 
 def fitted(
-    m: Moments, penalties: Sequence[float], judge: Moments | None, *, bias: bool, towards: Tensor | None = None
+    m: Moments,
+    penalties: Sequence[float],
+    judge: Moments | None,
+    *,
+    bias: bool,
+    towards: Tensor | None = None,
+    final: Moments | None = None,
 ) -> Tensor:
     """Return the v that minimises |Xv - Y|² + r n |v - w|², with the r that is best on other samples.
 
@@ -92,16 +98,25 @@ def fitted(
         judge: the moments of the samples on which r is chosen; without samples it is the first value.
         bias: whether the last coefficient is a bias.
         towards: w; by default zero for all coefficients but a bias, which is then not penalised.
+        final: the moments of the samples to fit with the r that was chosen; by default m.
     """
+    r = m.n.new_tensor(penalties).reshape(-1, 1, 1)
+    v = _solutions(m, r, bias, towards)
+    chosen = torch.zeros(v.shape[:-3], dtype=torch.long, device=v.device)
+    if judge is not None:
+        errors = (v * (judge.xx @ v - 2 * judge.xy)).sum((-2, -1))  # |Xv - Y|² without |Y|², the same for all
+        chosen = errors.argmin(-1)
+    if final is not None:
+        return _solutions(final, r.flatten()[chosen][..., None, None, None], bias, towards).squeeze(-3)
+    return torch.take_along_dim(v, chosen[..., None, None, None], dim=-3).squeeze(-3)
+
+
+def _solutions(m: Moments, r: Tensor, bias: bool, towards: Tensor | None) -> Tensor:
+    """Return the best v for each r, whose values are along the axis of the groups."""
     inputs = m.xx.shape[-1]
     free = eliminate(m.xx, m.xy, range(inputs - bool(bias and towards is None)))
     w = torch.zeros_like(free.xy) if towards is None else widened(towards).unsqueeze(-3)
-    r = m.n.new_tensor(penalties).reshape(-1, 1, 1)
-    v = free.completed(w + solution(free.xx, free.xy - free.xx @ w, r * m.n.clamp(min=0)))
-    if judge is None:
-        return v[..., 0, :, :]
-    errors = (v * (judge.xx @ v - 2 * judge.xy)).sum((-2, -1))  # |Xv - Y|² without |Y|², which is the same for all
-    return torch.take_along_dim(v, errors.argmin(-1)[..., None, None, None], dim=-3).squeeze(-3)
+    return free.completed(w + solution(free.xx, free.xy - free.xx @ w, r * m.n.clamp(min=0)))
 
 
 def packed(xx: Tensor) -> Tensor:

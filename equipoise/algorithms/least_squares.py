@@ -37,6 +37,8 @@ class LeastSquares(UsesLastUploads, Algorithm):
     'strength r of the pull; 0: own least squares; "validation": each client chooses from grid on validation samples'
     pooled_ridge: Ridge = 0.0
     'strength of the pull of the pooled head towards zero; "validation": chosen from grid on all validation samples'
+    refit: bool = False
+    "whether heads, once r is chosen, are fitted to training and validation samples; these then judge them too kindly"
     grid: Annotated[tuple[NonNegative, ...], Field(min_length=1)] = _GRID
     "values of r to choose from; without validation samples the first one is taken"
 
@@ -50,7 +52,7 @@ class LeastSquares(UsesLastUploads, Algorithm):
     @property
     def requires(self) -> Requirements:
         chosen = "validation" in (self.ridge, self.pooled_ridge)
-        return Requirements(head=True, linear_head=True, validation=chosen)
+        return Requirements(head=True, linear_head=True, validation=chosen or self.refit)
 
     @property
     def _pools(self) -> bool:
@@ -109,7 +111,8 @@ class LeastSquares(UsesLastUploads, Algorithm):
         head, judge = linear_head(data.space), self._judge(self.ridge, client, data)
         w = head.matrix(down.w) if self._pools else None
         train = data.moments(client.start)
-        v = fitted(train, self._penalties(self.ridge), judge, bias=head.bias, towards=w)
+        final = train + data.moments(client.start, of="validation") if self.refit else None
+        v = fitted(train, self._penalties(self.ridge), judge, bias=head.bias, towards=w, final=final)
         return data.space.join(data.space.body(client.start), head.vector(v).to(client.start.dtype))
 
     def adapt(self, client: State, down: State, data: LocalData) -> Tensor:

@@ -54,6 +54,10 @@ class Moments:
         each = [(m.xx, m.xy, m.n) for m in clients]
         return cls(*(torch.stack(column) for column in zip(*each, strict=True)))
 
+    def __add__(self, other: "Moments") -> "Moments":
+        """Return the moments of both sets of points together, group by group."""
+        return Moments(self.xx + other.xx, self.xy + other.xy, self.n + other.n)
+
     def to(self, dtype: torch.dtype) -> "Moments":
         """Return the moments in another number format."""
         return Moments(self.xx.to(dtype), self.xy.to(dtype), self.n.to(dtype))

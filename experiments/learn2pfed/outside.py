@@ -3,8 +3,7 @@
     python experiments/learn2pfed/outside.py experiments/learn2pfed/NAME.toml --data DATA OPTIONS \\
         --record experiments/learn2pfed/results/NAME-outside.jsonl
 
-with NAME forecast, day-ahead and newcomers and the options `--only naive`, and for trees `--only trees --cuts 0.6 0.9`
-(forecast) and `--only trees --seeds 0 --history 168` (newcomers).
+with NAME forecast, newcomers, and day-ahead (`--only naive`).
 
 Trees are scikit-learn's HistGradientBoostingRegressor with its own settings (pip install 'equipoise[trees]'): one model
 per client from its own samples, and one of all clients that train, from the same inputs as the linear models of the

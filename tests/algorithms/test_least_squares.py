@@ -229,6 +229,28 @@ def test_each_client_chooses_on_its_validation_samples(towards: str, mode: str) 
         np.testing.assert_allclose(personal(done, who), heads[best], rtol=1e-9)
 
 
+@pytest.mark.parametrize("towards", ["zero", "pooled"])
+@pytest.mark.parametrize("mode", ["threads", "stacked"])
+def test_a_refit_has_the_chosen_strength_and_all_samples(towards: str, mode: str) -> None:
+    """The strength is that of the same run without a refit, and so is the pooled head; the fit is to both parts."""
+    clients, judges, grid = pairs(), pairs(3, seed=1), (0.5, 0.0, 0.01, 0.1, 3.0)  # the last client has no validation
+    settings = {"towards": towards, "ridge": "validation", "grid": grid}
+    done = run(LeastSquares(**settings, refit=True), federation(clients, judges), module(), mode=mode)
+    before = run(LeastSquares(**settings), federation(clients, judges), module())
+    w = pooled(before) if towards == "pooled" else np.zeros((3, 2))
+    if towards == "pooled":
+        np.testing.assert_allclose(pooled(done), w, rtol=1e-12)
+
+    def head(pair: Pair, r: float) -> np.ndarray:
+        x, y = pair
+        return np.linalg.solve(x.T @ x + r * len(x) * np.eye(3), x.T @ y + r * len(x) * w)
+
+    for who, pair in enumerate(clients):
+        [r] = [r for r in grid if np.allclose(personal(before, who), head(pair, r), rtol=1e-9)]
+        both = together([pair, *judges[who : who + 1]])
+        np.testing.assert_allclose(personal(done, who), head(both, r), rtol=1e-9)
+
+
 def test_the_server_chooses_on_all_validation_samples() -> None:
     clients, judges = pairs(6, samples=4), pairs(6, seed=1)
     grid = (0.0, 0.01, 0.1, 1.0)
