@@ -115,7 +115,7 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
         return (
             f"algorithm.rho = {rho:g} is below the range of FLAME's convergence theorems, as it is in the paper's own "
             f"experiments: (lam alpha)^2 (1 + rho) / rho^2 = {left:.3g} exceeds (lam alpha + rho) / 2 = {right:.3g}, "
-            f"with alpha = 1 / {clients}; rho >= {least:.3g} is in the range, and a larger rho is often slower"
+            f"with alpha = 1 / {clients}; rho >= {1.005 * least:.3g} is in the range, and a larger rho is often slower"
         )
 
     def diagnostics(self, client: State, down: State) -> State:
