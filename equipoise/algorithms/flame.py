@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -20,6 +21,10 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
 
     theta: the personal model; w_i: the client's copy of the global model w; pi: the dual of w_i = w; u: what is sent;
     alpha: the client's weight; lam: strength of the Moreau envelope; rho: the penalty parameter of ADMM.
+
+    Propositions 2 and 3 compare one round with q = 2 lam alpha / (lam alpha + rho) b / (b + lam), for curvature b, with
+    q = 1 (pFedMe, Ditto). Proposition 3, the smaller variance of losses over clients, also assumes true models theta_i
+    of equal norms, without saying so; with unequal ones the variance may be larger.
     """
 
     paper: ClassVar[str] = "FLAME: Moreau envelopes solved by ADMM, Algorithm 1"
@@ -28,6 +33,8 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
     "strength of the pull of the copies towards the global model"
     alpha: Literal["equal", "samples"] = "equal"
     "a client's weight in the objective: 1 / clients, or its share of all samples"
+    anchor: Literal["own", "global"] = "own"
+    "what local training is pulled to: the client's own copy w_i (Algorithm 1), or w as received (the published code)"
     epsilon: NonNegative = 0.0
     "squared norm of the local objective's gradient at which local training stops; 0: train for `epochs` passes"
     nu: Annotated[float, Field(gt=0, lt=1)] = 0.9
@@ -58,9 +65,10 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
         lam, rho = self.lam, self.rho
         w, pi = down.w, client.pi
         alpha = (1 if self.alpha == "equal" else data.size) / client.of_all
+        anchor = client.w_i if self.anchor == "own" else w
 
-        def pull(theta: Tensor) -> Tensor:  # towards the client's own copy, not w
-            return self.pull(theta, client.w_i, data)
+        def pull(theta: Tensor) -> Tensor:
+            return self.pull(theta, anchor, data)
 
         kept = State(client)
         if self.epsilon:
@@ -78,7 +86,7 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
     def _inexact(
         self, theta: Tensor, pull: Callable[[Tensor], Tensor], alpha: Tensor, epsilon: Tensor, data: LocalData
     ) -> Tensor:
-        """Train until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon."""
+        """Train until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon (w for anchor = "global")."""
         active = torch.ones_like(data.size, dtype=torch.bool)
         for k in range(self.most_epochs):
             gradient = alpha * (data.full_gradient(theta, active=active) + pull(theta))
@@ -88,8 +96,31 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
             theta = data.descend(theta, pull=pull, epochs=1, stream=k, active=active)
         return theta
 
+    def unmet_condition(self, clients: int) -> str | None:
+        """Return in a sentence what Theorems 1 to 4 ask of rho and does not hold; None if it does.
+
+        They ask for (lam alpha)^2 (1 + rho) / rho^2 <= (lam alpha + rho) / 2, from which their rho >= lam alpha follows.
+        With alpha = "samples", alpha is the clients' mean here, and the largest client needs a larger rho. They also
+        ask for (lam alpha)^2 (1 - rho^2) / rho^2 > (L alpha + rho) / 2, which is not checked, because the smoothness L
+        of the losses is not known.
+
+        Args:
+            clients: number of clients.
+        """
+        rho, pull = self.rho, self.lam / clients
+        left, right = pull**2 * (1 + rho) / rho**2, (pull + rho) / 2
+        if left <= right:
+            return None
+        least = max(np.roots([1, pull, -2 * pull**2, -2 * pull**2]).real)  # the only positive root
+        return (
+            f"algorithm.rho = {rho:g} is below the range of FLAME's convergence theorems, as it is in the paper's own "
+            f"experiments: (lam alpha)^2 (1 + rho) / rho^2 = {left:.3g} exceeds (lam alpha + rho) / 2 = {right:.3g}, "
+            f"with alpha = 1 / {clients}; rho >= {1.005 * least:.3g} is in the range, and a larger rho is often slower"
+        )
+
     def diagnostics(self, client: State, down: State) -> State:
         return agreement(client.w_i, down.w, client.pi)
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return State(w=reduce(uploads).u)  # Eq. 14: the mean of all clients' last u, not only of the round's
+

@@ -51,3 +51,6 @@ class FlameLpProj(_Projected, Flame):
     """
 
     paper: ClassVar[str] = "FLAME: Moreau envelopes solved by ADMM, Algorithm 2"
+
+    def unmet_condition(self, clients: int) -> None:
+        return None  # the theorems are about Algorithm 1

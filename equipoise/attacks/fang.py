@@ -10,7 +10,7 @@ from torch import Tensor
 from equipoise.attacks.base import AttackContext
 from equipoise.attacks.knowledge import DirectedForgery, KnowingAttack
 from equipoise.attacks.rows import blocks, completed, forge, zeros
-from equipoise.reducers import MultiKrum
+from equipoise.reducers import Krum
 from equipoise.settings import LARGEST
 from equipoise.state import State
 from equipoise.torch_device import widened
@@ -43,7 +43,7 @@ class FangKrum(DirectedForgery):
     def _assumed(self, context: AttackContext, n: int, f: int) -> int:
         """Return the number of attackers that the defence assumes; the true one if it is not Krum."""
         reducer = context.reducer
-        return min(round(reducer.malicious * n), n - 1) if isinstance(reducer, MultiKrum) else f
+        return min(round(reducer.malicious * n), n - 1) if isinstance(reducer, Krum) else f
 
 
 class _KrumSearch:

@@ -14,7 +14,7 @@ from equipoise import randomness
 from equipoise.data.federation import SPLIT, Federation, check_split, from_shares, split_sizes
 from equipoise.data.input_noise import with_noise
 from equipoise.data.partitions import PARTITIONS
-from equipoise.data.partitions.base import Partition, Shares
+from equipoise.data.partitions.base import Partition, Shares, own_copies
 from equipoise.data.pool import Pool
 from equipoise.data.series_facts import SeriesFacts
 from equipoise.data.source import DataProgress, LoadRequest, Source
@@ -122,14 +122,14 @@ class DataSection:
         portion = "; ".join(text for text in portions if text)
         title = self.source.title(self.name) + (f" ({portion})" if portion else "")
         federation = whole.keeping(self.dealing.only).training_on(self.dealing.most, seed)
-        federation = federation.holding_out(self.dealing.unseen, seed).called(title, pool.notes)
+        federation = federation.holding_out(self.dealing.unseen, seed).called(title, whole.notes)
         if self.dealing.unseen_history is not None:
             federation = self._with_short_history(federation, pool, self.dealing.unseen_history, seed)
         return replace(federation, origin=json.dumps([title, self.table()], sort_keys=True))
 
     def _divided(self, pool: Pool, seed: int) -> Federation:
         """Return the samples of a pool as a federation of all clients that the partition makes."""
-        shares = self._shares(pool, seed)
+        pool, shares = own_copies(pool, self._shares(pool, seed))
         x = pool.x
         if self.dealing.normalize is not None:
             if not x.is_floating_point():
@@ -140,6 +140,7 @@ class DataSection:
         federation = from_shares(x, pool.y, shares, self.dealing.split or SPLIT, seed, pool.classes, pool.part)
         return replace(
             federation,
+            notes=pool.notes,
             series=pool.series,
             chronological=self.source.chronological,
             shared_inputs=self.source.shared_inputs,

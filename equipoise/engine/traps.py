@@ -1,6 +1,7 @@
 """Warnings before the first round of what is allowed and probably not meant."""
 
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.flame import Flame
 from equipoise.algorithms.schema import MessageSchema
 from equipoise.config.engine import Schedule
 from equipoise.parameter_space import ParameterSpace
@@ -39,4 +40,6 @@ def find_traps(
             f"algorithm.schedule warms up for {warmup} rounds, and the run has {schedule.rounds}: the schedule itself "
             "never begins"
         )
+    if isinstance(algorithm, Flame) and (text := algorithm.unmet_condition(clients)) is not None:
+        found.append(text)
     return found

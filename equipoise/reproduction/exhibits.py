@@ -19,8 +19,8 @@ TIMES, EXHIBITS = "times.json", "exhibits.toml"
 SCALES = ("smoke", "small", "paper")
 LONG = 24 * 3600
 """Seconds on two cores above which an exhibit needs a larger machine."""
-Figure = tuple[float, float | None]
-"""A published figure, and its standard deviation if there is one."""
+Figure = tuple[float | None, float | None]
+"""A published figure, if the paper has one (`[]` in paper/tables.toml), and its standard deviation, if it has that."""
 
 
 def own() -> Path:
@@ -144,7 +144,7 @@ class Exhibit:
 
 def _figures(row: Any) -> list[Figure]:
     values = row if isinstance(row, list) else [row]
-    return [(v[0], v[1]) if isinstance(v, list) else (v, None) for v in values]
+    return [(None, None) if v == [] else (v[0], v[1]) if isinstance(v, list) else (v, None) for v in values]
 
 
 @cache

@@ -54,11 +54,14 @@ class Sweep(Settings):
     "largest number of rounds of the trials, which are then runs of their own; left out: that of the runs"
     tune_seed: Annotated[int, Field(ge=0)] | None = None
     "seed of the trials, other than those of the runs; left out: the first seed of the runs"
+    tune_honest: bool = False
+    "whether trials have no malicious clients; runs under all attacks then share one choice, made without any"
 
     @property
     def together(self) -> tuple[str, ...]:
-        """Return the settings in which runs may differ whose values are chosen by the same trials."""
-        return (*self.tune, *(("rounds",) if self.tune_rounds is not None else ()))
+        """Return the settings (and sections) in which runs may differ whose values are chosen by the same trials."""
+        rounds = ("rounds",) if self.tune_rounds is not None else ()
+        return (*self.tune, *rounds, *(("attack",) if self.tune_honest else ()))
 
 
 _REGISTRIES: dict[str, Registry[Any]] = {
@@ -290,8 +293,8 @@ def _expand(
 
 def _check_trials(sweep: Sweep, seeds: Collection[int]) -> None:
     """Raise an error if the settings of trials have no use, or if trials would have a seed that is reported."""
-    for name in ("tune_rounds", "tune_seed"):
-        if getattr(sweep, name) is not None and not sweep.tune:
+    for name in ("tune_rounds", "tune_seed", "tune_honest"):
+        if getattr(sweep, name) not in (None, False) and not sweep.tune:
             raise EquipoiseError(f"sweep.{name} needs sweep.tune, the settings that are tuned")
     if sweep.tune_seed in seeds:
         raise EquipoiseError(

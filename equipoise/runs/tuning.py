@@ -18,8 +18,15 @@ from equipoise.storage.sweep_choices import record_choices
 
 
 def group(cell: SweepRun, tune: Sequence[str]) -> str:
-    """Return a digest of all settings except the seed and the tuned ones: the best run of each group is chosen."""
-    return digest_of({k: v for k, v in run_settings(cell.experiment).items() if k not in tune})
+    """Return a digest of all settings except the seed and the tuned ones: the best run of each group is chosen.
+
+    Args:
+        cell: the run.
+        tune: the settings, or whole sections, such as "attack".
+    """
+    sections = tuple(f"{name}." for name in tune)
+    settings = run_settings(cell.experiment).items()
+    return digest_of({k: v for k, v in settings if k not in tune and not k.startswith(sections)})
 
 
 def trial_of(cell: SweepRun, sweep: Sweep) -> SweepRun:
@@ -27,10 +34,12 @@ def trial_of(cell: SweepRun, sweep: Sweep) -> SweepRun:
     schedule = cell.experiment.schedule
     rounds = schedule.rounds if sweep.tune_rounds is None else min(sweep.tune_rounds, schedule.rounds)
     seed = schedule.seed if sweep.tune_seed is None else sweep.tune_seed
-    schedule = schedule.model_copy(update={"rounds": rounds, "seed": seed})
-    if schedule == cell.experiment.schedule:
+    trial = replace(cell.experiment, schedule=schedule.model_copy(update={"rounds": rounds, "seed": seed}))
+    if sweep.tune_honest:
+        trial = replace(trial, attack_name="", attack=None)
+    if trial == cell.experiment:
         return cell
-    return SweepRun.of(replace(cell.experiment, schedule=schedule), f"trial-{cell.label}", cell.varied)
+    return SweepRun.of(trial, f"trial-{cell.label}", cell.varied)
 
 
 @dataclass(frozen=True)

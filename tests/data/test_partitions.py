@@ -1,5 +1,6 @@
 """Partitions: disjoint, covering, from the seed alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from equipoise.config.experiment import Experiment
 from equipoise.data.config import DataSection, load_data
 from equipoise.data.federation import SPLIT, split_sizes
 from equipoise.data.partitions import PARTITIONS
-from equipoise.data.partitions.base import Partition
+from equipoise.data.partitions.base import Partition, own_copies
 from equipoise.data.partitions.dirichlet import Dirichlet
 from equipoise.data.partitions.hybrid import Hybrid
 from equipoise.data.partitions.iid import IID
@@ -102,6 +103,44 @@ def test_the_papers_hybrid_is_the_default() -> None:
     sizes = [len(share) for share in shares]
     assert sum(sizes[:5]) == 2000
     assert max(sizes[5:]) > 2 * min(sizes[5:])
+
+
+def test_a_hybrid_of_the_whole_pool_gives_every_sample_to_a_client_of_each_half() -> None:
+    data = pool(400, 10)
+    part = Hybrid(first=Labels(per_client=2, min_samples=40), second=Quantity(min_samples=40), pool="whole")
+    shares = list(part(data, 10, generator(0, "partition")).values())
+    for half in (shares[:5], shares[5:]):
+        assert sorted(np.concatenate(half).tolist()) == list(range(400))
+    assert min(map(len, shares)) >= 40
+    assert [len(np.unique(data.y.numpy()[share])) for share in shares[:5]] == [2] * 5
+
+
+def test_samples_of_two_clients_are_copied_so_that_each_has_its_own() -> None:
+    whole = replace(pool(60, 5), x=torch.arange(60.0)[:, None])
+    shares = Hybrid(first=IID(), second=Quantity(beta=2.0, min_samples=5), pool="whole")(whole, 4, generator(0, "p"))
+    copied, disjoint = own_copies(whole, shares)
+    assert len(copied) == 120
+    assert sorted(np.concatenate(list(disjoint.values())).tolist()) == list(range(120))
+    for name, share in shares.items():
+        rows = torch.from_numpy(disjoint[name])
+        assert torch.equal(copied.x[rows, 0], torch.from_numpy(share).float())
+        assert torch.equal(copied.y[rows], whole.y[torch.from_numpy(share)])
+    assert "60 samples belong to two clients" in copied.notes[0]
+    apart = IID()(whole, 4, generator(0, "p"))
+    assert own_copies(whole, apart) == (whole, apart)
+
+
+def test_noise_on_the_copies_of_one_half_is_not_in_the_other() -> None:
+    """Every sample is once without noise, and once with it."""
+    data = {"name": "digits-by-writer", "clients": 4}
+    halves = {"kind": "hybrid", "first": {"kind": "iid"}, "second": {"kind": "quality", "sigma": 4.0}, "pool": "whole"}
+    section = DataSection.parse({**data, "partition": halves})
+    found = section._divided(replace(pool(40, 5), x=torch.arange(40.0)[:, None]), 0)
+    near = (found.x - found.x.round()).abs() < 1e-6
+    assert len(found.x) == 80
+    assert 35 <= int(near.sum()) <= 45
+    assert "60 samples" not in found.notes[0]
+    assert "40 samples belong to two clients" in found.notes[0]
 
 
 def test_a_hybrid_with_owners_keeps_their_names() -> None:

@@ -78,6 +78,21 @@ def test_runs_whose_values_the_same_trials_choose_are_in_one_part() -> None:
         assert sum(bool(part) for part in parts) == 2  # one per method
 
 
+def test_honest_trials_choose_once_for_all_attacks() -> None:
+    attacks = [{"name": ["none", "sign-flip"], "fraction": [0.2, 0.5]}]
+    for honest, count in ((True, 5), (False, 20)):
+        every, sweep = expand_sweep(tables(attack=attacks, sweep={**APART, "tune_honest": honest}))
+        trials = trials_of(every, sweep)
+        assert (len(every), len(trials)) == (40, count)
+        assert all((trial.experiment.attack is None) == honest for trial in trials)
+        where = [{trial_of(cell, sweep).identity for cell in part} for part in divide(every, sweep.together, 3)]
+        assert sum(map(len, where)) == count  # no trial is in two parts
+    same, sweep = expand_sweep(tables(attack=attacks, sweep={"tune": ["algorithm.lr"], "tune_honest": True}))
+    assert len(trials_of(same, sweep)) == 5
+    with pytest.raises(EquipoiseError, match=r"sweep\.tune_honest needs sweep\.tune"):
+        expand_sweep(tables(sweep={"tune_honest": True}))
+
+
 def worth(monkeypatch: pytest.MonkeyPatch, scores: dict[float, float]) -> None:
     """Let every trial be done, with these scores by rate."""
     monkeypatch.setattr(SweepResults, "done", lambda self, cell: True)

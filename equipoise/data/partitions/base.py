@@ -1,15 +1,18 @@
 """The contract of a partition, which decides who gets which samples, and helpers to divide samples.
 
-Shares are disjoint, cover the samples that are divided, and depend on the seed only.
+Shares are disjoint, cover the samples that are divided, and depend on the seed only. Only a hybrid of two partitions of
+the whole pool gives samples to two clients, as copies (`own_copies`).
 """
 
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
 
 from equipoise.data.pool import Pool
 from equipoise.data.text_encoding import numbered
@@ -96,6 +99,37 @@ class Dealt(Partition, ABC):
                 "use fewer clients"
             )
         return dict(zip(numbered(clients), map(np.sort, shares), strict=True))
+
+
+def own_copies(pool: Pool, shares: Shares) -> tuple[Pool, Shares]:
+    """Return the pool and the shares with a copy of each sample for every client that has it; as they are if none is shared.
+
+    Noise on inputs, or a poisoned label, is then that of one client alone.
+
+    Args:
+        pool: the samples.
+        shares: indices of each client's samples, which may overlap.
+    """
+    taken = np.zeros(len(pool), dtype=bool)
+    rows, disjoint, end = [np.arange(len(pool))], dict(shares), len(pool)
+    for name, share in shares.items():
+        again = taken[share]
+        if again.any():
+            disjoint[name] = np.where(again, end - 1 + np.cumsum(again), share)
+            rows.append(share[again])
+            end += int(again.sum())
+        taken[share] = True
+    if end == len(pool):
+        return pool, shares
+    if pool.series is not None:
+        raise EquipoiseError("data.partition.pool = 'whole' is not possible with time series; use 'split'")
+    note = (
+        f"{end - len(pool)} samples belong to two clients (data.partition.pool = 'whole'): a test sample of one may be a "
+        "training sample of the other, which flatters models that clients share"
+    )
+    every = torch.from_numpy(np.concatenate(rows))
+    part = None if pool.part is None else pool.part[every.numpy()]
+    return replace(pool, x=pool.x[every], y=pool.y[every], owner=None, part=part, notes=(*pool.notes, note)), disjoint
 
 
 def proportions(beta: float, clients: int, rng: np.random.Generator) -> np.ndarray:

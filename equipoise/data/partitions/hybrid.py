@@ -16,7 +16,11 @@ from equipoise.registry import Registry, choose
 
 
 class Hybrid(Partition):
-    """Two partitions in one federation: each divides a random part of the pool over its part of the clients."""
+    """Two partitions in one federation: each divides a random part of the pool over its part of the clients.
+
+    With `pool = "whole"` each divides all of it, so that a sample belongs to two clients, and may be a test sample of one
+    and a training sample of the other.
+    """
 
     paper: ClassVar[str] = "FLAME, Section VI-A: half labels, half quantity"
     kind: Literal["hybrid"] = "hybrid"
@@ -26,6 +30,8 @@ class Hybrid(Partition):
     "partition of the other clients"
     fraction: Annotated[float, Field(gt=0, lt=1)] = 0.5
     "fraction of the clients (and of the samples) that the first partition gets"
+    pool: Literal["split", "whole"] = "split"
+    "what each partition divides: a part of the samples, or all of them, as in FLAME's published code"
 
     @field_validator("first", "second", mode="before")
     @classmethod
@@ -50,13 +56,14 @@ class Hybrid(Partition):
         firsts = self._firsts(clients)
         mixed = rng.permutation(len(pool))
         cut = round(len(pool) * firsts / clients)
+        parts = (mixed[:cut], mixed[cut:]) if self.pool == "split" else (mixed, mixed)
         names = numbered(clients)
         while set(names) & set(pool.names):  # owners may have such names too, and both may be in one federation
             names = [f"dealt-{name}" for name in names]
         shares: Shares = {}
         for part, count, rows, known in (
-            (self.first, firsts, np.sort(mixed[:cut]), names[:firsts]),
-            (self.second, clients - firsts, np.sort(mixed[cut:]), names[firsts:]),
+            (self.first, firsts, np.sort(parts[0]), names[:firsts]),
+            (self.second, clients - firsts, np.sort(parts[1]), names[firsts:]),
         ):
             side = part(pool.without_inputs(rows), count, rng)
             renamed = known if isinstance(part, Dealt) else list(side)
