@@ -23,15 +23,20 @@ class Moments:
     "X'Y"
     n: Tensor
     "number of points, of shape (..., groups, 1, 1)"
+    purged: "Moments | None" = None
+    "of each group, the points outside of it that nothing may be fitted to that is judged on it; None: nowhere any"
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, groups: Sequence[slice]) -> "Moments":
+    def of(
+        cls, x: Tensor, y: Tensor, groups: Sequence[slice | Tensor], purged: Sequence[Tensor] | None = None
+    ) -> "Moments":
         """Compute the moments.
 
         Args:
             x: the features of each sample: a row, or one row per position.
             y: the targets, likewise.
             groups: the samples in each group.
+            purged: the samples that are purged for each group, where any are.
         """
         x, y = widened(x), widened(y)
         dealt = [(x[group].flatten(0, -2), y[group].flatten(0, -2)) for group in groups]
@@ -39,6 +44,7 @@ class Moments:
             torch.stack([x.mT @ x for x, _ in dealt]),
             torch.stack([x.mT @ y for x, y in dealt]),
             torch.tensor([float(len(x)) for x, _ in dealt], dtype=x.dtype, device=x.device).reshape(-1, 1, 1),
+            None if purged is None else cls.of(x, y, purged),
         )
 
     @classmethod
@@ -51,9 +57,13 @@ class Moments:
     @classmethod
     def stack(cls, clients: Iterable["Moments"]) -> "Moments":
         """Stack the moments of several clients."""
+        clients = list(clients)
         each = [(m.xx, m.xy, m.n) for m in clients]
-        return cls(*(torch.stack(column) for column in zip(*each, strict=True)))
+        purged = [m.purged for m in clients if m.purged is not None]  # of all clients, or of none
+        columns = (torch.stack(column) for column in zip(*each, strict=True))
+        return cls(*columns, purged=cls.stack(purged) if purged else None)
 
     def to(self, dtype: torch.dtype) -> "Moments":
         """Return the moments in another number format."""
-        return Moments(self.xx.to(dtype), self.xy.to(dtype), self.n.to(dtype))
+        purged = None if self.purged is None else self.purged.to(dtype)
+        return Moments(self.xx.to(dtype), self.xy.to(dtype), self.n.to(dtype), purged)
