@@ -51,17 +51,15 @@ class Moments:
     def none(cls, inputs: int, outputs: int, like: Tensor) -> "Moments":
         """Return the moments of no points, as one group."""
         new = widened(like)
-        shapes = ((1, inputs, inputs), (1, inputs, outputs), (1, 1, 1))
-        return cls(*(new.new_zeros(shape) for shape in shapes))
+        return cls(new.new_zeros(1, inputs, inputs), new.new_zeros(1, inputs, outputs), new.new_zeros(1, 1, 1))
 
     @classmethod
     def stack(cls, clients: Iterable["Moments"]) -> "Moments":
         """Stack the moments of several clients."""
-        clients = list(clients)
-        each = [(m.xx, m.xy, m.n) for m in clients]
-        purged = [m.purged for m in clients if m.purged is not None]  # of all clients, or of none
-        columns = (torch.stack(column) for column in zip(*each, strict=True))
-        return cls(*columns, purged=cls.stack(purged) if purged else None)
+        each = list(clients)
+        purged = [m.purged for m in each if m.purged is not None]  # of all clients, or of none
+        xx, xy, n = (torch.stack([getattr(m, name) for m in each]) for name in ("xx", "xy", "n"))
+        return cls(xx, xy, n, cls.stack(purged) if purged else None)
 
     def to(self, dtype: torch.dtype) -> "Moments":
         """Return the moments in another number format."""
