@@ -27,10 +27,11 @@ def check_forecasts(forecasts: Mapping[str, Tensor], models: Collection[str], ho
         raise RejectedMessage("scores", "errors of forecasts are missing, or there are too many")
     every = {kind: numbers.numpy() for kind, numbers in forecasts.items()}
     for kind, numbers in every.items():
+        coverage, width = numbers[-2:].tolist()
         wrong = _impossible(numbers[:-2], horizon, test, every=kind in models)
         if wrong is None and kind == "weekly":
             wrong = _not_itself(ForecastErrors.of_numbers(numbers[:-2], horizon))
-        if wrong is None and not _possible_interval(*numbers[-2:], allowed=kind in models):
+        if wrong is None and not _possible_interval(coverage, width, allowed=kind in models):
             wrong = "the coverage or the width of its intervals"
         if wrong is not None:
             raise RejectedMessage("scores", f"forecasts of the {kind} model: {wrong} is impossible")

@@ -126,7 +126,14 @@ def test_engines_agree_on_purged_folds(tmp_path: Path) -> None:
     """A client knows the hours of its windows, so that it purges the same ones as the simulator."""
     algorithm = eq.Learn2pFed(cells=2, outer="folds", folds=3, fold_order="blocks")
     over_flower, simulated = in_both_engines(
-        tmp_path, algorithm, small(2, hours=150), module(), tables={"deploy": DEPLOY}, loss="squared", rounds=1
+        tmp_path,
+        algorithm,
+        small(2, hours=150),
+        module(),
+        tables={"deploy": DEPLOY},
+        loss="squared",
+        rounds=1,
+        participation=1.0,
     )
     torch.testing.assert_close(over_flower.server.w, simulated.server.w, rtol=1e-9, atol=1e-12)
     without = replace(small(2, hours=150), series=None)
@@ -136,6 +143,7 @@ def test_engines_agree_on_purged_folds(tmp_path: Path) -> None:
         module(),
         table(algorithm),
         rounds=1,
+        participation=1.0,
         loss="squared",
         deploy={**DEPLOY, "horizon": 0},
     )
