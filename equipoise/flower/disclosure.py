@@ -54,8 +54,8 @@ def disclosures(
         if horizon:
             own_unit = f" in {unit}" if unit else ""
             lines.append(
-                f"- errors of forecasts{own_unit}: {2 * horizon + 9} numbers per model and per naive forecast, when the "
-                "server says that training is over: sums over the test samples of errors (for each step, squared "
+                f"- errors of forecasts{own_unit}: {2 * horizon + 9} numbers per model and per naive forecast, when "
+                "the server says that training is over: sums over the test samples of errors (for each step, squared "
                 "ones, relative ones) and of the values themselves, and coverage and width of intervals"
                 f"{not_covered}"
             )
