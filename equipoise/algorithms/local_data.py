@@ -158,7 +158,8 @@ class LocalData(Protocol):
         Args:
             v: the model.
             groups: number of groups into which the samples are divided.
-            order: how they are divided.
+            order: how they are divided. For a block of windows of time series, windows outside of it that forecast a
+                value which one in it forecasts too are marked as purged.
             of: which samples.
         """
 

@@ -394,5 +394,7 @@ def check(
         raise EquipoiseError(str(error)) from None
     sizes = {name: int(getattr(federation, name).lengths[0]) for name in ("train", "validation", "test")}
     _print(f"{one.settings.name}: " + ", ".join(f"{n:,} samples for {name}" for name, n in sizes.items()))
+    if found.client_plan.experiment.deploy.horizon and federation.series is None:
+        _print("its data do not say of which time series its samples are windows, so its forecasts are not scored")
     for line in [*one.disclosures(), *([left] if left else [])]:
         _print(line)

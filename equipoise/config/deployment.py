@@ -46,3 +46,9 @@ class Deploy(Settings):
     "fractions for training, validation and test of clients whose samples are not divided; by default data.split"
     target_shape: tuple[Length, ...] = ()
     "shape of a sample's target; empty for a single label or number"
+    horizon: Annotated[int, Field(ge=0, le=10**6)] = 0
+    "of time series: number of values that a sample forecasts; 0: samples are no windows of time series"
+    step: Count = 60
+    "of time series: minutes between two values"
+    unit: Annotated[str, Field(max_length=64)] = ""
+    "of time series: unit of the data, such as kW, in which forecasts are scored"

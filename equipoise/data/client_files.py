@@ -19,6 +19,7 @@ from equipoise.errors import EquipoiseError, first_line
 _ARRAYS = (".safetensors", ".npz")
 SUFFIXES = (*_ARRAYS, *TABLES)
 """The endings of files with samples."""
+_SERIES = "series."  # begins the names of the arrays of time series
 _NAMES = "x and y, or train.x and train.y, and optionally validation.x, validation.y, test.x and test.y"
 _FILES = ".safetensors, .npz, .csv or .parquet file"
 
@@ -112,7 +113,18 @@ def read_client(path: Path, table: TableFormat) -> Any:
         path: a file with x and y, a table, or a folder with such files named train, validation and test.
         table: the format of tables.
     """
+    return read_client_and_series(path, table)[0]
+
+
+def read_client_and_series(path: Path, table: TableFormat) -> tuple[Any, dict[str, Tensor]]:
+    """Return the samples as `read_client` does, and the arrays of the series that they are windows of, if any.
+
+    Args:
+        path: the client's file or folder.
+        table: the format of tables.
+    """
     arrays = read_arrays(path, table)
+    series = {name.removeprefix(_SERIES): arrays.pop(name) for name in list(arrays) if name.startswith(_SERIES)}
     pairs: dict[str, tuple[Any, Any]] = {}
     for prefix in ("", *SPLITS):
         x, y = (f"{prefix}.{k}" if prefix else k for k in ("x", "y"))
@@ -126,7 +138,7 @@ def read_client(path: Path, table: TableFormat) -> Any:
         raise EquipoiseError(f"{path} has both undivided samples and divided ones; the arrays must be {_NAMES}")
     if "" not in pairs and "train" not in pairs:
         raise EquipoiseError(f"{path} has no training samples; the arrays must be {_NAMES}")
-    return pairs.get("", pairs)
+    return pairs.get("", pairs), series
 
 
 def read_clients(path: Path, table: TableFormat) -> dict[str, Any]:

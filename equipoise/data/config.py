@@ -127,16 +127,41 @@ class DataSection:
             federation = self._with_short_history(federation, pool, self.dealing.unseen_history, seed)
         return replace(federation, origin=json.dumps([title, self.table()], sort_keys=True))
 
+    def client(self, path: Path, name: str, seed: int, unseen: bool = False) -> Federation | None:
+        """Return a client's own data, read from its file as the data set reads files.
+
+        Args:
+            path: the client's file.
+            name: its name.
+            seed: the seed of the run.
+            unseen: whether it does not train.
+
+        Returns:
+            A federation of this client; None if the data set has no files of single clients, or this is none.
+        """
+        pool = self.source.load_client(path, name, self.request(path.parent, seed))
+        if pool is None:
+            return None
+        if unseen and self.dealing.unseen_history is not None:
+            assert pool.with_history is not None
+            pool = pool.with_history({name}, self.dealing.unseen_history)
+        federation = self._with_shares(pool, {name: np.arange(len(pool))}, np.zeros(1), seed)
+        return federation.training_on(self.dealing.most, seed)
+
     def _divided(self, pool: Pool, seed: int) -> Federation:
         """Return the samples of a pool as a federation of all clients that the partition makes."""
         pool, shares = own_copies(pool, self._shares(pool, seed))
+        return self._with_shares(pool, shares, self.partition.variances(len(shares)), seed)
+
+    def _with_shares(self, pool: Pool, shares: Shares, noise: np.ndarray, seed: int) -> Federation:
+        """Return the samples of a pool as a federation of clients with these shares, and noise on their inputs."""
         x = pool.x
         if self.dealing.normalize is not None:
             if not x.is_floating_point():
                 raise EquipoiseError(f"data.normalize needs inputs that are numbers; those of {self.name} are symbols")
             mean, deviation = self.dealing.normalize
             x = (x - mean) / deviation
-        x = with_noise(x, shares, self.partition.variances(len(shares)), seed)
+        x = with_noise(x, shares, noise, seed)
         federation = from_shares(x, pool.y, shares, self.dealing.split or SPLIT, seed, pool.classes, pool.part)
         return replace(
             federation,

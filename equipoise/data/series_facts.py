@@ -76,6 +76,19 @@ class SeriesFacts:
         errors = np.abs(past[season:] - past[:-season])
         return float(np.nanmean(errors) * self.size[owner]) if np.isfinite(errors).any() else float("nan")
 
+    def share_targets(self, samples: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """Tell for each sample whether a value that it forecasts is also forecast by one of some other samples.
+
+        Args:
+            samples: indices of samples.
+            others: indices of the other samples.
+        """
+        # Series lie one behind the other in `values`, so samples of two owners never have a target in common.
+        begin, taken = self.target[samples], np.sort(self.target[others])
+        after = np.searchsorted(taken, begin - self.horizon, side="right")
+        first = np.append(taken, np.iinfo(taken.dtype).max)[after]
+        return np.asarray(first < begin + self.horizon)
+
     def unscaled(self, scaled: np.ndarray, owner: int | np.ndarray) -> np.ndarray:
         """Return values in the data's own unit.
 

@@ -79,6 +79,19 @@ class Source(Settings, ABC):
     def load(self, ask: LoadRequest) -> Pool:
         """Load all samples."""
 
+    def load_client(self, path: Path, name: str, ask: LoadRequest) -> Pool | None:
+        """Return the samples in a client's own file, which in a deployment is all that a client has.
+
+        Args:
+            path: the file.
+            name: the client's name.
+            ask: the request of the run.
+
+        Returns:
+            The samples of one owner of this name; None if the data set has no files of single clients, or this is none.
+        """
+        return None
+
     @property
     def shared_inputs(self) -> tuple[int, ...]:
         """Return the inputs whose coefficients are in truth the same for all clients; none where that is not known."""

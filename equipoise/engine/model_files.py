@@ -111,7 +111,7 @@ def _unscaled(path: str | Path, module: nn.Module, described: Mapping[str, Any])
     """Return the module with the scale that its file describes."""
     if not isinstance(described.get("series"), dict):
         raise EquipoiseError(
-            f"{path} has no scale of a time series: only the personal model of a client that was trained on one has; "
+            f"{path} has no scale of a time series: only a client's own file of a model that was trained on one has; "
             "leave out own_unit"
         )
     quantiles = described.get("quantiles")

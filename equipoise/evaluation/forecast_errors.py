@@ -61,6 +61,26 @@ class ForecastErrors:
     def __add__(self, other: "ForecastErrors") -> "ForecastErrors":
         return ForecastErrors(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
+    def numbers(self) -> np.ndarray:
+        """Return all sums in one row, the 2 * horizon + 7 numbers of which `of_numbers` makes them again."""
+        return np.concatenate([np.atleast_1d(np.asarray(value, dtype=np.float64)) for value in vars(self).values()])
+
+    @staticmethod
+    def of_numbers(numbers: np.ndarray, horizon: int) -> "ForecastErrors":
+        """Return the sums in a row that `numbers` returned."""
+        squared, size, relative, relative_values, compared, naive, compared_values = numbers[2 * horizon :].tolist()
+        return ForecastErrors(
+            numbers[:horizon].astype(np.int64),
+            numbers[horizon : 2 * horizon],
+            squared,
+            size,
+            relative,
+            int(relative_values),
+            compared,
+            naive,
+            int(compared_values),
+        )
+
     def figures(self) -> dict[str, float | None]:
         """Return the figures; None where the samples do not define one."""
         number = int(self.values.sum())

@@ -64,7 +64,7 @@ If the run has gone wrong, go back two complete rounds before its newest checkpo
 
 def describe(federation: Federation, experiment: Experiment) -> Deploy:
     """Return the section [deploy] of an experiment with what the server must know about this federation's data."""
-    (x, y), classes = federation.sample(), federation.classes
+    (x, y), classes, series = federation.sample(), federation.classes, federation.series
     facts = {
         "shape": tuple(x.shape[1:]),
         "inputs": "numbers" if x.is_floating_point() else "symbols",
@@ -72,6 +72,7 @@ def describe(federation: Federation, experiment: Experiment) -> Deploy:
         "targets": "numbers" if classes is None else "classes",
         "target_shape": tuple(y.shape[1:]),
         "title": federation.title,
+        **({} if series is None else {"horizon": series.horizon, "step": series.step, "unit": series.unit}),
     }
     return experiment.deploy.model_copy(update=facts)
 

@@ -14,15 +14,17 @@ import numpy as np
 import torch
 from flwr.app import Message
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.algorithms.capabilities import HasConsensusModel, initial_upload_of
 from equipoise.attacks import TriggeredSamples, poison_samples
 from equipoise.data.federation import Federation
+from equipoise.data.series_scale import SeriesScale, client_scale
 from equipoise.distributed.shards import ClientShards
 from equipoise.engine.compatibility import check_batches
 from equipoise.engine.model_files import write_model
 from equipoise.engine.shared_buffers import message_schema
+from equipoise.engine.unscaled import described_series
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.attack_success import SuccessCounter
 from equipoise.evaluation.kept_predictions import check_room
@@ -42,6 +44,7 @@ from equipoise.flower.codec import RejectedMessage, group, named
 from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.disclosure import disclosures
 from equipoise.flower.protocol import (
+    FORECASTS,
     NOBODY,
     PRINTABLE,
     STATUSES,
@@ -56,6 +59,7 @@ from equipoise.flower.protocol import (
 from equipoise.flower.release_ledger import ReleaseLedger, check_without_privacy
 from equipoise.flower.release_plan import Budget, ReleasePlan
 from equipoise.flower.release_records import as_digest, message_digest
+from equipoise.flower.reported_forecasts import reported
 from equipoise.privacy.mechanisms import public_reference, secure_noise
 from equipoise.settings import MOST, Count, Positive, Settings, read
 from equipoise.state import State, Upload
@@ -206,6 +210,8 @@ class Client:
             counts=settings.counts,
             size=experiment.algorithm.requires.total_samples or self.schema.weighs_samples,
             success=experiment.attack is not None and experiment.attack.success() is not None and not settings.unseen,
+            horizon=experiment.deploy.horizon,
+            unit=experiment.deploy.unit,
         )
 
     def check_budget(self, run: str = NOBODY) -> str:
@@ -401,9 +407,13 @@ class Client:
         global_model = tensors.get(order.shared) if order.shared else None
         scores, samples, models = self._evaluate(executor, job, order.evaluate, global_model)
         if order.finish:
-            self._write_models(state_file, order, models)
-        if not (self.plan.experiment.deploy.evaluate and self.settings.evaluate and self.settings.counts):
+            self._write_models(state_file, order, models, client_scale(executor.federation, 0))
+        deploy = self.plan.experiment.deploy
+        if not (deploy.evaluate and self.settings.evaluate and self.settings.counts):
             return {}, {}
+        if order.finish and deploy.horizon:
+            modules = {kind: self._module(executor, model) for kind, model in models.items()}
+            scores |= named(reported(self.task, executor.federation, modules), FORECASTS)
         return {"evaluated": order.evaluate, "adapted": samples}, scores
 
     def _evaluate(
@@ -442,21 +452,36 @@ class Client:
                 scores[f"{SUCCESS_COUNTS}.{kind}"] = torch.from_numpy(counter.count(0, module))
         return scores, samples, models
 
+    def _module(self, executor: ThreadedExecutor, model: ClientModel) -> nn.Module:
+        """Return the module that the client predicts with."""
+        module = self.task.to_module(model.vector, model.buffers)
+        return executor.predictor(module, 0) if model.looks_up else module
+
     def _success_counter(self, federation: Federation) -> SuccessCounter | None:
         """Return the counter of an attack's success, if the experiment measures it on this client."""
         attack = self.plan.experiment.attack
         measure = None if attack is None or self.settings.unseen else attack.success()
         return None if measure is None else SuccessCounter(TriggeredSamples(federation, measure), self.task)
 
-    def _write_models(self, state_file: ClientStateFile, order: Order, models: Mapping[str, ClientModel]) -> None:
-        """Write the client's models as files that can be used without the server and without the client's state."""
+    def _write_models(
+        self,
+        state_file: ClientStateFile,
+        order: Order,
+        models: Mapping[str, ClientModel],
+        scale: SeriesScale | None,
+    ) -> None:
+        """Write the client's models as files that can be used without the server and without the client's state.
+
+        All of them are for the client's own use, so that all have its `scale`, the global one too.
+        """
+        series = described_series(scale, self.task.loss.pinball)
         for kind, model in models.items():
             if model.looks_up:
                 log.info("%s: its own model is the global one and its samples, so there is no file", order.client)
                 continue
             module = self.task.to_module(model.vector, model.buffers)
             path = state_file.path / f"{kind}.safetensors"
-            write_model(path, module, *self.plan.described(), order.client if kind != "global" else kind)
+            write_model(path, module, *self.plan.described(), order.client if kind != "global" else kind, series)
             log.info("%s: the %s model is in %s", self.settings.name, kind, path)
 
     def _answer(self, order: Order, **facts: Any) -> Answer:

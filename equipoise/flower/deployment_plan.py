@@ -1,5 +1,6 @@
 """What a deployment does: an experiment whose data are on other machines, and perhaps the user's own model."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,6 +57,11 @@ class DeploymentPlan:
             raise EquipoiseError(
                 f"deploy.names has {len(deploy.names)} names, but deploy.clients = {deploy.clients}; "
                 "list at least as many names as clients"
+            )
+        if deploy.horizon and deploy.horizon != math.prod(deploy.target_shape):
+            raise EquipoiseError(
+                f"deploy.horizon = {deploy.horizon} does not agree with deploy.target_shape = "
+                f"{list(deploy.target_shape)}; a sample's target is as many values as it forecasts"
             )
         check_split(self.split)
 

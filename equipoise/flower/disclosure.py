@@ -18,6 +18,8 @@ def disclosures(
     counts: bool,
     size: bool,
     success: bool = False,
+    horizon: int = 0,
+    unit: str = "",
 ) -> list[str]:
     """Return one line for each kind of thing that leaves a client.
 
@@ -30,6 +32,8 @@ def disclosures(
         counts: whether numbers of samples and solves are sent.
         size: whether the algorithm needs the number of training samples.
         success: whether the success of an attack is counted.
+        horizon: number of values that a sample of a time series forecasts; 0: there are no forecasts.
+        unit: the unit in which their errors are computed.
     """
     lines = ["what leaves this client:"]
     if trains:
@@ -47,8 +51,16 @@ def disclosures(
                 "- counts of the attack's success: four numbers per model, of its predictions on the client's test "
                 f"samples, with the scores{not_covered}"
             )
+        if horizon:
+            own_unit = f" in {unit}" if unit else ""
+            lines.append(
+                f"- errors of forecasts{own_unit}: {2 * horizon + 9} numbers per model and per naive forecast, when "
+                "the server says that training is over: sums over the test samples of errors (for each step, squared "
+                "ones, relative ones) and of the values themselves, and coverage and width of intervals"
+                f"{not_covered}"
+            )
     else:
-        lines.append("- no scores, no sizes of splits, no confusion matrices")
+        lines.append(f"- no scores, no sizes of splits, no confusion matrices{', no forecasts' if horizon else ''}")
     if counts:
         solves = ", iterations of equilibrium solves and, if asked for, spectral radii" if plan is None else ""
         lines.append(f"- counters: samples processed in training and for scores{solves}{not_covered}")

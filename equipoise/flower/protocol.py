@@ -1,6 +1,6 @@
 """The protocol of server and clients: the facts that travel with tensors, and how both become a Flower message."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import torch
@@ -13,6 +13,7 @@ from equipoise.algorithms.schema import MessageSchema, Shapes
 from equipoise.equilibrium import Solves, SolveStats
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.attack_success import COUNTS
+from equipoise.evaluation.forecast_scores import NAIVE
 from equipoise.evaluation.scoreboard import score_columns
 from equipoise.flower.codec import RejectedMessage, named, pack, unpack
 from equipoise.metrics import MetricCollection
@@ -25,6 +26,8 @@ PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
 """Text without line breaks and control characters, because names appear in logs."""
 SUCCESS_COUNTS = "success"
 """Group of the counts of an attack's success on a client's test samples."""
+FORECASTS = "forecasts"
+"""Group of the errors of a client's forecasts."""
 _RECORD, _FIELD = "equipoise", "message"
 
 Round = Annotated[int, Field(ge=0, le=2**53)]
@@ -157,8 +160,17 @@ def order_shapes(schema: MessageSchema, start: Start, buffers: int) -> Shapes:
     }
 
 
+def forecast_kinds(kinds: Collection[str]) -> list[str]:
+    """Return those of these kinds of models whose forecasts are scored, which are those of a simulation."""
+    return [kind for kind in ("personal", "global") if kind in kinds]
+
+
 def answer_shapes(
-    schema: MessageSchema, metrics: MetricCollection, kinds: Sequence[str] = SCORED, success: bool = False
+    schema: MessageSchema,
+    metrics: MetricCollection,
+    kinds: Sequence[str] = SCORED,
+    success: bool = False,
+    horizon: int = 0,
 ) -> Shapes:
     """Return the tensors that an answer may contain: the algorithm's upload and diagnostics, and scores of models.
 
@@ -167,7 +179,9 @@ def answer_shapes(
         metrics: the metrics of the scores; for those of every class, a client sends its confusion matrices.
         kinds: the kinds of models.
         success: whether the success of an attack is counted on clients' test samples.
+        horizon: number of values that a sample forecasts; 0: samples are no windows of time series.
     """
+    forecast = (2 * horizon + 9,), torch.float64  # sums, and two figures of intervals
     scores = {kind: ((len(score_columns(metrics)),), torch.float64) for kind in kinds}
     matrix = ((metrics.outputs, metrics.outputs), torch.int64)
     return {
@@ -176,6 +190,7 @@ def answer_shapes(
         **named({"sizes": ((3,), torch.int64), **scores}, "scores"),
         **named(dict.fromkeys(kinds, matrix) if metrics.arrays else {}, "confusion"),
         **named(dict.fromkeys(kinds, ((len(COUNTS),), torch.int64)) if success else {}, SUCCESS_COUNTS),
+        **named(dict.fromkeys((*forecast_kinds(kinds), *NAIVE), forecast) if horizon else {}, FORECASTS),
     }
 
 

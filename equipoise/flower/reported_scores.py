@@ -11,9 +11,11 @@ from torch import Tensor
 
 from equipoise.attacks import SuccessMeasure
 from equipoise.evaluation.attack_success import COUNTS
+from equipoise.evaluation.forecast_scores import ForecastScores
 from equipoise.evaluation.scoreboard import Scoreboard, score_columns
 from equipoise.flower.codec import group, named
 from equipoise.flower.protocol import SUCCESS_COUNTS
+from equipoise.flower.reported_forecasts import ReportedForecasts
 from equipoise.flower.score_checks import check_confusion, check_scores, check_success
 from equipoise.metrics import MetricCollection, Predictions
 from equipoise.storage.model_kinds import SCORED
@@ -55,6 +57,7 @@ class ReportedScores:
         least_loss: float = 0.0,
         largest_size: float = math.inf,
         measure: SuccessMeasure | None = None,
+        forecasts: ReportedForecasts | None = None,
     ):
         """Create an empty table.
 
@@ -65,7 +68,9 @@ class ReportedScores:
             least_loss: the smallest possible loss.
             largest_size: the largest number of samples of a split that a client may report.
             measure: how the success of an attack is measured, if it is.
+            forecasts: the table of the errors of forecasts, where samples are windows of time series.
         """
+        self.forecasts = forecasts or ReportedForecasts()
         self.measure = measure
         self.success: dict[str, Matrices] = {}
         "counts of the attack's success on each kind of model, by client"
@@ -83,6 +88,7 @@ class ReportedScores:
     def clear(self) -> None:
         """Remove all scores."""
         self.rows, self.confusion, self.adapted, self.unseen, self.success = {}, {}, {}, set(), {}
+        self.forecasts.numbers = {}
 
     def add(
         self,
@@ -92,6 +98,7 @@ class ReportedScores:
         adapted: int,
         unseen: bool,
         success: Mapping[str, Tensor] | None = None,
+        forecasts: Mapping[str, Tensor] | None = None,
     ) -> None:
         """Add a client's scores; raise RejectedMessage if they are impossible.
 
@@ -102,6 +109,7 @@ class ReportedScores:
             adapted: number of samples through a backward pass to make the models.
             unseen: whether the client does not train.
             success: counts of an attack's success on each kind of model, if it is measured.
+            forecasts: errors of the forecasts of its models and of naive ones, if they were asked for.
         """
         success = success or {}
         check_scores(scores, self.metrics, self.least_loss, self.largest_size)
@@ -109,6 +117,7 @@ class ReportedScores:
         check_confusion(confusion, kinds, int(scores["sizes"][2]) * self.labels)
         trained = scores.keys() - {"sizes"} if self.measure is not None and not unseen else set()
         check_success(success, trained, int(scores["sizes"][2]))
+        self.forecasts.add(name, forecasts or {}, scores.keys() - {"sizes"}, int(scores["sizes"][2]))
         self.success[name] = {kind: counts.numpy() for kind, counts in success.items()}
         self.rows[name] = {kind: values.tolist() for kind, values in scores.items()}
         self.confusion[name] = {kind: matrix.numpy() for kind, matrix in confusion.items()}
@@ -147,10 +156,15 @@ class ReportedScores:
     def summary(self) -> dict[str, Any]:
         """Return the figures for summary.json."""
         found: dict[str, Any] = self.board().full_summary()
+        forecasts = self.forecast_scores()
         if newcomers := self.names(unseen=True):
             cost = {"clients": len(newcomers), "adaptation_samples": self.samples(unseen=True)}
             found["unseen"] = {**cost, **self.board(unseen=True).full_summary()}
-        return found
+        return found if forecasts is None else {**found, "forecast": forecasts.summary()}
+
+    def forecast_scores(self) -> ForecastScores | None:
+        """Return the scores of the clients' forecasts; None if no client reported any."""
+        return self.forecasts.scores(self.unseen, self.malicious)
 
     def samples(self, unseen: bool = False) -> int:
         """Return the number of samples through a backward pass to make the models of these clients."""
@@ -186,7 +200,7 @@ class ReportedScores:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps as tensors."""
-        found: dict[str, Tensor] = {}
+        found = self.forecasts.tensors()
         for group_name, by_client in ((_CONFUSION, self.confusion), (SUCCESS_COUNTS, self.success)):
             for name, matrices in by_client.items():
                 found |= named({f"{kind}.{name}": torch.from_numpy(m) for kind, m in matrices.items()}, group_name)
@@ -199,6 +213,7 @@ class ReportedScores:
             name: {kind: [np.nan if v is None else float(v) for v in values] for kind, values in row.items()}
             for name, row in facts["rows"].items()
         }
+        self.forecasts.restore(tensors)
         self.confusion, self.success = {}, {}
         for group_name, by_client in ((_CONFUSION, self.confusion), (SUCCESS_COUNTS, self.success)):
             for key, matrix in group(tensors, group_name).items():

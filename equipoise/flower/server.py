@@ -25,7 +25,7 @@ from equipoise.flower.attendance import TooFewClients
 from equipoise.flower.codec import RejectedMessage, group
 from equipoise.flower.exchange import Exchange
 from equipoise.flower.orders import Assignment, OrderContext, build_order
-from equipoise.flower.protocol import SUCCESS_COUNTS, reported_solves
+from equipoise.flower.protocol import FORECASTS, SUCCESS_COUNTS, reported_solves
 from equipoise.flower.roster import Member
 from equipoise.flower.round_progress import RoundProgress
 from equipoise.flower.server_state import DeploymentState
@@ -161,7 +161,7 @@ class Deployment(DeploymentState):
             if silent is not None:  # a client that refused would refuse again
                 members = [member for member in members if member.name in silent]
             exchange = self._ask(self.done + 1, [], members, last=True)
-            self._take_scores(exchange.replies, self.done)
+            self._take_scores(exchange.replies, self.done, last=True)
             finished |= exchange.replies.keys()
             if not (silent := exchange.silent):
                 break
@@ -289,8 +289,8 @@ class Deployment(DeploymentState):
         else:
             self.log(line, timing)
 
-    def _take_scores(self, replies: dict[str, Reply], round: int) -> None:
-        """Take the scores of the models of a round; 0 if none were asked for."""
+    def _take_scores(self, replies: dict[str, Reply], round: int, last: bool = False) -> None:
+        """Take the scores of the models of a round; 0 if none were asked for. Only the last ones have forecasts."""
         for name, reply in replies.items():
             if not round or reply.answer.evaluated != round:
                 continue
@@ -298,7 +298,10 @@ class Deployment(DeploymentState):
                 unseen = self.roster.members[name].unseen
                 scores, confusion = group(reply.tensors, "scores"), group(reply.tensors, "confusion")
                 success = group(reply.tensors, SUCCESS_COUNTS)
-                self.scores.add(name, scores, confusion, reply.answer.adapted, unseen, success)
+                forecasts = group(reply.tensors, FORECASTS)
+                if forecasts and not last:
+                    raise RejectedMessage("scores", "errors of forecasts were sent before training was over")
+                self.scores.add(name, scores, confusion, reply.answer.adapted, unseen, success, forecasts)
             except RejectedMessage as error:
                 self.transport.refuse(error.reason, name, str(error))
 

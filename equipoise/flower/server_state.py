@@ -20,6 +20,7 @@ from equipoise.engine.run import Run
 from equipoise.engine.sample_releases import UnknownSampleReleases
 from equipoise.engine.shared_buffers import initial_server
 from equipoise.engine.summary import summarize_run
+from equipoise.engine.unscaled import described_series
 from equipoise.errors import EquipoiseError
 from equipoise.executors.base import ClientModel
 from equipoise.flower.attendance import Attendance
@@ -27,6 +28,7 @@ from equipoise.flower.deployable import check_deployable
 from equipoise.flower.deployment_plan import DeploymentPlan
 from equipoise.flower.enrolment import Enrolment
 from equipoise.flower.protocol import answer_shapes
+from equipoise.flower.reported_forecasts import ReportedForecasts
 from equipoise.flower.reported_scores import ReportedScores
 from equipoise.flower.roster import Roster
 from equipoise.flower.round_progress import RoundProgress
@@ -59,7 +61,7 @@ class DeploymentState(Run):
         kinds = [kind for kind in SCORED if kind != "consensus" or isinstance(self.algorithm, HasConsensusModel)]
         attack = experiment.attack
         measure = None if attack is None else attack.success()
-        shapes = answer_shapes(self.schema, task.metrics, kinds, measure is not None)
+        shapes = answer_shapes(self.schema, task.metrics, kinds, measure is not None, self.settings.horizon)
         self.transport = Transport(grid, shapes, self.report)
         self.roster = Roster(self.settings.names)
         needs_size = self.algorithm.requires.total_samples or self.schema.weighs_samples
@@ -71,8 +73,9 @@ class DeploymentState(Run):
         self.attendance = Attendance(self.transport, self.enrolment, self.settings, self.schedule, self.report)
         self.id = self.attendance.run = uuid.uuid4().hex
         labels = task.sample[1][0].numel()
+        forecasts = ReportedForecasts(self.settings.unit, self.settings.step, self.settings.horizon)
         self.scores = ReportedScores(
-            task.metrics, experiment.schedule.select, labels, task.loss.least, largest, measure
+            task.metrics, experiment.schedule.select, labels, task.loss.least, largest, measure, forecasts
         )
         self.progress = RoundProgress()
         self.unlogged: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -84,8 +87,9 @@ class DeploymentState(Run):
         self.starts, self.orders = 0, 0
         "number of starts of the server in this run, and of exchanges since then: together they number an order"
         self.warn_about_traps()
-        scores = ["scores", *(["confusion matrices"] if task.metrics.arrays else [])] if self.settings.evaluate else []
-        not_covered = [*scores, "numbers of samples"]
+        scores = ["scores", *(["confusion matrices"] if task.metrics.arrays else [])]
+        scores += ["errors of forecasts"] if self.settings.horizon else []
+        not_covered = [*(scores if self.settings.evaluate else []), "numbers of samples"]
         self.plan_privacy(self._releases(self.schedule.rounds), not_covered)
 
     @property
@@ -234,11 +238,14 @@ class DeploymentState(Run):
         assert self.folder is not None
         if self.scores.rows:
             self.folder.write_clients(*self.scores.tables())
+        if (forecasts := self.scores.forecast_scores()) is not None:
+            self.folder.write_table(self.folder.forecasts, forecasts.columns, forecasts.table())
         self.best.write(self.folder.path, {})
         vector = self.algorithm.global_model(self.server)
         if vector is not None and (BUFFERS in self.server or not self.task.buffer_names):
             module = self.task.to_module(vector, self.global_buffers())
-            write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global")
+            series = described_series(None, self.task.loss.pinball)
+            write_model(self.folder.path / "global.safetensors", module, *self.plan.described(), "global", series)
         summary = self.summary()
         atomic_files.write_json(self.folder.summary, summary)
         self.report_end(summary)

@@ -23,15 +23,20 @@ class Moments:
     "X'Y"
     n: Tensor
     "number of points, of shape (..., groups, 1, 1)"
+    purged: "Moments | None" = None
+    "of each group, the points outside of it that nothing may be fitted to that is judged on it; None: nowhere any"
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, groups: Sequence[slice]) -> "Moments":
+    def of(
+        cls, x: Tensor, y: Tensor, groups: Sequence[slice | Tensor], purged: Sequence[Tensor] | None = None
+    ) -> "Moments":
         """Compute the moments.
 
         Args:
             x: the features of each sample: a row, or one row per position.
             y: the targets, likewise.
             groups: the samples in each group.
+            purged: the samples that are purged for each group, where any are.
         """
         x, y = widened(x), widened(y)
         dealt = [(x[group].flatten(0, -2), y[group].flatten(0, -2)) for group in groups]
@@ -39,20 +44,22 @@ class Moments:
             torch.stack([x.mT @ x for x, _ in dealt]),
             torch.stack([x.mT @ y for x, y in dealt]),
             torch.tensor([float(len(x)) for x, _ in dealt], dtype=x.dtype, device=x.device).reshape(-1, 1, 1),
+            None if purged is None else cls.of(x, y, purged),
         )
 
     @classmethod
     def none(cls, inputs: int, outputs: int, like: Tensor) -> "Moments":
         """Return the moments of no points, as one group."""
         new = widened(like)
-        shapes = ((1, inputs, inputs), (1, inputs, outputs), (1, 1, 1))
-        return cls(*(new.new_zeros(shape) for shape in shapes))
+        return cls(new.new_zeros(1, inputs, inputs), new.new_zeros(1, inputs, outputs), new.new_zeros(1, 1, 1))
 
     @classmethod
     def stack(cls, clients: Iterable["Moments"]) -> "Moments":
         """Stack the moments of several clients."""
-        each = [(m.xx, m.xy, m.n) for m in clients]
-        return cls(*(torch.stack(column) for column in zip(*each, strict=True)))
+        each = list(clients)
+        purged = [m.purged for m in each if m.purged is not None]  # of all clients, or of none
+        xx, xy, n = (torch.stack([getattr(m, name) for m in each]) for name in ("xx", "xy", "n"))
+        return cls(xx, xy, n, cls.stack(purged) if purged else None)
 
     def __add__(self, other: "Moments") -> "Moments":
         """Return the moments of both sets of points together, group by group."""
@@ -60,4 +67,5 @@ class Moments:
 
     def to(self, dtype: torch.dtype) -> "Moments":
         """Return the moments in another number format."""
-        return Moments(self.xx.to(dtype), self.xy.to(dtype), self.n.to(dtype))
+        purged = None if self.purged is None else self.purged.to(dtype)
+        return Moments(self.xx.to(dtype), self.xy.to(dtype), self.n.to(dtype), purged)

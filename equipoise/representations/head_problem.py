@@ -47,12 +47,14 @@ class HeadSamples:
     "shape of the model's output for one sample"
     outputs: int
     "number of outputs of the head"
+    purged: Sequence[Tensor] | None = None
+    "indices of the samples outside of each group to which nothing may be fitted that is judged on it; None: none"
 
     def moments(self) -> Moments:
         """Return the second moments of each group of samples."""
         x, y = self.features[: self.count], self.y[: self.count]
         values = HeadTargets(y).values(y, self.outputs, x.dtype)
-        return Moments.of(x, values.reshape(*x.shape[:-1], self.outputs), self.groups)
+        return Moments.of(x, values.reshape(*x.shape[:-1], self.outputs), self.groups, self.purged)
 
     def padded(self, length: int) -> tuple[Tensor, Tensor]:
         """Return features and targets of so many samples, with the first one again and again at the end."""
@@ -97,12 +99,22 @@ class HeadProblem:
     @cached_property
     def members(self) -> Tensor:
         """Return 1 where a sample is in a group and 0 elsewhere, of shape (..., groups, samples)."""
+        return self._marked([client.groups for client in self.clients])
+
+    @cached_property
+    def purged(self) -> Tensor | None:
+        """Return 1 where a sample is purged for a group and 0 elsewhere, likewise; None if none is anywhere."""
+        purged = [client.purged for client in self.clients if client.purged is not None]
+        return self._marked(purged) if purged else None
+
+    def _marked(self, chosen: Sequence[Sequence[slice | Tensor]]) -> Tensor:
+        """Return 1 at some samples of each client and group and 0 elsewhere."""
         x, y = self._samples
-        members = x.new_zeros(len(self.clients), len(self.clients[0].groups), y.shape[self._axes])
-        for k, client in enumerate(self.clients):
-            for g, group in enumerate(client.groups):
-                members[k, g, group] = 1
-        return members if self.stacked else members[0]
+        marks = x.new_zeros(len(chosen), len(chosen[0]), y.shape[self._axes])
+        for k, groups in enumerate(chosen):
+            for g, group in enumerate(groups):
+                marks[k, g, group] = 1
+        return marks if self.stacked else marks[0]
 
     @property
     def _rows(self) -> Tensor:

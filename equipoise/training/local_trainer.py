@@ -13,6 +13,7 @@ from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import DataSplit
 from equipoise.data.federation import Federation
+from equipoise.data.purged_windows import purged_windows
 from equipoise.errors import EquipoiseError
 from equipoise.optimizers import LocalOptimizer, Rate, move
 from equipoise.parameter_space import ParameterSpace, Part
@@ -336,7 +337,12 @@ class LocalTrainer(ABC):
         self._check_covered("head_problem")
         blocks = order == "blocks" or (order == "auto" and self.federation.chronological)
         each = [read(who, row, of) for who, row in zip(self.clients, self._rows(v), strict=True)]
-        clients = tuple(replace(client, groups=groups_of(client.count, groups, blocks)) for client in each)
+        clients = []
+        for who, client in zip(self.clients, each, strict=True):
+            dealt = groups_of(client.count, groups, blocks)
+            near = purged_windows(self.federation.series, getattr(self.federation, of)[who], dealt) if blocks else None
+            purged = None if near is None else [self.federation.index(rows) for rows in near]
+            clients.append(replace(client, groups=dealt, purged=purged))
         return HeadProblem(clients, self.size.ndim > 1, self.task.loss)
 
     def _rows(self, v: Tensor) -> Sequence[Tensor]:

@@ -481,6 +481,21 @@ def test_check_tells_what_privacy_covers_and_what_is_left_of_the_budget(app: Pat
     refused("check", "ward/client.toml", "--app", app, cwd=tmp_path, words=("the client adds no noise",))
 
 
+def test_check_tells_whether_forecasts_are_scored(tmp_path: Path) -> None:
+    """A place gives its file of loads; of other windows nobody knows what they forecast."""
+    examples = Path(__file__).parents[2] / "examples"
+    good(deploy("init", "app", examples / "forecast.toml", cwd=tmp_path))
+    listed, unknown = "- errors of forecasts in kW: 57 numbers per model", "its data do not say of which time series"
+    good(deploy("client", "bakery", "--name", "bakery", "--data", examples / "loads" / "bakery.csv", cwd=tmp_path))
+    printed = good(deploy("check", "bakery/client.toml", "--app", "app", cwd=tmp_path))
+    assert "bakery: 200 samples for train, 63 samples for validation, 145 samples for test" in printed
+    assert listed in printed
+    assert unknown not in printed
+    good(deploy("client", "ward", "--name", "ward", cwd=tmp_path))
+    give(tmp_path / "ward", x=np.zeros((20, 73), np.float32), y=np.zeros((20, 24), np.float32))
+    assert unknown in good(deploy("check", "ward/client.toml", "--app", "app", cwd=tmp_path))
+
+
 def test_check_uses_the_apps_own_model_and_data(app: Path, tmp_path: Path) -> None:
     (app / "lazily_named_beside.py").write_text("SAMPLES = 6\n")
     (app / "app.py").write_text(

@@ -64,7 +64,7 @@ def test_the_global_model_has_no_scale(run: tuple[eq.Result, Path]) -> None:
     _, folder = run
     file = folder / "global.safetensors"
     export_model(folder / "run", None, file)
-    with pytest.raises(eq.EquipoiseError, match="only the personal model of a client"):
+    with pytest.raises(eq.EquipoiseError, match="only a client's own file of a model"):
         eq.load_model(file, own_unit=True)
 
 

@@ -176,15 +176,27 @@ def central(run: Simulation) -> Central:
         if algorithm.outer == "folds":
             k, n = algorithm.folds, np.arange(len(X))
             fold = n % k
-            if algorithm.fold_order == "blocks":
+            in_time = algorithm.fold_order == "blocks" or (algorithm.fold_order == "auto" and federation.chronological)
+            if in_time:
                 fold = np.searchsorted([len(X) * (j + 1) // k for j in range(k)], n, side="right")
             held = [(X[fold == j], Y[fold == j]) for j in range(k)]
-            fits.append([(X[fold != j], Y[fold != j]) for j in range(k)] + [(X, Y)])
+            keeps = [~(near_block(federation, i, fold == j) if in_time else fold == j) for j in range(k)]
+            fits.append([(X[keep], Y[keep]) for keep in keeps] + [(X, Y)])
             judges.append([*held, (X[:0], Y[:0])])
         else:
             fits.append([(X, Y)])
             judges.append([rows("validation") if algorithm.outer == "validation" else (X, Y)])
     return Central(algorithm, loss, fits, judges, sizes, bodies, task.outputs)
+
+
+def near_block(federation: Federation, who: int, block: np.ndarray) -> np.ndarray:
+    """The training samples that forecast an hour which a sample in the block forecasts, those of the block too."""
+    series = federation.series
+    if series is None:
+        return block
+    hours = [set(range(at, at + series.horizon)) for at in series.target[federation.train[who]].tolist()]
+    held = set().union(*(own for own, inside in zip(hours, block, strict=True) if inside))
+    return np.array([bool(own & held) for own in hours])
 
 
 def forecasting() -> Federation:

@@ -92,7 +92,7 @@ class Trials:
         fitted, weights = seen.members, tried.members
         weights = weights / weights.sum((-2, -1), keepdim=True).clamp(min=1)
         if self.outer == "folds":
-            fitted, weights = _all_but_each(fitted, -2), pad(weights, (0, 0, 0, 1))
+            fitted, weights = _all_but_each(fitted, seen.purged, -2), pad(weights, (0, 0, 0, 1))
         fit = LossFit.of(seen, fitted / fitted.sum(-1, keepdim=True).clamp(min=1))
         return Sides(fit, LossJudge(tried, weights) if judged else None)
 
@@ -102,7 +102,9 @@ class Trials:
         n = judged.n.sum(-3, keepdim=True).clamp(min=1)
         xx, xy, outer_xx, outer_xy = seen.xx, seen.xy, judged.xx / n, judged.xy / n
         if self.outer == "folds":
-            xx, xy = (_all_but_each(m, -3) for m in (xx, xy))
+            near = seen.purged
+            xx = _all_but_each(xx, None if near is None else near.xx, -3)
+            xy = _all_but_each(xy, None if near is None else near.xy, -3)
             outer_xx, outer_xy = (pad(m, (0, 0, 0, 0, 0, 1)) for m in (outer_xx, outer_xy))
         return xx, xy, outer_xx, outer_xy
 
@@ -117,7 +119,14 @@ class Trials:
         )
 
 
-def _all_but_each(groups: Tensor, axis: int) -> Tensor:
-    """Return the sums over all groups but one, for each of them, and then the sum over all."""
+def _all_but_each(groups: Tensor, purged: Tensor | None, axis: int) -> Tensor:
+    """Return the sums over all groups but one and what is purged for it, for each of them, and then the sum over all.
+
+    Args:
+        groups: the sum of each group.
+        purged: that of the samples that are purged for it; None: there are none.
+        axis: the axis of the groups.
+    """
     total = groups.sum(axis, keepdim=True)
-    return torch.cat([total - groups, total], dim=axis)
+    rest = total - groups
+    return torch.cat([rest if purged is None else rest - purged, total], dim=axis)

@@ -85,18 +85,27 @@ class Loads(WindowSettings, Source):
             files, notes = {None: place}, []
         else:
             raise EquipoiseError(f"{place} is not a table of loads; it must be a {' or '.join(TABLES)} file")
-        form = self._format
         tables: dict[Path, LoadTable] = {}
         for done, (client, file) in enumerate(files.items()):
-            tables[file] = read_loads_of(file, form, client)
+            tables[file] = read_loads_of(file, self._format, client)
             ask.progress(done + 1, len(files))
+        pool = self._pool(tables, ask, place)
+        return replace(pool, notes=(*notes, *pool.notes))
+
+    def load_client(self, path: Path, name: str, ask: LoadRequest) -> Pool | None:
+        if path.is_dir() or path.suffix not in TABLES:
+            return None
+        return self._pool({path: read_loads_of(path, self._format, name)}, ask, path)
+
+    def _pool(self, tables: dict[Path, LoadTable], ask: LoadRequest, place: Path) -> Pool:
+        """Return the windows of all clients in these tables, with notes about gaps."""
         step = _common_step(tables)
         series = {name: own for table in tables.values() for name, own in table.series.items()}
         zone = next(iter(tables.values())).zone
-        data = SeriesSet(series, step, self.unit, zone, len(form.exogenous), self.exogenous_known)
+        data = SeriesSet(series, step, self.unit, zone, len(self._format.exogenous), self.exogenous_known)
         pool = pool_of_loads(self, data, ask, place)
         gaps = [note for table in tables.values() for note in table.notes]
-        return replace(pool, notes=(*notes, *_some(gaps, "series have gaps"), *pool.notes))
+        return replace(pool, notes=(*_some(gaps, "series have gaps"), *pool.notes))
 
     def next_input(self, series: SeriesFacts, owner: int, place: int) -> np.ndarray:
         return input_at(self, series, owner, place)
