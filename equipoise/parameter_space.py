@@ -106,6 +106,18 @@ class ParameterSpace:
             mask[entry.offset : entry.end] = entry.name in chosen
         return mask
 
+    def span(self, which: Selection) -> slice:
+        """Return the slice of the vector in which the selected parameters lie, which must be next to each other.
+
+        Args:
+            which: the parameters, as for `mask`.
+        """
+        places = self.mask(which).nonzero().flatten()
+        low, high = int(places[0]), int(places[-1]) + 1
+        if high - low != len(places):
+            raise EquipoiseError(f"the parameters {_shown(which)} are not next to each other; use a mask")
+        return slice(low, high)
+
     def body(self, vector: Tensor) -> Tensor:
         """Return the body's part of a vector, as a view."""
         return vector[..., : self.body_size]
@@ -115,10 +127,10 @@ class ParameterSpace:
         return vector[..., self.body_size :]
 
     @staticmethod
-    def join(body: Tensor, head: Tensor) -> Tensor:
-        """Join body and head to a whole vector; either may be one for all clients or one per client."""
-        lead = torch.broadcast_shapes(body.shape[:-1], head.shape[:-1])
-        return torch.cat([body.expand(*lead, -1), head.expand(*lead, -1)], dim=-1)
+    def join(*parts: Tensor) -> Tensor:
+        """Join body and head, or more parts in their order, to a whole vector; each is for all clients or for one."""
+        lead = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+        return torch.cat([part.expand(*lead, -1) for part in parts], dim=-1)
 
     @staticmethod
     def merge(mask: Tensor, inside: Tensor, outside: Tensor) -> Tensor:

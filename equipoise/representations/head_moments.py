@@ -25,7 +25,7 @@ class Moments:
     "number of points, of shape (..., groups, 1, 1)"
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, groups: Sequence[slice]) -> "Moments":
+    def of(cls, x: Tensor, y: Tensor, groups: Sequence[slice | Tensor]) -> "Moments":
         """Compute the moments.
 
         Args:

@@ -17,7 +17,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.optimizers import LocalOptimizer, Rate, move
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
-from equipoise.representations.head_problem import GroupOrder, HeadProblem, HeadSamples, groups_of
+from equipoise.representations.head_problem import Group, GroupOrder, HeadProblem, HeadSamples, groups_of, strata
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
 from equipoise.training.batches import Batch, batch_indices, batch_order, steps_in_epoch
@@ -285,6 +285,7 @@ class LocalTrainer(ABC):
         self.eval_mode()
         total = torch.zeros_like(v)
         if self.private is not None:
+            check_term(term, type(self.algorithm).__name__)
             return self._private_term_gradient(self.private, v, total, term, steps, stream)
         for batch, _ in self.batches(1, steps, None if steps is None else stream, None, term):
             g = self.gradient(v, batch, "all", term, term_only=True)
@@ -335,8 +336,14 @@ class LocalTrainer(ABC):
     ) -> HeadProblem:
         self._check_covered("head_problem")
         blocks = order == "blocks" or (order == "auto" and self.federation.chronological)
+
+        def divided(client: HeadSamples) -> Sequence[Group]:
+            if order == "stratified":
+                return strata(client.y[: client.count], groups)
+            return groups_of(client.count, groups, blocks)
+
         each = [read(who, row, of) for who, row in zip(self.clients, self._rows(v), strict=True)]
-        clients = tuple(replace(client, groups=groups_of(client.count, groups, blocks)) for client in each)
+        clients = tuple(replace(client, groups=divided(client)) for client in each)
         return HeadProblem(clients, self.size.ndim > 1, self.task.loss)
 
     def _rows(self, v: Tensor) -> Sequence[Tensor]:
