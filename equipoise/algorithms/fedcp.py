@@ -152,4 +152,5 @@ def _context(W: Tensor, space: ParameterSpace) -> Tensor:
     span = space.span(Context)
     d = span.stop - span.start
     total = W[..., : W.shape[-1] // d * d].unflatten(-1, (-1, d)).sum(-2)
-    return total / total.norm(dim=-1, keepdim=True).clamp(min=1e-12)
+    length: Tensor = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
+    return total / length.clamp(min=1e-12)

@@ -81,7 +81,8 @@ class Guidance(BatchTerm):
         cosines, h_G = h
         angle = (weights * F.cross_entropy(cosines, y, reduction="none")).sum()
         apart = (weights > 0).unsqueeze(-1) * (h_G - given.E[y])
-        return angle + (given.lam * torch.linalg.vector_norm(apart)).sum()
+        size: Tensor = given.lam * torch.linalg.vector_norm(apart)
+        return angle + size.sum()
 
 
 class GPFL(HasOwnModules, Algorithm):

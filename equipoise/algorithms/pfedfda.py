@@ -218,4 +218,5 @@ def _positive(Sigma: Tensor, least: float) -> Tensor:
     values, vectors = torch.linalg.eigh(wide)
     if bool(values[0] >= least):
         return wide.to(Sigma.dtype)
-    return ((vectors * values.clamp(min=least)) @ vectors.mT).to(Sigma.dtype)
+    raised: Tensor = (vectors * values.clamp(min=least)) @ vectors.mT
+    return raised.to(Sigma.dtype)
