@@ -82,6 +82,13 @@ class ParameterSpace:
             f"ParameterSpace({len(self.entries)} parameters, {self.size} numbers: body {self.body_size}, head {head})"
         )
 
+    def described_head(self) -> str:
+        """Return the names of the parameters that form the head, for error messages."""
+        names = [entry.name for entry in self.entries if entry.offset >= self.body_size]
+        return (
+            f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}" if names else "nothing"
+        )
+
     def fingerprint(self) -> str:
         """Return a hash of the names and shapes of the parameters, and of the start of the head."""
         layout = repr((self.body_size, [(entry.name, tuple(entry.shape)) for entry in self.entries]))

@@ -44,7 +44,9 @@ class OwnHead(nn.Module):
         return found
 
 
-def with_own_modules(module: nn.Module, head: str | None, algorithm: object, seed: int = 0) -> nn.Module:
+def with_own_modules(
+    module: nn.Module, head: str | None, algorithm: object, seed: int = 0, chosen: str = "nothing"
+) -> nn.Module:
     """Return a copy of a module with the algorithm's own modules around its head.
 
     It is the module itself if the algorithm has none, or if they are there already.
@@ -54,6 +56,7 @@ def with_own_modules(module: nn.Module, head: str | None, algorithm: object, see
         head: name of the submodule that is its head; None if it is not exactly one.
         algorithm: the algorithm.
         seed: seed of the run, which determines what the modules draw.
+        chosen: the parameters that form the head, for an error message.
     """
     if not isinstance(algorithm, HasOwnModules):
         return module
@@ -61,11 +64,10 @@ def with_own_modules(module: nn.Module, head: str | None, algorithm: object, see
     if found is not None and any(isinstance(layer, (OwnTensor, OwnHead)) for layer in found.modules()):
         return module
     if type(found) is not nn.Linear or not all(p.requires_grad for p in found.parameters()):
-        kind = "no single submodule" if found is None else f"a {type(found).__name__}"
-        kind = "partly frozen" if type(found) is nn.Linear else kind
         raise EquipoiseError(
             f"{type(algorithm).__name__} puts modules of its own around the model's head, so the head must be one "
-            f"submodule, a linear layer of which nothing is frozen; here it is {kind}; name it with head="
+            "submodule, a linear layer of which nothing is frozen; here it is "
+            f"{chosen if found is None else f'{head} ({type(found).__name__})'}; name it with head="
         )
     assert head is not None
     module = copy.deepcopy(module)

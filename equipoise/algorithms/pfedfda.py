@@ -73,9 +73,9 @@ class PFedFDA(ReportsDiagnostics, Algorithm):
     under the head that mu, Sigma and pi make, then computes its own statistics with the trained body and takes the beta
     of `grid` with the smallest loss on one half of its samples with statistics of the other, and the other way round;
     the authors search by L-BFGS from one half. A class of which it has at most two samples has the common mean.
-    Features are those of the trained body; published code collects them in all epochs of training. It also adds `eps` to every
-    entry of the covariance and a whole identity to it, where eps times the identity is surely meant; which of the two
-    the paper's figures are of is not certain.
+    Features are those of the trained body; published code collects them in all epochs of training. It also adds `eps`
+    to every entry of the covariance and a whole identity to it, where eps times the identity is surely meant; which of
+    the two the paper's figures are of is not certain.
     """
 
     paper: ClassVar[str] = "McLaughlin and Su, Personalized FL via Feature Distribution Adaptation, NeurIPS 2024"

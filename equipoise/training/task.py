@@ -105,7 +105,7 @@ class Task:
             algorithm: the algorithm.
             seed: seed of the run, which determines the initial values.
         """
-        module = with_own_modules(self.module, self.head, algorithm, seed)
+        module = with_own_modules(self.module, self.head, algorithm, seed, self.space.described_head())
         return self if module is self.module else Task(module, self.sample, head=self.head, **self._given)
 
     def set_buffers(self, names: Sequence[str]) -> None:

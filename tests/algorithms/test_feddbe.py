@@ -46,7 +46,9 @@ def samples(run: Simulation, who: int) -> tuple[Tensor, Tensor]:
     return run.federation.gather(torch.from_numpy(run.federation.train[who]))
 
 
-def trained(run: Simulation, who: int, w: Tensor, z: Tensor, z_g: Tensor, *, kappa: float, mu: float, steps: int) -> Any:
+def trained(
+    run: Simulation, who: int, w: Tensor, z: Tensor, z_g: Tensor, *, kappa: float, mu: float, steps: int
+) -> Any:
     """The client's w, z and r after full steps, by autograd on the formulas of the paper."""
     (x, y), r, lr = samples(run, who), torch.zeros(8).double(), run.algorithm.lr
     for _ in range(steps):

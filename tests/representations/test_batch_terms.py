@@ -20,7 +20,7 @@ from tests.support.problems import FULL, simulation
 
 
 class Spread(BatchTerm):
-    """Of representations: their mean's distance from a point, the mean's from the probe's, and a norm over the batch."""
+    """Of representations: their mean's distance from a point and from the probe's, and a norm over the batch."""
 
     @staticmethod
     def whole(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, weights: Tensor, given: State) -> Tensor:
@@ -63,7 +63,9 @@ def by_hand(run: Simulation, who: int, of_loss: float = 1.0) -> Tensor:
     apart = (h[0].mean(0) - 1).square().sum() + (h[1] - probed[1].detach()).mean(0).square().sum()
     value = 0.7 * (apart + (h[0] - rows[y]).norm())
     value = value + of_loss * torch.nn.functional.cross_entropy(h[1], y)
-    found = dict(zip(dict(module.named_parameters()), torch.autograd.grad(value, list(module.parameters())), strict=True))
+    found = dict(
+        zip(dict(module.named_parameters()), torch.autograd.grad(value, list(module.parameters())), strict=True)
+    )
     return torch.cat([found[entry.name].flatten() for entry in run.task.space.entries])
 
 
