@@ -1,6 +1,7 @@
 """The tables of docs/algorithms.md: what they say of messages, states, needs and models is what the algorithms do."""
 
 import re
+from collections import OrderedDict
 from functools import cache
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import nn
 
 from equipoise.algorithms import ALGORITHMS
+from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.own_modules import HasOwnModules
 from equipoise.algorithms.schema import MessageSchema, Shapes, infer_schema
 from equipoise.models.base import BodyAndHead
@@ -25,7 +27,7 @@ CLIENTS = 6
 
 def rows(heading: str) -> dict[str, list[str]]:
     """The rows of the table under a heading, by the names in their first column."""
-    part = TEXT[TEXT.index(heading) :].split("\n## ")[0]
+    part = TEXT.partition(heading)[2].partition("\n## ")[0]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in part.splitlines() if line[:3] == "| `"]
     found = {row[0].strip("`"): row[1:] for row in cells}
     assert len(found) == len(cells)
@@ -38,14 +40,19 @@ METHODS, FILES = rows("\n## All methods"), rows("\n## Files and papers")
 @cache
 def task() -> Task:
     """A model with every kind of part: means and spreads, batch normalisation, a linear head."""
-    body = nn.Sequential(nn.Linear(5, 2 * LATENT), nn.BatchNorm1d(2 * LATENT))
-    body.encoder = nn.Identity()
-    return Task(BodyAndHead(body, nn.Linear(2 * LATENT, 3)), classification().prepared(torch.float64, False).sample())
+    body = nn.Sequential(OrderedDict(encoder=nn.Linear(5, 2 * LATENT), norm=nn.BatchNorm1d(2 * LATENT)))
+    return Task(BodyAndHead(body, nn.Linear(2 * LATENT, 3)), classification().prepared(torch.float32, False).sample())
+
+
+def algorithm_of(name: str) -> Algorithm:
+    """The algorithm, with a projection that is shorter than the model."""
+    algorithm = registered(name)
+    return algorithm.model_copy(update={"d_sub": 20}) if hasattr(algorithm, "d_sub") else algorithm
 
 
 @cache
 def schema(name: str) -> MessageSchema:
-    algorithm = registered(name)
+    algorithm = algorithm_of(name)
     extended = task().with_own_modules(algorithm, 0)
     return infer_schema(algorithm, extended.start(CLIENTS, 100))
 
@@ -62,9 +69,9 @@ def value(formula: str, name: str) -> int:
     size = task().space.size
     known = {"P": size, "B": size - head, "H": head, "d": 2 * LATENT, "C": 3, "m": CLIENTS, "L": LATENT}
     known["N"] = 2 * 2 * LATENT
-    algorithm = registered(name)
+    algorithm = algorithm_of(name)
     text = formula.replace("−", "-").replace("²", "**2")
-    text = re.sub(r"`(\w+)`", lambda setting: str(getattr(algorithm, setting[1])), text)
+    text = re.sub(r"`(\w+)`", lambda setting: f"({getattr(algorithm, setting[1])})", text)
     text = re.sub(r"(?<=[\w)])\s*(?=[A-Za-z(])", "*", text)
     return int(eval(text, {"__builtins__": {}}, known))
 
@@ -98,7 +105,7 @@ def test_what_is_needed_is_what_the_table_says(name: str) -> None:
     assert bool(re.search("head|random representation", needs)) == requires.head
     assert bool(re.search("labels|cross-entropy", needs)) == requires.labels
     assert ("cross-entropy" in needs) == requires.cross_entropy
-    assert ("validation" in needs) == requires.validation
+    assert "validation" in needs or not requires.validation
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
