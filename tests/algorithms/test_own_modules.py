@@ -10,10 +10,14 @@ import equipoise as eq
 from equipoise.algorithms import GPFL, FedAvg, FedDBE
 from equipoise.algorithms.fedcp import Context, GlobalHead, PersonalHead, Policy
 from equipoise.algorithms.own_modules import OwnHead, with_own_modules
+from equipoise.api import Result
+from equipoise.config.uploads import UploadSettings
 from equipoise.errors import EquipoiseError
 from equipoise.models.base import BodyAndHead
 from equipoise.parameter_space import ParameterSpace
-from tests.support.problems import registered, simulation, small_mlp
+from equipoise.privacy.mechanisms import Privacy
+from tests.support.flower_memory import deployed, run, table
+from tests.support.problems import classification, metrics, registered, simulation, small_mlp
 
 OWN = ["feddbe", "gpfl", "fedcp"]
 
@@ -93,3 +97,36 @@ def test_an_exported_model_of_the_library_is_loaded_from_the_file_alone(name: st
     x = torch.randn(6, 5)
     assert any(isinstance(layer, OwnHead) for layer in loaded.modules())
     torch.testing.assert_close(loaded(x), module(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [*OWN, "pfedfda"])
+def test_a_resumed_run_has_the_same_bytes_and_a_deployment_the_same_numbers(name: str, tmp_path: Path) -> None:
+    algorithm, kinds = registered(name), {"rounds": 4, "participation": 0.5, "checkpoint_every": 1}
+    whole = simulation(algorithm, folder=tmp_path / "whole", **kinds)
+    whole.run()
+    first = simulation(algorithm, folder=tmp_path / "cut", **kinds)
+    for _ in range(2):
+        first.advance()
+    first.close()
+    rest = simulation(algorithm, folder=tmp_path / "cut", new=False, **kinds)
+    rest.resume()
+    rest.run()
+    assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    app, grid = deployed(tmp_path / "app", classification(), small_mlp(), table(algorithm), **kinds)
+    over_flower = run(app, grid, tmp_path / "flower")
+    for field, t in whole.server.items():
+        torch.testing.assert_close(over_flower.server[field], t, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("where", ["local", "central"])
+@pytest.mark.parametrize("name", [*OWN, "pfedfda"])
+def test_privacy_of_clients_and_a_server_optimizer_leave_models_finite(name: str, where: str) -> None:
+    uploads = UploadSettings(privacy=Privacy(clip=0.5, sigma=0.1, where=where))
+    algorithm = type(registered(name))(**{**dict(registered(name)), "server_optimizer": "adam"})
+    made = simulation(algorithm, uploads=uploads, rounds=3)
+    made.run()
+    assert made.counters.left_out == 0
+    assert made.server.finite()
+    for who in range(6):
+        vector = Result(made).personal_vector(who).vector
+        assert bool(vector.isfinite().all())
