@@ -31,13 +31,22 @@ class GlobalHead(OwnHead):
 class Policy(nn.Module):
     """The conditional policy network Theta: from h and the client's context to the fractions r and s = 1 - r."""
 
-    def __init__(self, d: int):
+    generator: torch.Generator | None = None
+    "source of random numbers; by default torch's global one"
+
+    def __init__(self, d: int, noise: bool = False):
         super().__init__()
+        self.draws = noise
         self.layers = nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU())
 
     def forward(self, h: Tensor) -> tuple[Tensor, Tensor]:
         """Return r and s."""
-        r, s = self.layers(h).unflatten(-1, (2, -1)).softmax(-2).unbind(-2)
+        scores = self.layers(h).unflatten(-1, (2, -1))
+        if self.draws and self.training:
+            source = scores.device if self.generator is None else self.generator.device
+            drawn = torch.empty(scores.shape, dtype=scores.dtype, device=source).exponential_(generator=self.generator)
+            scores = scores - drawn.log().to(scores.device)
+        r, s = scores.softmax(-2).unbind(-2)
         return r, s
 
 
@@ -52,10 +61,10 @@ class Context(OwnTensor):
 class Separated(nn.Module):
     """W_p(r h) + W_g(s h), in place of the model's head."""
 
-    def __init__(self, head: nn.Linear):
+    def __init__(self, head: nn.Linear, noise: bool = False):
         super().__init__()
         self.own, self.common = PersonalHead(head), GlobalHead(copy.deepcopy(head))
-        self.policy = Policy(head.in_features)
+        self.policy = Policy(head.in_features, noise)
         self.context = Context(head.weight.detach().new_zeros(head.in_features))
 
     def forward(self, h: Tensor) -> Tensor:
@@ -87,8 +96,8 @@ class FedCP(HasOwnModules, Algorithm):
     theta: the body; W_g: the common head; W_p: a client's own; Theta: the policy network; v: the client's context, the
     sum of the rows of its W_p at the start of the round, at length one; r and s = 1 - r: the fractions of each feature
     that W_p and W_g read. The body, W_p and Theta are trained, W_g is not, and (W_p + W_g)/2 is sent. The policy is a
-    plain softmax; published code draws Gumbel noise in it, in evaluation too, and which of the two the paper's figures
-    are of is not certain. There the first context is random; here it is that of the initial head.
+    plain softmax, as we read the paper, which is not certain; published code draws Gumbel noise in it, in evaluation
+    too, so that its scores are random. There the first context is random; here it is that of the initial head.
     """
 
     paper: ClassVar[str] = (
@@ -98,13 +107,15 @@ class FedCP(HasOwnModules, Algorithm):
 
     lam: NonNegative = 5.0
     "strength with which features are kept near those of the received body"
+    noise: bool = False
+    "whether the policy has Gumbel noise in training, as in published code; clients are then not trained in stacks"
 
     @property
     def requires(self) -> Requirements:
         return Requirements(head=True, head_module=True)
 
     def around(self, head: nn.Linear) -> nn.Module:
-        return Separated(head)
+        return Separated(head, self.noise)
 
     def init_server(self, start: Start) -> State:
         d = start.w0[start.space.span(Context)].numel()
@@ -151,6 +162,6 @@ def _context(W: Tensor, space: ParameterSpace) -> Tensor:
     """Return the sum of the rows of a head's weight, divided by its length."""
     span = space.span(Context)
     d = span.stop - span.start
-    total = W[..., : W.shape[-1] // d * d].unflatten(-1, (-1, d)).sum(-2)
+    total: Tensor = W[..., : W.shape[-1] // d * d].unflatten(-1, (-1, d)).sum(-2)
     length: Tensor = torch.linalg.vector_norm(total, dim=-1, keepdim=True)
     return total / length.clamp(min=1e-12)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from equipoise.algorithms.fedcp import Context, Discrepancy, FedCP, GlobalHead, Policy, Separated
 from equipoise.config.uploads import UploadSettings
 from equipoise.engine.simulation import Simulation
+from equipoise.errors import EquipoiseError
 from equipoise.parameter_space import ParameterSpace
 from equipoise.privacy.mechanisms import Privacy
 from equipoise.state import State
@@ -36,6 +37,24 @@ def test_with_equal_heads_and_fractions_of_a_half_it_is_the_model_with_twice_the
     torch.testing.assert_close(around(h), h @ head.weight.T + 2 * head.bias)
 
 
+def test_noise_is_drawn_in_training_alone_and_by_the_runs_seed() -> None:
+    algorithm = FedCP(lr=0.05, batch=4, noise=True)
+    runs = [started(algorithm), started(algorithm), started(FedCP(lr=0.05, batch=4)), started(algorithm, seed=1)]
+    for run in runs:
+        run.run()
+    thetas = [run.server.theta for run in runs]
+    assert torch.equal(thetas[0], thetas[1])
+    assert not torch.allclose(thetas[0], thetas[2])
+    assert not torch.allclose(thetas[0], thetas[3])
+    policy, h = Policy(6, noise=True), torch.randn(5, 6)
+    assert not torch.equal(policy(h)[0], policy(h)[0])
+    r, s = policy(h)
+    torch.testing.assert_close(r + s, torch.ones(5, 6))
+    assert torch.equal(policy.eval()(h)[0], policy(h)[0])
+    with pytest.raises(EquipoiseError, match="draws random numbers"):
+        started(algorithm, mode="stacked")
+
+
 def squared_discrepancy(x: Tensor, z: Tensor) -> Tensor:
     def kernel(x: Tensor, z: Tensor) -> Tensor:
         apart = torch.cdist(x, z, compute_mode="donot_use_mm_for_euclid_dist").square()
@@ -46,7 +65,7 @@ def squared_discrepancy(x: Tensor, z: Tensor) -> Tensor:
 
 def test_the_discrepancy_is_that_of_all_pairs_zero_for_equal_batches_and_never_negative() -> None:
     def found(x: Tensor, z: Tensor, count: int) -> Tensor:
-        weights = torch.cat([torch.full((count,), 1 / count), torch.zeros(len(x) - count)]).double()
+        weights = torch.cat([torch.full((count,), 1 / count, dtype=torch.float64), torch.zeros(len(x) - count)])
         return Discrepancy.whole([x], [z], torch.zeros(len(x)), weights, State(lam=torch.ones(1).double()))
 
     for seed in range(5):
