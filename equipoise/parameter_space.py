@@ -82,6 +82,13 @@ class ParameterSpace:
             f"ParameterSpace({len(self.entries)} parameters, {self.size} numbers: body {self.body_size}, head {head})"
         )
 
+    def described_head(self) -> str:
+        """Return the names of the parameters that form the head, for error messages."""
+        names = [entry.name for entry in self.entries if entry.offset >= self.body_size]
+        return (
+            f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}" if names else "nothing"
+        )
+
     def fingerprint(self) -> str:
         """Return a hash of the names and shapes of the parameters, and of the start of the head."""
         layout = repr((self.body_size, [(entry.name, tuple(entry.shape)) for entry in self.entries]))
@@ -106,6 +113,18 @@ class ParameterSpace:
             mask[entry.offset : entry.end] = entry.name in chosen
         return mask
 
+    def span(self, which: Selection) -> slice:
+        """Return the slice of the vector in which the selected parameters lie, which must be next to each other.
+
+        Args:
+            which: the parameters, as for `mask`.
+        """
+        places = self.mask(which).nonzero().flatten()
+        low, high = int(places[0]), int(places[-1]) + 1
+        if high - low != len(places):
+            raise EquipoiseError(f"the parameters {_shown(which)} are not next to each other; use a mask")
+        return slice(low, high)
+
     def body(self, vector: Tensor) -> Tensor:
         """Return the body's part of a vector, as a view."""
         return vector[..., : self.body_size]
@@ -115,10 +134,10 @@ class ParameterSpace:
         return vector[..., self.body_size :]
 
     @staticmethod
-    def join(body: Tensor, head: Tensor) -> Tensor:
-        """Join body and head to a whole vector; either may be one for all clients or one per client."""
-        lead = torch.broadcast_shapes(body.shape[:-1], head.shape[:-1])
-        return torch.cat([body.expand(*lead, -1), head.expand(*lead, -1)], dim=-1)
+    def join(*parts: Tensor) -> Tensor:
+        """Join body and head, or more parts in their order, to a whole vector; each is for all clients or for one."""
+        lead = torch.broadcast_shapes(*(part.shape[:-1] for part in parts))
+        return torch.cat([part.expand(*lead, -1) for part in parts], dim=-1)
 
     @staticmethod
     def merge(mask: Tensor, inside: Tensor, outside: Tensor) -> Tensor:

@@ -12,7 +12,9 @@ from equipoise.algorithms.fedavg_ft import FedAvgFT
 from equipoise.algorithms.fedbabu import FedBABU
 from equipoise.algorithms.fedbn import FedBN
 from equipoise.algorithms.fedcac import FedCAC
+from equipoise.algorithms.fedcp import FedCP
 from equipoise.algorithms.fedcr import FedCR
+from equipoise.algorithms.feddbe import FedDBE
 from equipoise.algorithms.feddyn import FedDyn
 from equipoise.algorithms.fedeq import FeDEQ
 from equipoise.algorithms.fednova import FedNova
@@ -26,6 +28,7 @@ from equipoise.algorithms.fedrep import FedRep
 from equipoise.algorithms.fedrod import FedRoD
 from equipoise.algorithms.fl_deq import FlDEQ
 from equipoise.algorithms.flame import Flame
+from equipoise.algorithms.gpfl import GPFL
 from equipoise.algorithms.knn_per import KnnPer
 from equipoise.algorithms.learn2pfed.learn2pfed import Learn2pFed
 from equipoise.algorithms.least_squares import LeastSquares
@@ -33,6 +36,7 @@ from equipoise.algorithms.lg_fedavg import LGFedAvg
 from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.moon import Moon
+from equipoise.algorithms.pfedfda import PFedFDA
 from equipoise.algorithms.pfedme import PFedMe
 from equipoise.algorithms.q_ffl import QFFL
 from equipoise.algorithms.scaffold import Scaffold
@@ -44,6 +48,7 @@ __all__ = [
     "AFL",
     "ALGORITHMS",
     "CFL",
+    "GPFL",
     "QFFL",
     "TERM",
     "Ditto",
@@ -56,7 +61,9 @@ __all__ = [
     "FedBABU",
     "FedBN",
     "FedCAC",
+    "FedCP",
     "FedCR",
+    "FedDBE",
     "FedDyn",
     "FedNova",
     "FedPAC",
@@ -77,6 +84,7 @@ __all__ = [
     "Local",
     "LpProj",
     "Moon",
+    "PFedFDA",
     "PFedMe",
     "Scaffold",
     "SharedLeastSquares",
@@ -122,6 +130,10 @@ ALGORITHMS = Registry(
         "fedrod": FedRoD,
         "fedamp": FedAMP,
         "fedcac": FedCAC,
+        "feddbe": FedDBE,
+        "gpfl": GPFL,
+        "fedcp": FedCP,
+        "pfedfda": PFedFDA,
         "least-squares": LeastSquares,
         "shared-least-squares": SharedLeastSquares,
     },

@@ -112,7 +112,8 @@ class LocalData(Protocol):
             part: what is trained: "all", "body", "head", or a mask of the vector's shape that multiplies the gradient,
                 such as `space.mask("bn*")`.
             pull: is added to the gradient: a proximal or a dual term, as a function of the vector.
-            term: is added to the loss; its gradient is variance-reduced if it has an anchor.
+            term: is added to the loss, of each sample or (a `BatchTerm`) of each batch; its gradient is
+                variance-reduced if it has an anchor.
             lr: learning rate, a number or a tensor of the shape of `size`; by default the algorithm's own. In training,
                 the schedule's factor for the round multiplies it.
             epochs: passes over the training samples; by default the algorithm's own.
@@ -138,7 +139,10 @@ class LocalData(Protocol):
         """Return the gradient at v of the mean loss over all training samples; zero outside `active`."""
 
     def term_gradient(self, term: LossTerm, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
-        """Return the gradient at v of the mean of `term` alone, over all training samples or over `steps` batches."""
+        """Return the gradient at v of the mean of `term` alone, over all training samples or over `steps` batches.
+
+        Of a `BatchTerm` it is the mean over batches, by their numbers of samples.
+        """
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
         """Sum `of(representations)` over the training samples of each class.

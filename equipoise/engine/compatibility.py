@@ -33,7 +33,7 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
     if requires.linear_head and not _has_linear_head(task):
         raise EquipoiseError(
             f"{name} computes the model's last layer by itself, so its head must be one submodule, a linear "
-            f"layer of which nothing is frozen; here it is {_head(task)}; name it with head="
+            f"layer of which nothing is frozen; here it is {task.space.described_head()}; name it with head="
         )
     if algorithm.schedule.kind == "function":  # a mistake in it is an error before the first round
         step = max(1, schedule.rounds // _TRIED_ROUNDS)  # in very long runs not every round is tried
@@ -46,7 +46,7 @@ def check_compatibility(task: Task, algorithm: Algorithm, schedule: Schedule, de
     if (requires.head_module or isinstance(algorithm, PredictsFromSamples)) and task.head is None:
         raise EquipoiseError(
             f"{name} uses the inputs of the model's head as features, so the head must be one submodule; here it is "
-            f"{_head(task)}; name the submodule that is the head"
+            f"{task.space.described_head()}; name the submodule that is the head"
         )
     if task.loss.pinball is not None and (requires.linear_head or isinstance(algorithm, PredictsFromSamples)):
         raise EquipoiseError(
@@ -122,11 +122,6 @@ def check_batches(task: Task, algorithm: Algorithm, samples: Mapping[str, int]) 
         raise EquipoiseError(f"algorithm.batch = 1 is not allowed: {why}")
     if (single := next((name for name, n in samples.items() if n == 1), None)) is not None:
         raise EquipoiseError(f"client {single!r} has one training sample, and {why}; give it more, or leave it out")
-
-
-def _head(task: Task) -> str:
-    names = [entry.name for entry in task.space.entries if entry.offset >= task.space.body_size]
-    return f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}" if names else "nothing"
 
 
 def check_data(task: Task, federation: Federation) -> None:

@@ -99,6 +99,7 @@ class Simulation(Run):
             devices: the device classes of the clients.
             ranks: the processes of the run; without it this is the only one.
         """
+        task = task.with_own_modules(algorithm, schedule.seed)
         self.federation = federation.prepared(task.dtype, task.channels_last)
         check_data(task, federation)
         check_room(federation, task)

@@ -21,7 +21,7 @@ from equipoise.optimizers import Rate, as_number, move
 from equipoise.parameter_space import Part
 from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.points import HEAD
-from equipoise.representations.terms import LossTerm
+from equipoise.representations.terms import BatchTerm, LossTerm
 from equipoise.state import State, Upload
 from equipoise.torch_device import is_accelerator
 from equipoise.training.batches import Batch
@@ -224,12 +224,19 @@ class ThreadTrainer(LocalTrainer):
         auxiliary = auxiliary_loss(self.replica.auxiliary)
         value = None
         if term is not None and hook is not None:
-            value = term.each(hook.take(), batch.probed, batch.y, term.given).mean()
+            value = self._term(term, hook.take(), batch)
             if term_only:
                 return value
         loss = self.task.batch_loss(output, batch.y)
         loss = loss if value is None else value + loss
         return loss if auxiliary is None else loss + auxiliary
+
+    @staticmethod
+    def _term(term: LossTerm, h: tuple[Tensor, ...], batch: Batch) -> Tensor:
+        if not isinstance(term, BatchTerm):
+            return term.each(h, batch.probed, batch.y, term.given).mean()
+        weights = h[0].new_full((len(h[0]),), 1 / len(h[0]))
+        return term.whole(h, batch.probed, batch.y, weights, term.given)
 
     def constrain(self) -> None:
         if self.constrained:

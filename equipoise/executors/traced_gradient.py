@@ -15,7 +15,7 @@ from equipoise.executors.traced_graph import TRACED_RATE, TracedGraph, make_rate
 from equipoise.optimizers import Rate, move
 from equipoise.parameter_space import ParameterEntry, Part
 from equipoise.representations.points import ForwardHook
-from equipoise.representations.terms import LossTerm
+from equipoise.representations.terms import BatchTerm, LossTerm
 from equipoise.state import State
 from equipoise.torch_device import is_accelerator
 from equipoise.training.batches import Batch
@@ -100,8 +100,11 @@ class StackedModule:
         assert each is not None
         hook = None if term is None else ForwardHook(self.module, term.at, self.task.head)
 
-        def value(output: Tensor, x: Tensor, y: Tensor, term_tensors: tuple[Tensor, ...]) -> Tensor:
-            """Return the loss of each sample with the term, whose probes run in the same pass."""
+        def value(output: Tensor, x: Tensor, y: Tensor, weights: Tensor, term_tensors: tuple[Tensor, ...]) -> Tensor:
+            """Return the loss of each sample with the term, whose probes run in the same pass.
+
+            With a term of the whole batch, it is one number for the batch.
+            """
             if term is None or hook is None:
                 return each(output, y)
             h = hook.take()
@@ -110,6 +113,9 @@ class StackedModule:
                 self.task.predict(partial(functional_call, self.module, space.views(probe)), x)
                 probed += hook.take()
             given = State(zip(term.given, term_tensors[len(term.probes) :], strict=True))
+            if isinstance(term, BatchTerm):
+                whole = term.whole(h, probed, y, weights, given)
+                return whole if term_only else whole + (weights * each(output, y)).sum()
             found = term.each(h, probed, y, given)
             return found if term_only else found + each(output, y)
 
@@ -125,9 +131,10 @@ class StackedModule:
 
             def values(p: dict[str, Tensor]) -> Tensor:
                 output = self.task.predict(partial(functional_call, self.module, {**p, **fixed}), x)
-                return value(output, x, y, term_tensors).to(weights.dtype)
+                return value(output, x, y, weights, term_tensors).to(weights.dtype)
 
-            found: dict[str, Tensor] = vjp(values, p)[1](weights)[0]
+            of_batch = isinstance(term, BatchTerm)
+            found: dict[str, Tensor] = vjp(values, p)[1](torch.ones_like(weights[0]) if of_batch else weights)[0]
             return found
 
         p, fixed = ({e.name: e.view(v) for e in entries} for entries in (moving, still))

@@ -149,7 +149,7 @@ class DeploymentPlan:
         return experiment_module(self.experiment, self.experiment.deploy.shape, self.experiment.deploy.outputs or 0)
 
     def task(self) -> Task:
-        """Build the task: model, loss and metric."""
+        """Build the task: model, with modules that the algorithm adds, loss and metric."""
         sample = self.sample()  # first, because without a shape there is nothing to build a model for
         module, settings = self.module(), self.experiment.engine
         if settings.device not in ("auto", "cpu"):
@@ -161,7 +161,8 @@ class DeploymentPlan:
         check_head(module, head, self.experiment.algorithm)
         metric = self.experiment.schedule.metrics if self.metric is None else self.metric
         loss = self.loss or self.experiment.schedule.pinball or self.experiment.schedule.loss
-        return build_task(module, sample, settings, head=head, loss=loss, metric=metric)
+        task = build_task(module, sample, settings, head=head, loss=loss, metric=metric)
+        return task.with_own_modules(self.experiment.algorithm, self.experiment.schedule.seed)
 
 
 def _own_section(table: Any, section: str, part: Any) -> tuple[Any, type]:

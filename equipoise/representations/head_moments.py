@@ -63,6 +63,7 @@ class Moments:
 
     def __add__(self, other: "Moments") -> "Moments":
         """Return the moments of both sets of points together, group by group."""
+        assert self.purged is None and other.purged is None
         return Moments(self.xx + other.xx, self.xy + other.xy, self.n + other.n)
 
     def to(self, dtype: torch.dtype) -> "Moments":

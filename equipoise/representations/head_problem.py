@@ -8,14 +8,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from equipoise.errors import EquipoiseError
 from equipoise.losses import Loss
 from equipoise.representations.head_features import HeadTargets
 from equipoise.representations.head_moments import Moments
 from equipoise.torch_device import widened
 
-GroupOrder = Literal["auto", "interleaved", "blocks"]
-"""How samples are divided into groups: in turn, or in blocks of consecutive ones; "auto": blocks if they are in the
-order of time, else in turn."""
+GroupOrder = Literal["auto", "interleaved", "blocks", "stratified"]
+"""How samples are divided into groups: in turn, in blocks of consecutive ones, or those of each class in turn; "auto":
+blocks if they are in the order of time, else in turn."""
+Group = slice | Tensor
+"""The samples in a group: every so many of a range, or their numbers."""
 
 
 def groups_of(count: int, groups: int, blocks: bool) -> list[slice]:
@@ -31,6 +34,19 @@ def groups_of(count: int, groups: int, blocks: bool) -> list[slice]:
     return [slice(g, count, groups) for g in range(groups)]
 
 
+def strata(y: Tensor, groups: int) -> list[Tensor]:
+    """Divide samples into groups with equal shares of every class, as far as their numbers allow.
+
+    Args:
+        y: labels of the samples.
+        groups: number of groups.
+    """
+    if y.is_floating_point() or y.ndim != 1:
+        raise EquipoiseError("the algorithm divides samples class by class and needs data with one label per sample")
+    by_class = y.argsort(stable=True)
+    return [by_class[g::groups].sort().values for g in range(groups)]
+
+
 @dataclass(frozen=True, eq=False)
 class HeadSamples:
     """One client's samples as its head sees them."""
@@ -41,7 +57,7 @@ class HeadSamples:
     "targets of the samples"
     count: int
     "number of samples; where it is 0, there is one that does not count, so that there is something to compute with"
-    groups: Sequence[slice]
+    groups: Sequence[Group]
     "the samples in each group"
     output_shape: torch.Size
     "shape of the model's output for one sample"

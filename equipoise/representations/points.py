@@ -14,12 +14,28 @@ OUTPUT = "(output)"
 """The point at the end of the model: its outputs."""
 
 
+def within_head(name: str) -> str:
+    """Return the point after a submodule of the head, such as one that an algorithm has added, whatever its name is."""
+    return f"{HEAD}.{name}"
+
+
+def submodule_of(point: str, head: str | None) -> str:
+    """Return the name of the submodule whose output a point is; "" for the whole model.
+
+    Args:
+        point: the name of the point, not HEAD itself.
+        head: name of the model's head.
+    """
+    return "" if point == OUTPUT else point.replace(HEAD, head or "", 1) if point.startswith(HEAD) else point
+
+
 @dataclass(frozen=True, eq=False)
 class RepresentationPoint:
     """A point in a model where its representation of a sample is read."""
 
     name: str
-    "name of the submodule whose output it is; HEAD for what the head reads, OUTPUT for what the model returns"
+    """name of the submodule whose output it is (those within the head by `within_head`); HEAD for what the head reads,
+    OUTPUT for what the model returns"""
     width: int
     "numbers per sample"
     reach: Tensor
@@ -34,7 +50,7 @@ class ForwardHook:
 
         Args:
             module: the model.
-            names: submodules whose outputs are captured, HEAD or OUTPUT.
+            names: submodules whose outputs are captured, also by `within_head`; HEAD or OUTPUT.
             head: name of the model's head.
         """
         self.names = tuple(names)
@@ -49,7 +65,7 @@ class ForwardHook:
 
         if name == HEAD:
             return module.get_submodule(head or "").register_forward_pre_hook(lambda _, inputs: keep(inputs))
-        layer = module if name == OUTPUT else module.get_submodule(name)
+        layer = module.get_submodule(submodule_of(name, head))
         return layer.register_forward_hook(lambda _, inputs, output: keep(output))
 
     def take(self) -> tuple[Tensor, ...]:

@@ -41,3 +41,29 @@ class LossTerm(ABC):
             y: the targets.
             given: the other tensors.
         """
+
+
+class BatchTerm(LossTerm):
+    """A term of a batch as a whole, such as a distance between two distributions, which is added to the batch's loss.
+
+    It has no gradients of single samples, so sample-level privacy cannot cover it.
+    """
+
+    @staticmethod
+    @abstractmethod
+    def whole(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, weights: Tensor, given: State) -> Tensor:
+        """Return the term of a batch, a single number.
+
+        Args:
+            h: the model's representations at each point.
+            probed: those of the probes, each at all points, one probe after the other.
+            y: the targets.
+            weights: the weight of each sample in a mean over the batch: one over their number, and zero for samples
+                that only fill up a batch and must not count.
+            given: the other tensors.
+        """
+
+    @staticmethod
+    def each(h: Sequence[Tensor], probed: Sequence[Tensor], y: Tensor, given: State) -> Tensor:
+        """Return zeros: nothing of the term belongs to a single sample."""
+        return h[0].new_zeros(len(h[0]))

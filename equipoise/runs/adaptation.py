@@ -11,7 +11,7 @@ from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.data.federation import Federation
 from equipoise.data.finite import check_finite
 from equipoise.engine.compatibility import check_data
-from equipoise.engine.model_files import write_tensors_of_model
+from equipoise.engine.model_files import described_own_modules, write_tensors_of_model
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.evaluator import Evaluator
 from equipoise.executors.base import ClientModel, with_engine_state
@@ -158,6 +158,7 @@ class AdaptedClients:
                 "shape": shape,
                 "outputs": self._trained.outputs,
                 **({"model": self._trained.model} if self._trained.model else {}),
+                **described_own_modules(self._trained.algorithm, self._trained.task.head),
                 "trained": {"algorithm": self._trained.method, "data": self.federation.title, "of": name},
             }
             file = name if re.fullmatch(r"[\w-][\w .-]*", name) else f"client-{who}"

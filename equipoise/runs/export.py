@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from equipoise.algorithms.base import Algorithm
 from equipoise.data.series_scale import client_scale
-from equipoise.engine.model_files import write_model, write_tensors_of_model
+from equipoise.engine.model_files import described_own_modules, write_model, write_tensors_of_model
 from equipoise.engine.unscaled import described_series
 from equipoise.errors import EquipoiseError
 from equipoise.registry import is_own_code
 from equipoise.runs.launch import reopen
+from equipoise.runs.load import known_algorithm
 from equipoise.runs.predictions import client_number
 from equipoise.runs.saved_models import SavedModels
 from equipoise.storage.run_folder import RunFolder, made_in_python, read_toml
@@ -33,7 +35,8 @@ def export_model(folder: Path, client: str | None, path: Path, data: Path | None
                 f"{folder} was made from Python and has no {opened.models.name}: the run is not finished, or is of an "
                 "older version; continue it with train(..., out=..., resume=True), which writes the models at the end"
             )
-        return _export_saved(SavedModels(opened.models), client, path), True
+        algorithm = known_algorithm(read_toml(opened.config)["algorithm"])
+        return _export_saved(SavedModels(opened.models), algorithm, client, path), True
     result, experiment = reopen(folder, data)
     who = None if client is None else client_by_text(result.clients, client)
     if who is not None and result.looks_up:
@@ -48,7 +51,7 @@ def export_model(folder: Path, client: str | None, path: Path, data: Path | None
     return name, is_own_code(experiment.model_name)
 
 
-def _export_saved(models: SavedModels, client: str | None, path: Path) -> str:
+def _export_saved(models: SavedModels, algorithm: Algorithm | None, client: str | None, path: Path) -> str:
     """Write a model of a run that was made from Python, for which its module is not needed."""
     facts, method = models.facts, models.facts["method"]
     if client is None:
@@ -71,6 +74,7 @@ def _export_saved(models: SavedModels, client: str | None, path: Path) -> str:
         "outputs": facts["outputs"],
         "dtype": facts["dtype"],
         "trained": {"algorithm": method, "data": facts["title"], "of": name},
+        **described_own_modules(algorithm, facts["head"]),
         **({"series": scale} if scale else {}),
         **({"quantiles": facts["quantiles"]} if facts.get("quantiles") else {}),
     }

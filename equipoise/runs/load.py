@@ -1,6 +1,7 @@
 """Loading of the result of a run from its folder."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithms import ALGORITHMS
 from equipoise.algorithms.base import Algorithm
+from equipoise.algorithms.own_modules import with_own_modules
 from equipoise.data.federation import SPLIT, Federation, from_clients
 from equipoise.engine.model_files import build_like, checked_module
 from equipoise.errors import EquipoiseError
@@ -68,6 +70,7 @@ def load_result(
             raise EquipoiseError(f"the run in {folder} names its model, so leave module= out")
         return reopen(opened.path, None if data is None else Path(data))[0]
     models = SavedModels(opened.models)
+    found = known_algorithm(tables["algorithm"], algorithm)
     if module is not None:
         module = checked_module(module)
     elif made_in_python(tables):
@@ -78,10 +81,10 @@ def load_result(
     else:
         model = choose(MODELS, tables["model"], "model")[1]
         facts = models.facts
-        module = build_like(model, facts["inputs"][0], facts["outputs"], models.module, str(models.path))
+        with_own = partial(with_own_modules, head=facts["head"], algorithm=found)
+        module = build_like(model, facts["inputs"][0], facts["outputs"], models.module, str(models.path), with_own)
     if clients is not None and not isinstance(clients, Federation):
         clients = from_clients(clients, names=_names(clients, models), split=split, seed=tables.get("seed", 0))
-    found = _algorithm(tables["algorithm"], algorithm)
     return Result(SavedRun(opened, models, module, found, loss, metric, clients))
 
 
@@ -91,7 +94,7 @@ def _names(clients: Any, models: SavedModels) -> tuple[str, ...] | None:
     return models.names if listed else None
 
 
-def _algorithm(table: Mapping[str, Any], given: Algorithm | type[Algorithm] | None) -> Algorithm | None:
+def known_algorithm(table: Mapping[str, Any], given: Algorithm | type[Algorithm] | None = None) -> Algorithm | None:
     """Return the algorithm of a run; None if it is not registered and not given."""
     if isinstance(given, Algorithm):
         return given
@@ -103,4 +106,4 @@ def _algorithm(table: Mapping[str, Any], given: Algorithm | type[Algorithm] | No
     try:
         return choose(ALGORITHMS, table, "algorithm")[1]
     except EquipoiseError:
-        return None  # an algorithm of the user's own, which only `adapt` needs
+        return None  # an algorithm of the user's own

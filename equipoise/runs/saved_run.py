@@ -14,6 +14,7 @@ from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.algorithms.local_data import Start
+from equipoise.algorithms.own_modules import with_own_modules
 from equipoise.config.engine import Engine, Schedule
 from equipoise.data.federation import Federation
 from equipoise.data.series_scale import SeriesScale
@@ -80,7 +81,7 @@ class SavedRun(Trained):
 
     def _template(self, module: nn.Module) -> nn.Module:
         """Return a copy of the module with the initial weights of the run, trainable where they were trained."""
-        template = copy.deepcopy(module).to(self.dtype)
+        template = with_own_modules(copy.deepcopy(module), self.models.facts["head"], self._algorithm).to(self.dtype)
         load_tensors(template, self.models.initial, str(self.models.path))
         trained = {entry.name for entry in self.models.entries}
         for name, parameter in template.named_parameters():

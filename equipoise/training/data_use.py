@@ -15,7 +15,7 @@ from equipoise.algorithms.capabilities import PredictsFromSamples, exchanges_of
 from equipoise.algorithms.local_data import Start
 from equipoise.algorithms.schema import ShapeProbe
 from equipoise.errors import EquipoiseError
-from equipoise.representations.terms import LossTerm
+from equipoise.representations.terms import BatchTerm, LossTerm
 
 OPERATIONS = {
     "loss": "the loss on all samples, without noise",
@@ -107,6 +107,7 @@ class UseProbe(ShapeProbe):
         return start.clone()
 
     def term_gradient(self, term: LossTerm, v: Tensor, **given: Any) -> Tensor:
+        check_term(term, type(self.algorithm).__name__)
         steps = given.get("steps")
         self.passes.append(Pass(1, steps, whole=steps is None))
         return super().term_gradient(term, v)
@@ -138,6 +139,8 @@ class UseProbe(ShapeProbe):
 
 
 def check_term(term: LossTerm | None, algorithm: str) -> None:
-    """Raise an error if a term's gradients are variance-reduced: they are then of two models at once."""
+    """Raise an error if a term is one of whole batches, or variance-reduced: its gradients are then of two models."""
+    if isinstance(term, BatchTerm):
+        raise refusal(algorithm, "a loss of whole batches, which has no gradients of single samples")
     if term is not None and term.anchor is not None:
         raise refusal(algorithm, "variance reduction, whose corrections are gradients without noise")

@@ -18,7 +18,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.optimizers import LocalOptimizer, Rate, move
 from equipoise.parameter_space import ParameterSpace, Part
 from equipoise.representations.head_moments import Moments
-from equipoise.representations.head_problem import GroupOrder, HeadProblem, HeadSamples, groups_of
+from equipoise.representations.head_problem import GroupOrder, HeadProblem, HeadSamples, groups_of, strata
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
 from equipoise.training.batches import Batch, batch_indices, batch_order, steps_in_epoch
@@ -286,6 +286,7 @@ class LocalTrainer(ABC):
         self.eval_mode()
         total = torch.zeros_like(v)
         if self.private is not None:
+            check_term(term, type(self.algorithm).__name__)
             return self._private_term_gradient(self.private, v, total, term, steps, stream)
         for batch, _ in self.batches(1, steps, None if steps is None else stream, None, term):
             g = self.gradient(v, batch, "all", term, term_only=True)
@@ -336,13 +337,17 @@ class LocalTrainer(ABC):
     ) -> HeadProblem:
         self._check_covered("head_problem")
         blocks = order == "blocks" or (order == "auto" and self.federation.chronological)
-        each = [read(who, row, of) for who, row in zip(self.clients, self._rows(v), strict=True)]
-        clients = []
-        for who, client in zip(self.clients, each, strict=True):
+
+        def divided(who: int, client: HeadSamples) -> HeadSamples:
+            if order == "stratified":
+                return replace(client, groups=strata(client.y[: client.count], groups))
             dealt = groups_of(client.count, groups, blocks)
             near = purged_windows(self.federation.series, getattr(self.federation, of)[who], dealt) if blocks else None
             purged = None if near is None else [self.federation.index(rows) for rows in near]
-            clients.append(replace(client, groups=dealt, purged=purged))
+            return replace(client, groups=dealt, purged=purged)
+
+        each = [read(who, row, of) for who, row in zip(self.clients, self._rows(v), strict=True)]
+        clients = [divided(who, client) for who, client in zip(self.clients, each, strict=True)]
         return HeadProblem(clients, self.size.ndim > 1, self.task.loss)
 
     def _rows(self, v: Tensor) -> Sequence[Tensor]:

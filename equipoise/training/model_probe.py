@@ -11,7 +11,7 @@ from torch.func import functional_call
 from equipoise.equilibrium import WarmStart, layers
 from equipoise.errors import EquipoiseError
 from equipoise.parameter_space import ParameterSpace
-from equipoise.representations.points import HEAD, OUTPUT, ForwardHook, RepresentationPoint
+from equipoise.representations.points import HEAD, ForwardHook, RepresentationPoint, submodule_of
 from equipoise.settings import nearest
 from equipoise.torch_device import forked_random, random_state
 from equipoise.training.replica import Replica
@@ -115,14 +115,15 @@ def find_point(
         w0: their values.
         x: a few inputs.
         head: name of the submodule that is the head.
-        name: name of a submodule, HEAD or OUTPUT.
+        name: name of a submodule, also by `within_head`; HEAD or OUTPUT.
     """
     module = copy.deepcopy(module).eval()
-    if name == HEAD and head is None:
+    if name.startswith(HEAD) and head is None:
         raise EquipoiseError("representations are the inputs of the model's head; name the submodule that is the head")
-    if name not in (HEAD, OUTPUT) and name not in (names := dict(module.named_modules())):
-        raise EquipoiseError(f"the model has no submodule {name!r}{nearest(name, filter(None, names))}")
-    if any(name.startswith(f"{place}.") for place, _ in layers(module)):
+    place = submodule_of(name, head)
+    if name != HEAD and place not in (names := dict(module.named_modules())):
+        raise EquipoiseError(f"the model has no submodule {place!r}{nearest(place, filter(None, names))}")
+    if any(place.startswith(f"{layer}.") for layer, _ in layers(module)):
         raise EquipoiseError(f"{name!r} lies within an equilibrium layer; name the layer as a whole")
     parameters = {k: t.detach().clone().requires_grad_() for k, t in space.views(w0).items()}
     hook = ForwardHook(module, (name,), head)

@@ -4,12 +4,15 @@ import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import Start
+from equipoise.algorithms.own_modules import OwnTensor, with_own_modules
 from equipoise.equilibrium import Solves, WarmStart, auxiliary_layers, auxiliary_loss, layers, projected
 from equipoise.errors import EquipoiseError
 from equipoise.losses import fitting_loss
@@ -24,7 +27,7 @@ from equipoise.training.replica import Replica, draws_random_numbers
 
 # Layers whose operators are small enough that training many clients in one batched call is faster, as long as
 # parameters times rows per sample are few; benchmarks/modes.py compares the two modes on both sides of the limit.
-_SMALL = (nn.Linear, nn.LayerNorm, nn.Embedding)
+_SMALL = (nn.Linear, nn.LayerNorm, nn.Embedding, OwnTensor)
 _SMALL_WORK = 250_000
 _DEFAULT_SAMPLES = 512  # samples of a client whose number of samples is unknown
 
@@ -63,6 +66,7 @@ class Task:
             mixed: whether the module runs under autocast, with bfloat16 where torch chooses it.
             device: where the model is trained.
         """
+        self._given: dict[str, Any] = {"loss": loss, "metric": metric, "dtype": dtype, "mixed": mixed, "device": device}
         if head is None or (head == "head" and not has_head(module)):
             head = ()
         self.module = copy.deepcopy(module).to(device, dtype)
@@ -93,6 +97,16 @@ class Task:
         self.loss = fitting_loss(loss, probe.output, sample[1])
         self.metrics = fitting_metrics(metric, loss, probe.output.detach(), sample[1], self.loss.pinball)
         self.outputs_per_sample = probe.output[0].numel()
+
+    def with_own_modules(self, algorithm: Algorithm, seed: int) -> "Task":
+        """Return the task with the algorithm's own modules in the model, if it has any; this task if not.
+
+        Args:
+            algorithm: the algorithm.
+            seed: seed of the run, which determines the initial values.
+        """
+        module = with_own_modules(self.module, self.head, algorithm, seed, self.space.described_head())
+        return self if module is self.module else Task(module, self.sample, head=self.head, **self._given)
 
     def set_buffers(self, names: Sequence[str]) -> None:
         """Set which buffers training changes; found by a trial, which may not show it without real samples."""

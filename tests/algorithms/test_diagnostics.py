@@ -34,7 +34,7 @@ PARTS["flame-lp-proj"] = PARTS["flame"]
 
 def test_methods_with_duals_report_them() -> None:
     reporting = {name for name, cls in ALGORITHMS.items() if issubclass(cls, ReportsDiagnostics)}
-    assert reporting == PARTS.keys() | {"fedamp"}  # which reports the distances between models
+    assert reporting == PARTS.keys() | {"fedamp", "pfedfda"}  # distances between models; beta
 
 
 @pytest.mark.parametrize("mode", ["threads", "stacked"])

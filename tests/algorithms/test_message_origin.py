@@ -17,6 +17,7 @@ WITHOUT = {
     "fedpac",
     "fedproto",
     "least-squares",
+    "pfedfda",
     "shared-least-squares",
     *(k for k in EVERY if k.startswith("learn2pfed")),
 }

@@ -17,8 +17,8 @@ from tests.support.marks import slow_except
 from tests.support.problems import registered, simulation, small_mlp
 
 WITH_HEAD = [name for name in ALGORITHMS if registered(name).requires.head]
-ONE_SUBMODULE = ["feature-decay", "fedpac", "fedreco", "knn-per", "learn2pfed", "fedproto", "moon", "fedrod"]
-ONE_SUBMODULE += ["least-squares", "shared-least-squares"]
+ONE_SUBMODULE = ["feature-decay", "fedpac", "fedreco", "knn-per", "learn2pfed", "fedproto", "moon", "fedrod", "pfedfda"]
+ONE_SUBMODULE += ["least-squares", "shared-least-squares", "feddbe", "gpfl", "fedcp"]
 SCATTERED = [name for name in WITH_HEAD if name not in ONE_SUBMODULE]
 
 

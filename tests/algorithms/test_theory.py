@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.algorithms import (
     ALGORITHMS,
@@ -20,7 +20,9 @@ from equipoise.algorithms import (
     FedBABU,
     FedBN,
     FedCAC,
+    FedCP,
     FedCR,
+    FedDBE,
     FedDyn,
     FeDEQ,
     FedNova,
@@ -55,6 +57,7 @@ from equipoise.data.federation import from_clients
 from equipoise.engine.simulation import Simulation
 from equipoise.reducers import Mean
 from equipoise.state import State, Upload
+from tests.algorithms import test_gpfl, test_pfedfda
 from tests.support.marks import slow_except
 from tests.support.problems import FULL, LeastSquares, classification, least_squares, simulation
 
@@ -392,6 +395,40 @@ def fedcac_without_critical_parameters_is_fedavg(p: LeastSquares) -> None:
     assert torch.equal(cac.server.w, avg.server.w)
 
 
+def feddbe_without_both_parts_is_fedavg(p: LeastSquares) -> None:
+    algorithms = (FedDBE(kappa=0.0, prbm=False, lr=0.05, batch=5), FedAvg(lr=0.05, batch=5))
+    dbe, avg = (least_squares(p, a, rounds=5) for a in algorithms)
+    torch.testing.assert_close(dbe.server.w, avg.server.w, rtol=1e-12, atol=1e-14)
+
+
+class _Halves(FedCP):
+    """FedCP whose policy gives a half to each head, and cannot learn anything else."""
+
+    def around(self, head: nn.Linear) -> nn.Module:
+        module = super().around(head)
+        with torch.no_grad():
+            module.policy.layers[1].weight.zero_()  # and relu has no slope at the bias, zero
+        return module
+
+
+def fedcp_with_fractions_of_a_half_has_personal_optima_and_their_mean_as_common_head(p: LeastSquares) -> None:
+    """(W_p + W_g) / 2 is what predicts, what is fitted, and what is sent."""
+    run = least_squares(p, _Halves(lr=2 / p.smoothness(), batch=FULL, steps=200, lam=0.0), rounds=2)
+    optima = [p.local(i) for i in range(p.clients)]
+    before = np.average(optima, axis=0, weights=[len(x) for x in p.x])
+    np.testing.assert_allclose(run.server.W_g.numpy(), before, rtol=1e-7)
+    for i in range(p.clients):  # fitted in the second round, beside the mean of the first one's
+        np.testing.assert_allclose((run.store.get(i).W_p.numpy() + before) / 2, optima[i], rtol=1e-7)
+
+
+def gpfl_without_guidance_and_with_an_open_valve_is_fedper(p: LeastSquares) -> None:
+    test_gpfl.test_without_guidance_and_with_an_open_valve_it_is_fedper()
+
+
+def pfedfda_all_on_its_own_is_linear_discriminant_analysis(p: LeastSquares) -> None:
+    test_pfedfda.test_all_on_its_own_it_is_linear_discriminant_analysis_of_the_clients_samples()
+
+
 def without_fairness_it_is_fedavg_of_equal_clients(algorithm: Algorithm) -> Callable[[LeastSquares], None]:
     """The stationary points of the objectives are in test_fairness.py."""
 
@@ -436,6 +473,10 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "fedrod": fedrod_without_balance_has_fedavgs_model,
     "fedamp": fedamp_ends_where_its_pulled_losses_are_smallest,
     "fedcac": fedcac_without_critical_parameters_is_fedavg,
+    "feddbe": feddbe_without_both_parts_is_fedavg,
+    "gpfl": gpfl_without_guidance_and_with_an_open_valve_is_fedper,
+    "fedcp": fedcp_with_fractions_of_a_half_has_personal_optima_and_their_mean_as_common_head,
+    "pfedfda": pfedfda_all_on_its_own_is_linear_discriminant_analysis,
     "q-ffl": without_fairness_it_is_fedavg_of_equal_clients(QFFL(q=0.0, lr=0.05, batch=5)),
     "afl": without_fairness_it_is_fedavg_of_equal_clients(AFL(lam_lr=0.0, lr=0.05, batch=5)),
     "term": without_fairness_it_is_fedavg_of_equal_clients(TERM(t=0.0, lr=0.05, batch=5)),

@@ -118,7 +118,7 @@ def test_a_greeting_with_an_impossible_size_is_turned_away(size: int, tmp_path: 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_weights_that_are_numbers_of_samples_are_known_as_such(name: str, tmp_path: Path) -> None:
     app, _ = problem(tmp_path / "app")
-    start = app.plan.task().start(4)
+    start = app.plan.task().with_own_modules(registered(name), 0).start(4)
     schema = infer_schema(registered(name), start)
     assert schema.weighs_samples == ("weight" in schema.up and name != "fl-deq")
     assert schema.weighs_iterations == (name == "fl-deq")
@@ -237,7 +237,7 @@ def test_under_privacy_zeros_are_not_an_update(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_references_are_fields_of_the_broadcast(name: str, tmp_path: Path) -> None:
     app, _ = problem(tmp_path / "app")
-    schema = infer_schema(registered(name), app.plan.task().start(4))
+    schema = infer_schema(registered(name), app.plan.task().with_own_modules(registered(name), 0).start(4))
     for field, references in schema.references.items():
         assert {schema.down[k] for k in references} == {schema.up[field]}
 
