@@ -139,8 +139,8 @@ def test_what_an_algorithm_does_with_samples_is_what_was_planned(name: str, monk
 
 
 def test_every_way_to_a_clients_samples_is_noised_or_refused() -> None:
-    noised = {"descend", "term_gradient"}
-    without_samples = {"space", "seed", "outputs", "round", "lr", "point", "reinitialised"}
+    noised = {"descend", "walk", "term_gradient"}
+    without_samples = {"space", "seed", "outputs", "round", "lr", "rate", "point", "reinitialised"}
     public_or_about_work = {"size", "local_steps", "iterations", "iterations_performed"}
     known = noised | without_samples | public_or_about_work | set(OPERATIONS)
     assert {name for name in (*vars(LocalData), *LocalData.__annotations__) if name[0] != "_"} == known
