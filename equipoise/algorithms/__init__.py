@@ -1,12 +1,15 @@
 """The registry of algorithms: one file per paper, one line per algorithm here."""
 
 from equipoise.algorithms.afl import AFL
+from equipoise.algorithms.apfl import APFL
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.cfl import CFL
 from equipoise.algorithms.ditto import Ditto
 from equipoise.algorithms.feature_decay import FeatureDecay
 from equipoise.algorithms.fedadmm import FedADMM
+from equipoise.algorithms.fedala import FedALA
 from equipoise.algorithms.fedamp import FedAMP
+from equipoise.algorithms.fedas import FedAS
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.algorithms.fedavg_ft import FedAvgFT
 from equipoise.algorithms.fedbabu import FedBABU
@@ -15,6 +18,7 @@ from equipoise.algorithms.fedcac import FedCAC
 from equipoise.algorithms.fedcr import FedCR
 from equipoise.algorithms.feddyn import FedDyn
 from equipoise.algorithms.fedeq import FeDEQ
+from equipoise.algorithms.fedfomo import FedFomo
 from equipoise.algorithms.fednova import FedNova
 from equipoise.algorithms.fedpac import FedPAC
 from equipoise.algorithms.fedper import FedPer
@@ -33,6 +37,7 @@ from equipoise.algorithms.lg_fedavg import LGFedAvg
 from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.moon import Moon
+from equipoise.algorithms.per_fedavg import PerFedAvg
 from equipoise.algorithms.pfedme import PFedMe
 from equipoise.algorithms.q_ffl import QFFL
 from equipoise.algorithms.scaffold import Scaffold
@@ -43,6 +48,7 @@ from equipoise.registry import Registry
 __all__ = [
     "AFL",
     "ALGORITHMS",
+    "APFL",
     "CFL",
     "QFFL",
     "TERM",
@@ -50,7 +56,9 @@ __all__ = [
     "FeDEQ",
     "FeatureDecay",
     "FedADMM",
+    "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
@@ -58,6 +66,7 @@ __all__ = [
     "FedCAC",
     "FedCR",
     "FedDyn",
+    "FedFomo",
     "FedNova",
     "FedPAC",
     "FedPer",
@@ -78,6 +87,7 @@ __all__ = [
     "LpProj",
     "Moon",
     "PFedMe",
+    "PerFedAvg",
     "Scaffold",
     "SharedLeastSquares",
 ]
@@ -122,6 +132,11 @@ ALGORITHMS = Registry(
         "fedrod": FedRoD,
         "fedamp": FedAMP,
         "fedcac": FedCAC,
+        "apfl": APFL,
+        "per-fedavg": PerFedAvg,
+        "fedala": FedALA,
+        "fedfomo": FedFomo,
+        "fedas": FedAS,
         "least-squares": LeastSquares,
         "shared-least-squares": SharedLeastSquares,
     },

@@ -18,7 +18,7 @@ from tests.support.problems import registered, simulation, small_mlp
 
 WITH_HEAD = [name for name in ALGORITHMS if registered(name).requires.head]
 ONE_SUBMODULE = ["feature-decay", "fedpac", "fedreco", "knn-per", "learn2pfed", "fedproto", "moon", "fedrod"]
-ONE_SUBMODULE += ["least-squares", "shared-least-squares"]
+ONE_SUBMODULE += ["fedas", "least-squares", "shared-least-squares"]
 SCATTERED = [name for name in WITH_HEAD if name not in ONE_SUBMODULE]
 
 

@@ -21,7 +21,7 @@ from equipoise.optimizers import moved
 from equipoise.state import State
 from equipoise.training.batches import batch_indices, batch_order
 from equipoise.training.buffers import BUFFERS
-from tests.support.problems import classification, simulation, small_mlp
+from tests.support.problems import simulation, small_mlp
 
 WHO = (0, 2, 5)
 """Fewer samples than a batch, and several ragged batches: stacked clients wait for each other."""
