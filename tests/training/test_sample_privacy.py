@@ -34,7 +34,7 @@ NOT_COVERED = {
     "q-ffl": "loss on all samples",
     "afl": "loss on all samples",
     "term": "loss on all samples",
-    "fedala": "loss on all samples",
+    "fedala": "batches of a size of their own, or of a part of the samples",
     "fedfomo": "loss on all samples",
     "fedas": "sums over the samples of each class",
     "fedrod": "numbers of samples of each class",
