@@ -1,12 +1,15 @@
 """The registry of algorithms: one file per paper, one line per algorithm here."""
 
 from equipoise.algorithms.afl import AFL
+from equipoise.algorithms.apfl import APFL
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.cfl import CFL
 from equipoise.algorithms.ditto import Ditto
 from equipoise.algorithms.feature_decay import FeatureDecay
 from equipoise.algorithms.fedadmm import FedADMM
+from equipoise.algorithms.fedala import FedALA
 from equipoise.algorithms.fedamp import FedAMP
+from equipoise.algorithms.fedas import FedAS
 from equipoise.algorithms.fedavg import FedAvg
 from equipoise.algorithms.fedavg_ft import FedAvgFT
 from equipoise.algorithms.fedbabu import FedBABU
@@ -17,6 +20,7 @@ from equipoise.algorithms.fedcr import FedCR
 from equipoise.algorithms.feddbe import FedDBE
 from equipoise.algorithms.feddyn import FedDyn
 from equipoise.algorithms.fedeq import FeDEQ
+from equipoise.algorithms.fedfomo import FedFomo
 from equipoise.algorithms.fednova import FedNova
 from equipoise.algorithms.fedpac import FedPAC
 from equipoise.algorithms.fedper import FedPer
@@ -37,6 +41,7 @@ from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.moon import Moon
 from equipoise.algorithms.pfedfda import PFedFDA
+from equipoise.algorithms.per_fedavg import PerFedAvg
 from equipoise.algorithms.pfedme import PFedMe
 from equipoise.algorithms.q_ffl import QFFL
 from equipoise.algorithms.scaffold import Scaffold
@@ -47,6 +52,7 @@ from equipoise.registry import Registry
 __all__ = [
     "AFL",
     "ALGORITHMS",
+    "APFL",
     "CFL",
     "GPFL",
     "QFFL",
@@ -55,7 +61,9 @@ __all__ = [
     "FeDEQ",
     "FeatureDecay",
     "FedADMM",
+    "FedALA",
     "FedAMP",
+    "FedAS",
     "FedAvg",
     "FedAvgFT",
     "FedBABU",
@@ -65,6 +73,7 @@ __all__ = [
     "FedCR",
     "FedDBE",
     "FedDyn",
+    "FedFomo",
     "FedNova",
     "FedPAC",
     "FedPer",
@@ -86,6 +95,7 @@ __all__ = [
     "Moon",
     "PFedFDA",
     "PFedMe",
+    "PerFedAvg",
     "Scaffold",
     "SharedLeastSquares",
 ]
@@ -130,6 +140,11 @@ ALGORITHMS = Registry(
         "fedrod": FedRoD,
         "fedamp": FedAMP,
         "fedcac": FedCAC,
+        "apfl": APFL,
+        "per-fedavg": PerFedAvg,
+        "fedala": FedALA,
+        "fedfomo": FedFomo,
+        "fedas": FedAS,
         "feddbe": FedDBE,
         "gpfl": GPFL,
         "fedcp": FedCP,

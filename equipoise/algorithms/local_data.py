@@ -14,6 +14,7 @@ from equipoise.representations.head_moments import Moments
 from equipoise.representations.head_problem import GroupOrder, HeadProblem
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
+from equipoise.state import State
 
 DataSplit = Literal["train", "validation"]
 PointLookup = Callable[[str], RepresentationPoint]
@@ -40,6 +41,18 @@ class Start:
     "number of outputs of the model: classes, or numbers to predict"
     point: PointLookup = _no_points
     "looks up a representation point by the name of a submodule, HEAD or OUTPUT"
+
+
+class BatchGradient(Protocol):
+    """Gradients on the batches of one step of `LocalData.walk`."""
+
+    def __call__(self, v: Tensor, which: int = 0, /) -> Tensor:
+        """Return the gradient at the model v of the mean loss of one of the step's batches, with weight decay.
+
+        Args:
+            v: the model.
+            which: number of the batch in the step, from 0.
+        """
 
 
 class LocalData(Protocol):
@@ -69,6 +82,9 @@ class LocalData(Protocol):
     @property
     def lr(self) -> float:
         """Return the learning rate of the round: the algorithm's own times the factor of its schedule."""
+
+    def rate(self, lr: Rate | None) -> Rate:
+        """Return a learning rate, by default the algorithm's own, times the factor of the schedule for the round."""
 
     @property
     def local_steps(self) -> Tensor:
@@ -123,20 +139,67 @@ class LocalData(Protocol):
             active: mask of the shape of `size`; clients outside it do not move.
         """
 
+    def walk(
+        self,
+        start: State,
+        step: Callable[[State, BatchGradient], State],
+        *,
+        batches: int = 1,
+        term: LossTerm | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        stream: int = 0,
+        active: Tensor | None = None,
+        size: int | None = None,
+        portion: float = 1.0,
+    ) -> State:
+        """Move several vectors in lock-step on the same batches, by steps of the algorithm's own; return the last ones.
+
+        `step` gets the vectors and a function `grad`, and returns the next vectors. `grad(v)` is the gradient at v of
+        the mean loss of the step's batch, `grad(v, k)` that of its k-th batch. Weight decay is part of it (unless it
+        is that of AdamW); optimizer, momentum and clip are not, so that an algorithm refuses what its steps ignore.
+        Steps may not differ in how often they ask for the gradient on which batch.
+
+        Args:
+            start: the vectors to start from, and whatever else changes in a step. Those of a model's shape are models:
+                constraints of the model hold after each step, and the k-th of them gets the BatchNorm statistics that
+                the k-th gradient of every step leaves.
+            step: computes the next vectors.
+            batches: number of batches in a step, each from an order of its own. The first of them are those of
+                `descend` with the same stream.
+            term: a term whose mean takes the place of the loss.
+            epochs: passes over the training samples, for each of the `batches`; by default the algorithm's own.
+            steps: number of steps, in place of epochs.
+            stream: calls with the same number see the same batches in the same order within a round.
+            active: mask of the shape of `size`; the vectors of clients outside it do not change.
+            size: number of samples in a batch; by default the algorithm's own.
+            portion: share of the samples that a pass sees, drawn again for each pass of a call.
+        """
+
     def reinitialised(self, v: Tensor) -> Tensor:
         """Return the initial model v as another initialisation would give it, drawn for the client once in a run.
 
         The entries of every parameter are in another order (see `ParameterSpace.shuffled`).
         """
 
-    def loss(self, v: Tensor) -> Tensor:
-        """Return the mean loss of v over all training samples, of the shape of `size`.
+    def loss(self, v: Tensor, *, of: DataSplit = "train") -> Tensor:
+        """Return the mean loss of v over all samples, of the shape of `size`; zero for a client that has none.
 
         The model predicts as when it is scored, without dropout, and auxiliary losses of its layers do not count.
+
+        Args:
+            v: the model.
+            of: which samples.
         """
 
     def full_gradient(self, v: Tensor, *, active: Tensor | None = None) -> Tensor:
         """Return the gradient at v of the mean loss over all training samples; zero outside `active`."""
+
+    def gradient_squares(self, v: Tensor) -> Tensor:
+        """Return the sum over batches of |gradient of the batch's mean loss at v|^2, of the shape of `size`.
+
+        The batches are those of one pass of `descend`, without dropout.
+        """
 
     def term_gradient(self, term: LossTerm, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
         """Return the gradient at v of the mean of `term` alone, over all training samples or over `steps` batches.

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import ReportsDiagnostics
-from equipoise.algorithms.local_data import LocalData, Start
+from equipoise.algorithms.local_data import BatchGradient, LocalData, Start
 from equipoise.errors import EquipoiseError
 from equipoise.losses import LOSSES
+from equipoise.optimizers import Rate
 from equipoise.representations.head_moments import Moments
 from equipoise.representations.head_problem import HeadProblem, HeadSamples
 from equipoise.representations.linear_head import linear_head
@@ -144,10 +145,20 @@ class ShapeProbe:
     def descend(self, start: Tensor, **_: object) -> Tensor:
         return start.clone()
 
+    def rate(self, lr: Rate | None) -> Rate:
+        return self.lr if lr is None else lr
+
+    def walk(self, start: State, step: Callable[[State, BatchGradient], State], **_: object) -> State:
+        found = step(start, lambda v, which=0: torch.zeros_like(v))
+        return State({name: t.clone() for name, t in found.items()})
+
     def reinitialised(self, v: Tensor) -> Tensor:
         return v.clone()
 
-    def loss(self, v: Tensor) -> Tensor:
+    def loss(self, v: Tensor, **_: object) -> Tensor:
+        return torch.ones_like(self.size)
+
+    def gradient_squares(self, v: Tensor) -> Tensor:
         return torch.ones_like(self.size)
 
     def full_gradient(self, v: Tensor, **_: object) -> Tensor:

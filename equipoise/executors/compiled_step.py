@@ -110,8 +110,8 @@ class StepCompiler:
         parts = _parts(algorithm, start)
         if not parts:
             raise EquipoiseError(
-                f"engine.compile = true has no effect: every step of {type(algorithm).__name__} has a loss term of its "
-                "own; leave it out"
+                f"engine.compile = true has no effect: every step of {type(algorithm).__name__} has a loss term or "
+                "a rule of its own; leave it out"
             )
         began = time.perf_counter()
         built = {part: self._build(part) for part in parts}

@@ -19,7 +19,7 @@ from equipoise.parameter_space import Part
 from equipoise.representations.head_problem import HeadSamples
 from equipoise.representations.points import HEAD
 from equipoise.representations.terms import LossTerm
-from equipoise.training.batches import Batch
+from equipoise.training.batches import ORDINARY, Batch, Draw
 from equipoise.training.feature_memory import FeatureMemory
 from equipoise.training.head_statistics import client_class_sums, head_samples, mean_loss, pull_back
 from equipoise.training.local_trainer import LocalTrainer
@@ -116,12 +116,13 @@ class StackedTrainer(LocalTrainer):
         counts = (batch.weights > 0).sum(1, keepdim=True)
         return nn.functional.pad(counts, (0, 0, 0, len(self.size) - len(counts))) / self.size
 
-    def loss(self, v: Tensor) -> Tensor:
+    def loss(self, v: Tensor, *, of: DataSplit = "train") -> Tensor:
+        self._check_covered("loss")
         found = []
         for who, row in zip(self.who, v.expand(len(self.who), -1), strict=True):
-            x, y = self.federation.gather(torch.from_numpy(self.federation.train[who]))
+            x, y, count = self.own_samples(who, of)
             call = partial(functional_call, self.worker.scoring, self.space.views(row))
-            found.append(mean_loss(self.task, call, x, y))
+            found.append(mean_loss(self.task, call, x, y) if count else torch.zeros_like(self.size[0]))
         return torch.stack(found)
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
@@ -152,15 +153,21 @@ class StackedTrainer(LocalTrainer):
         return total
 
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
+        self,
+        epochs: int,
+        steps: int | None,
+        stream: int | None,
+        active: Tensor | None,
+        term: LossTerm | None = None,
+        draw: Draw = ORDINARY,
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         owned = [self.federation.train[i] for i in self.who]
-        batch = min(self.algorithm.batch, max(len(indices) for indices in owned))
+        batch = min(draw.size or self.algorithm.batch, max(len(indices) for indices in owned))
         plans = []
         mask = [True] * len(owned) if active is None else active.flatten().tolist()
         self.begin_operation()
         for k, (indices, is_active) in enumerate(zip(owned, mask, strict=True)):
-            plans.append(self.plan(k, len(indices) if is_active else 0, batch, epochs, steps, stream))
+            plans.append(self.plan(k, len(indices) if is_active else 0, batch, epochs, steps, stream, draw))
         length = max(len(p) for p in plans)
         batch = max(p.shape[1] for p in plans)
         # A batch that is not full is padded with one of the client's own samples, with weight zero.

@@ -24,7 +24,7 @@ from equipoise.representations.points import HEAD
 from equipoise.representations.terms import BatchTerm, LossTerm
 from equipoise.state import State, Upload
 from equipoise.torch_device import is_accelerator
-from equipoise.training.batches import Batch
+from equipoise.training.batches import ORDINARY, Batch, Draw
 from equipoise.training.buffers import BUFFERS, BufferTracker
 from equipoise.training.feature_memory import FeatureMemory
 from equipoise.training.head_statistics import client_class_sums, head_samples, mean_loss, pull_back
@@ -111,15 +111,21 @@ class ThreadTrainer(LocalTrainer):
         return result
 
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
+        self,
+        epochs: int,
+        steps: int | None,
+        stream: int | None,
+        active: Tensor | None,
+        term: LossTerm | None = None,
+        draw: Draw = ORDINARY,
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         if active is not None and not bool(active):
             return
         seed, round, name, purpose = self.key
         self.replica.seed(randomness.key(seed, "dropout", purpose, round, name, -1 if stream is None else stream))
         self.begin_operation()
-        batch = min(self.algorithm.batch, len(self.indices))
-        order = self.plan(0, len(self.indices), batch, epochs, steps, stream)
+        batch = min(draw.size or self.algorithm.batch, len(self.indices))
+        order = self.plan(0, len(self.indices), batch, epochs, steps, stream, draw)
         filled = order >= 0
         # The plan of all steps is copied at once to where the samples are.
         plan = self.federation.index(self.indices[order[filled]])
@@ -182,11 +188,12 @@ class ThreadTrainer(LocalTrainer):
     def shares(self, batch: Batch) -> Tensor:
         return len(batch.y) / self.size
 
-    def loss(self, v: Tensor) -> Tensor:
+    def loss(self, v: Tensor, *, of: DataSplit = "train") -> Tensor:
+        self._check_covered("loss")
         self._load(v)
         self.eval_mode()
-        x, y = self.federation.gather(torch.from_numpy(self.indices))
-        return mean_loss(self.task, self.replica.module, x, y)
+        x, y, count = self.own_samples(self.who, of)
+        return mean_loss(self.task, self.replica.module, x, y) if count else torch.zeros_like(self.size)
 
     def class_sums(self, v: Tensor, of: Callable[[Tensor], Tensor], *, at: str = HEAD) -> Tensor:
         self._check_covered("class_sums")
@@ -243,6 +250,26 @@ class ThreadTrainer(LocalTrainer):
             with torch.no_grad():
                 for layer in self.constrained:
                     layer.project_()
+
+    def constrained_model(self, v: Tensor) -> Tensor:
+        if not self.constrained:
+            return v
+        self.replica.vector.copy_(v)
+        self.constrain()
+        return self.replica.vector.clone()
+
+    def statistics_of(self, v: Tensor) -> Tensor | None:
+        return None if self.tracker is None else self.tracker.of(v)
+
+    def load_statistics(self, statistics: Tensor) -> None:
+        self.replica.load_buffers(statistics)
+
+    def read_statistics(self) -> Tensor | None:
+        return None if self.tracker is None else self.replica.read_buffers()
+
+    def record_statistics(self, v: Tensor, statistics: Tensor) -> None:
+        assert self.tracker is not None
+        self.tracker.record(v, statistics)
 
     def load_buffers(self, client: State, down: State) -> None:
         """Load the client's buffers; where statistics are averaged, keep track of what belongs to which model."""

@@ -242,9 +242,10 @@ class Client:
                 "of training samples; allow counts, or do not take part"
             )
         if "weight" in self.schema.up:
+            what = "a number of iterations" if self.schema.weighs_iterations else "computed from the training samples"
             raise EquipoiseError(
                 "counts = false in the client's settings, but without [privacy] the weight in every update is "
-                f"{'a number of iterations' if self.schema.weighs_iterations else 'the number of training samples'}; "
+                f"{'the number of training samples' if self.schema.weighs_samples else what}; "
                 "allow counts, or do not take part"
             )
 

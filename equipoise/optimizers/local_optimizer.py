@@ -34,6 +34,11 @@ def move(v: Tensor, direction: Tensor, lr: Rate) -> None:
         v.add_(direction, alpha=-lr)
 
 
+def moved(v: Tensor, direction: Tensor, lr: Rate) -> Tensor:
+    """Return v minus `lr` times a direction, rounded as `move` rounds it."""
+    return v.addcmul(direction, lr, value=-1) if isinstance(lr, Tensor) else v.add(direction, alpha=-lr)
+
+
 class LocalOptimizer:
     """SGD, with or without momentum, Adam or AdamW, for vectors of shape (P,) or (cohort, P).
 

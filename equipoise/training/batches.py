@@ -1,5 +1,6 @@
 """Assignment of a client's samples to the batches of its local training."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,21 @@ class Batch(NamedTuple):
     "representations of a term's probes, if they are computed for many batches at once"
 
 
+class Draw(NamedTuple):
+    """How batches are drawn that are not those of `descend`."""
+
+    size: int | None = None
+    "number of samples in a batch; None for the algorithm's own"
+    portion: float = 1.0
+    "share of the samples that a pass sees"
+    per_step: int = 1
+    "number of batches in a step, each from an order of its own"
+
+
+ORDINARY = Draw()
+"""As `descend` draws them."""
+
+
 def steps_in_epoch(n: int, batch: int, least: int = 1) -> int:
     """Return the number of batches in a pass over n samples; a last batch of fewer than `least` samples is dropped.
 
@@ -32,7 +48,13 @@ def steps_in_epoch(n: int, batch: int, least: int = 1) -> int:
 
 
 def batch_indices(
-    n: int, batch: int, epochs: int, steps: int | None, rng: torch.Generator | None, least: int = 1
+    n: int,
+    batch: int,
+    epochs: int,
+    steps: int | None,
+    rng: torch.Generator | None,
+    least: int = 1,
+    portion: float = 1.0,
 ) -> np.ndarray:
     """Assign samples to steps.
 
@@ -43,6 +65,7 @@ def batch_indices(
         steps: number of batches, in place of epochs.
         rng: source of the random order; without it all samples come once, in their order.
         least: the last batch of a shuffled epoch is dropped if it has fewer samples.
+        portion: share of the samples that come in a shuffled epoch, rounded down to at least one.
 
     Returns:
         A (steps, batch) matrix of sample numbers, -1 where a batch is not full.
@@ -51,14 +74,24 @@ def batch_indices(
         return np.empty((0, batch), dtype=np.int64)
     if rng is None:
         return np.pad(np.arange(n), (0, -n % batch), constant_values=-1).reshape(-1, batch)
-    in_epoch = steps_in_epoch(n, batch, least)
+    few = max(1, int(portion * n + 1e-9))
+    in_epoch = steps_in_epoch(few, batch, least)
     total = epochs * in_epoch if steps is None else steps
     epochs = -(-total // in_epoch)
     order = np.full((epochs, in_epoch * batch), -1, dtype=np.int64)
     for row in order:
-        shuffled = torch.randperm(n, generator=rng).numpy()[: len(row)]
+        shuffled = torch.randperm(n, generator=rng).numpy()[: min(few, len(row))]
         row[: len(shuffled)] = shuffled
     return order.reshape(-1, batch)[:total]
+
+
+def interleaved(orders: Sequence[np.ndarray]) -> np.ndarray:
+    """Return several plans of equally many steps as one, in which the batches of a step come one after the other."""
+    if len(orders) == 1:
+        return orders[0]
+    width = max(order.shape[1] for order in orders)
+    padded = [np.pad(order, ((0, 0), (0, width - order.shape[1])), constant_values=-1) for order in orders]
+    return np.stack(padded, axis=1).reshape(-1, width)
 
 
 def batch_order(seed: int, round: int, name: str, purpose: str, stream: int | None) -> torch.Generator | None:

@@ -4,22 +4,26 @@ Only operations whose result is a sum over samples, each of which can be clipped
 others is refused.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Never
 
+import torch
 from torch import Tensor
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.capabilities import PredictsFromSamples, exchanges_of
-from equipoise.algorithms.local_data import Start
+from equipoise.algorithms.local_data import BatchGradient, Start
 from equipoise.algorithms.schema import ShapeProbe
 from equipoise.errors import EquipoiseError
 from equipoise.representations.terms import BatchTerm, LossTerm
+from equipoise.state import State
 
 OPERATIONS = {
     "loss": "the loss on all samples, without noise",
     "class_counts": "the numbers of samples of each class",
+    "gradient_squares": "norms of gradients, without noise",
     "full_gradient": "gradients on all samples, without noise",
     "class_sums": "sums over the samples of each class",
     "moments": "second moments of features",
@@ -106,6 +110,24 @@ class UseProbe(ShapeProbe):
         self.passes.append(Pass(epochs or self.algorithm.epochs, steps, given.get("repeat", 1)))
         return start.clone()
 
+    def walk(self, start: State, step: Callable[[State, BatchGradient], State], **given: Any) -> State:
+        name = type(self.algorithm).__name__
+        check_term(given.get("term"), name)
+        check_draw(given.get("size"), given.get("portion", 1.0), name)
+        epochs, steps = given.get("epochs"), given.get("steps")
+        if steps is None and epochs is None:
+            steps = self.algorithm.steps
+        asked: Counter[int] = Counter()
+
+        def grad(v: Tensor, which: int = 0, /) -> Tensor:
+            asked[which] += 1
+            return torch.zeros_like(v)
+
+        found = step(start, grad)
+        # Batches of a step have orders of their own, so each of them is an operation by itself.
+        self.passes.extend(Pass(epochs or self.algorithm.epochs, steps, repeat) for repeat in asked.values())
+        return State({name: t.clone() for name, t in found.items()})
+
     def term_gradient(self, term: LossTerm, v: Tensor, **given: Any) -> Tensor:
         check_term(term, type(self.algorithm).__name__)
         steps = given.get("steps")
@@ -119,8 +141,11 @@ class UseProbe(ShapeProbe):
     def class_counts(self) -> Tensor:
         self._refused("class_counts")
 
-    def loss(self, v: Tensor) -> Never:
+    def loss(self, v: Tensor, **_: object) -> Never:
         self._refused("loss")
+
+    def gradient_squares(self, v: Tensor) -> Never:
+        self._refused("gradient_squares")
 
     def full_gradient(self, v: Tensor, **_: object) -> Never:
         self._refused("full_gradient")
@@ -144,3 +169,9 @@ def check_term(term: LossTerm | None, algorithm: str) -> None:
         raise refusal(algorithm, "a loss of whole batches, which has no gradients of single samples")
     if term is not None and term.anchor is not None:
         raise refusal(algorithm, "variance reduction, whose corrections are gradients without noise")
+
+
+def check_draw(size: int | None, portion: float, algorithm: str) -> None:
+    """Raise an error if batches are not those that the accounting knows: of the algorithm's size, from all samples."""
+    if size is not None or portion != 1:
+        raise refusal(algorithm, "batches of a size of their own, or of a part of the samples")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise import randomness
 from equipoise.algorithms.base import Algorithm
-from equipoise.algorithms.local_data import DataSplit
+from equipoise.algorithms.local_data import BatchGradient, DataSplit
 from equipoise.data.federation import Federation
 from equipoise.data.purged_windows import purged_windows
 from equipoise.errors import EquipoiseError
@@ -21,9 +21,11 @@ from equipoise.representations.head_moments import Moments
 from equipoise.representations.head_problem import GroupOrder, HeadProblem, HeadSamples, groups_of, strata
 from equipoise.representations.points import HEAD, RepresentationPoint
 from equipoise.representations.terms import LossTerm
-from equipoise.training.batches import Batch, batch_indices, batch_order, steps_in_epoch
-from equipoise.training.data_use import OPERATIONS, check_term, refusal
+from equipoise.state import State
+from equipoise.training.batches import ORDINARY, Batch, Draw, batch_indices, batch_order, interleaved, steps_in_epoch
+from equipoise.training.data_use import OPERATIONS, check_draw, check_term, refusal
 from equipoise.training.feature_memory import FeatureMemory
+from equipoise.training.lockstep import walk
 from equipoise.training.sample_privacy import PrivateSteps
 from equipoise.training.task import Task
 
@@ -73,11 +75,17 @@ class LocalTrainer(ABC):
 
     @abstractmethod
     def batches(
-        self, epochs: int, steps: int | None, stream: int | None, active: Tensor | None, term: LossTerm | None = None
+        self,
+        epochs: int,
+        steps: int | None,
+        stream: int | None,
+        active: Tensor | None,
+        term: LossTerm | None = None,
+        draw: Draw = ORDINARY,
     ) -> Iterator[tuple[Batch, Tensor | None]]:
         """Yield the batches in order, each with the rows of the clients that are already done (None if none are).
 
-        Without a stream they are not shuffled. They are prepared for `term`.
+        Without a stream they are not shuffled. They are prepared for `term`. A batch need not outlive the next one.
         """
 
     @abstractmethod
@@ -115,6 +123,28 @@ class LocalTrainer(ABC):
     def close(self, v: Tensor) -> Tensor:
         """Return the result of training."""
         return v
+
+    def constrained_model(self, v: Tensor) -> Tensor:
+        """Return a model projected onto its constraints; most models have none."""
+        return v
+
+    # In a walk every model has BatchNorm statistics of its own, where statistics follow models.
+
+    def statistics_of(self, v: Tensor) -> Tensor | None:
+        """Return the BatchNorm statistics that belong to a model; None where statistics do not follow models."""
+        return None
+
+    def load_statistics(self, statistics: Tensor) -> None:
+        """Load what `statistics_of` has returned."""
+        return
+
+    def read_statistics(self) -> Tensor | None:
+        """Return the statistics after a gradient."""
+        return None
+
+    def record_statistics(self, v: Tensor, statistics: Tensor) -> None:
+        """Remember the statistics that belong to a model."""
+        return
 
     def descend(
         self,
@@ -160,7 +190,7 @@ class LocalTrainer(ABC):
                     if self.private is None:
                         g = self.gradient(v, batch, section, term)
                     else:
-                        g = self._private_gradient(self.private, v, batch, section, mask, term, done)
+                        g = self.private_gradient(self.private, v, batch, section, mask, term, done)
                     g = g if extra is None else g + extra
                     optimizer(moving, g, None if mask is None else mask[..., moves])
                 else:
@@ -178,11 +208,43 @@ class LocalTrainer(ABC):
             self.samples += self.samples - before_steps
         return self.close(v)
 
+    def walk(
+        self,
+        start: State,
+        step: Callable[[State, BatchGradient], State],
+        *,
+        batches: int = 1,
+        term: LossTerm | None = None,
+        epochs: int | None = None,
+        steps: int | None = None,
+        stream: int = 0,
+        active: Tensor | None = None,
+        size: int | None = None,
+        portion: float = 1.0,
+    ) -> State:
+        """Move several vectors on the same batches; see `LocalData.walk`."""
+        if steps is None and epochs is None:
+            steps = self.algorithm.steps
+        if self.private is not None:
+            check_term(term, type(self.algorithm).__name__)
+            check_draw(size, portion, type(self.algorithm).__name__)
+        draw = Draw(size, portion, batches)
+        return walk(self, start, step, term, epochs or self.algorithm.epochs, steps, stream, active, draw)
+
     def _optimizer(self, lr: Rate) -> LocalOptimizer:
         s = self.algorithm
         return LocalOptimizer(s.optimizer, lr, s.momentum, s.clip, nesterov=s.nesterov, weight_decay=s.weight_decay)
 
-    def plan(self, position: int, count: int, batch: int, epochs: int, steps: int | None, stream: int | None) -> Any:
+    def plan(
+        self,
+        position: int,
+        count: int,
+        batch: int,
+        epochs: int,
+        steps: int | None,
+        stream: int | None,
+        draw: Draw = ORDINARY,
+    ) -> Any:
         """Assign a client's samples to the steps of an operation; see `batch_indices`.
 
         Args:
@@ -192,17 +254,21 @@ class LocalTrainer(ABC):
             epochs: passes over the samples.
             steps: number of batches, in place of epochs.
             stream: key of the random order; None for none.
+            draw: the share of the samples in a pass, and the number of batches in a step.
 
         Returns:
             The (steps, batch) matrix of sample numbers.
         """
+        several = range(draw.per_step)
         if self.private is not None and self.private.poisson and stream is not None and count:
-            order = self.private.batch_indices(position, epochs, steps)
+            order = interleaved([self.private.batch_indices(position, epochs, steps) for _ in several])
         else:
             rng = batch_order(
                 self.seed, self.round, self.federation.names[self.clients[position]], self.purpose, stream
             )
-            order = batch_indices(count, batch, epochs, steps, rng, self.smallest_batch)
+            least = self.smallest_batch if draw.size is None else self.task.smallest_batch
+            given = (count, batch, epochs, steps, rng, least, draw.portion)
+            order = interleaved([batch_indices(*given) for _ in several])
         if self.private is None or stream is None:
             self.samples[position] += (order >= 0).sum()
         elif count:
@@ -214,7 +280,7 @@ class LocalTrainer(ABC):
         if self.private is not None:
             self.private.begin()
 
-    def _private_gradient(
+    def private_gradient(
         self,
         private: PrivateSteps,
         v: Tensor,
@@ -267,8 +333,8 @@ class LocalTrainer(ABC):
         return torch.stack(rows) if self.size.ndim > 1 else rows[0]
 
     @abstractmethod
-    def loss(self, v: Tensor) -> Tensor:
-        """Return the mean loss over all training samples; see `LocalData.loss`."""
+    def loss(self, v: Tensor, *, of: DataSplit = "train") -> Tensor:
+        """Return the mean loss over all samples; see `LocalData.loss`."""
 
     def full_gradient(self, v: Tensor, *, active: Tensor | None = None) -> Tensor:
         """Return the gradient of the mean loss over all samples; see `LocalData.full_gradient`."""
@@ -278,6 +344,16 @@ class LocalTrainer(ABC):
         total = torch.zeros_like(v)
         for batch, _ in self.batches(1, None, None, active):
             total.addcmul_(self.gradient(v, batch, "all"), self.shares(batch))
+        return total
+
+    def gradient_squares(self, v: Tensor) -> Tensor:
+        """Return the sum of the squared norms of gradients on batches; see `LocalData.gradient_squares`."""
+        self._check_covered("gradient_squares")
+        v = self.open(v, "all")
+        self.eval_mode()
+        total = torch.zeros_like(self.size)
+        for batch, _ in self.batches(1, None, 0, None):
+            total += self.gradient(v, batch, "all").square().sum(-1, keepdim=True)
         return total
 
     def term_gradient(self, term: LossTerm, v: Tensor, *, steps: int | None = None, stream: int = 0) -> Tensor:
@@ -302,7 +378,7 @@ class LocalTrainer(ABC):
                 found = private.clipped_sum(v, batch, "all", None, term, term_only=True)
                 total[: len(found)] += found
             else:
-                total += self._private_gradient(private, v, batch, "all", None, term, done, term_only=True) / steps
+                total += self.private_gradient(private, v, batch, "all", None, term, done, term_only=True) / steps
         return private.noised(total) / self.size if steps is None else total
 
     def eval_mode(self) -> None:

@@ -13,6 +13,7 @@ WITHOUT = {
     "fedamp",
     "fedcac",
     "fedcr",
+    "fedfomo",
     "fednova",
     "fedpac",
     "fedproto",

@@ -18,7 +18,7 @@ from tests.support.problems import registered, simulation, small_mlp
 
 WITH_HEAD = [name for name in ALGORITHMS if registered(name).requires.head]
 ONE_SUBMODULE = ["feature-decay", "fedpac", "fedreco", "knn-per", "learn2pfed", "fedproto", "moon", "fedrod", "pfedfda"]
-ONE_SUBMODULE += ["least-squares", "shared-least-squares", "feddbe", "gpfl", "fedcp"]
+ONE_SUBMODULE += ["least-squares", "shared-least-squares", "fedas", "feddbe", "gpfl", "fedcp"]
 SCATTERED = [name for name in WITH_HEAD if name not in ONE_SUBMODULE]
 
 

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from equipoise.algorithms import (
     ALGORITHMS,
+    APFL,
     CFL,
     Ditto,
     FeatureDecay,
     FedADMM,
+    FedALA,
     FedAMP,
+    FedAS,
     FedAvg,
     FedAvgFT,
     FedBABU,
@@ -25,6 +28,7 @@ from equipoise.algorithms import (
     FedDBE,
     FedDyn,
     FeDEQ,
+    FedFomo,
     FedNova,
     FedPAC,
     FedPer,
@@ -43,6 +47,7 @@ from equipoise.algorithms import (
     Local,
     LpProj,
     Moon,
+    PerFedAvg,
     PFedMe,
     Scaffold,
     SharedLeastSquares,
@@ -429,6 +434,42 @@ def pfedfda_all_on_its_own_is_linear_discriminant_analysis(p: LeastSquares) -> N
     test_pfedfda.test_all_on_its_own_it_is_linear_discriminant_analysis_of_the_clients_samples()
 
 
+def apfls_mixtures_end_at_each_clients_least_squares(p: LeastSquares) -> None:
+    """Whatever alpha is: only there the gradient at the mixture vanishes. What is sent is FedAvg's model."""
+    run = least_squares(p, APFL(alpha=0.7, lr=1 / p.smoothness(), batch=FULL), rounds=250)
+    np.testing.assert_allclose(run.server.w.numpy(), p.pooled(), rtol=1e-8)
+    for i in range(p.clients):
+        np.testing.assert_allclose(_personal_vector(run, i), p.local(i), rtol=1e-7)
+        v = (p.local(i) - 0.3 * p.pooled()) / 0.7
+        np.testing.assert_allclose(personal(run, i), v, rtol=1e-7)
+
+
+def per_fedavg_is_stationary_for_the_models_after_a_step(p: LeastSquares) -> None:
+    alpha = 0.4 / p.smoothness()
+    for version, power in (("FO", 1), ("HF", 2)):
+        algorithm = PerFedAvg(version=version, alpha=alpha, lr=1 / p.smoothness(), batch=FULL)
+        run = least_squares(p, algorithm, rounds=2 * LONG)
+        M = [np.linalg.matrix_power(np.eye(p.features) - alpha * p.hessian(i), power) for i in range(p.clients)]
+        left, right = (sum(m @ f(i) for i, m in enumerate(M)) for f in (p.hessian, p.right))
+        np.testing.assert_allclose(run.server.w.numpy(), np.linalg.solve(left, right), rtol=1e-8)
+
+
+def fedala_that_learns_no_weights_is_fedavg(p: LeastSquares) -> None:
+    ala, avg = (least_squares(p, a, rounds=5) for a in (FedALA(eta=0.0, lr=0.05, batch=5), FedAvg(lr=0.05, batch=5)))
+    assert torch.equal(ala.server.theta, avg.server.w)
+
+
+def fedfomo_without_others_is_local(p: LeastSquares) -> None:
+    fomo, local = finished(FedFomo(M=0, **COMMON)), finished(Local(**COMMON))
+    assert all(torch.equal(fomo.store.get(i).theta, local.store.get(i).v) for i in range(6))
+
+
+def fedas_with_nothing_but_a_head_is_local(p: LeastSquares) -> None:
+    run = least_squares(p, FedAS(align_lr=0.0, lr=1 / p.smoothness(), batch=FULL), rounds=LONG)
+    for i in range(p.clients):
+        np.testing.assert_allclose(run.store.get(i).w.numpy(), p.local(i), rtol=1e-8)
+
+
 def without_fairness_it_is_fedavg_of_equal_clients(algorithm: Algorithm) -> Callable[[LeastSquares], None]:
     """The stationary points of the objectives are in test_fairness.py."""
 
@@ -477,6 +518,11 @@ FACTS: dict[str, Callable[[LeastSquares], None]] = {
     "gpfl": gpfl_without_guidance_and_with_an_open_valve_is_fedper,
     "fedcp": fedcp_with_fractions_of_a_half_has_personal_optima_and_their_mean_as_common_head,
     "pfedfda": pfedfda_all_on_its_own_is_linear_discriminant_analysis,
+    "apfl": apfls_mixtures_end_at_each_clients_least_squares,
+    "per-fedavg": per_fedavg_is_stationary_for_the_models_after_a_step,
+    "fedala": fedala_that_learns_no_weights_is_fedavg,
+    "fedfomo": fedfomo_without_others_is_local,
+    "fedas": fedas_with_nothing_but_a_head_is_local,
     "q-ffl": without_fairness_it_is_fedavg_of_equal_clients(QFFL(q=0.0, lr=0.05, batch=5)),
     "afl": without_fairness_it_is_fedavg_of_equal_clients(AFL(lam_lr=0.0, lr=0.05, batch=5)),
     "term": without_fairness_it_is_fedavg_of_equal_clients(TERM(t=0.0, lr=0.05, batch=5)),

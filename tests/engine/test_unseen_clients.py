@@ -20,6 +20,7 @@ from equipoise.algorithms import (
     LeastSquares,
     LGFedAvg,
     Moon,
+    PerFedAvg,
     SharedLeastSquares,
 )
 from equipoise.algorithms.base import Algorithm
@@ -99,6 +100,8 @@ def test_they_adapt_the_head_or_all_as_the_method_says(in_mode: tuple[Algorithm,
         assert not torch.equal(space.body(model.vector), space.body(start))
         assert not torch.equal(space.head(model.vector), space.head(start))
     samples = len(run.federation.train[3]) * algorithm.adapt_epochs
+    if isinstance(algorithm, PerFedAvg):  # a step on one batch, as for all others
+        samples = algorithm.batch * algorithm.personal_steps
     samples *= 2 if isinstance(algorithm, (FeatureDecay, FedReCo)) else 1  # head and extractor in turn
     assert run.summary()["unseen"]["adaptation_samples"] == samples
 

@@ -120,7 +120,7 @@ def test_weights_that_are_numbers_of_samples_are_known_as_such(name: str, tmp_pa
     app, _ = problem(tmp_path / "app")
     start = app.plan.task().with_own_modules(registered(name), 0).start(4)
     schema = infer_schema(registered(name), start)
-    assert schema.weighs_samples == ("weight" in schema.up and name != "fl-deq")
+    assert schema.weighs_samples == ("weight" in schema.up and name not in ("fl-deq", "fedas"))
     assert schema.weighs_iterations == (name == "fl-deq")
     hidden = infer_schema(registered(name), start, weighted=False)
     assert not hidden.weighs_samples

@@ -34,6 +34,9 @@ NOT_COVERED = {
     "q-ffl": "loss on all samples",
     "afl": "loss on all samples",
     "term": "loss on all samples",
+    "fedala": "batches of a size of their own, or of a part of the samples",
+    "fedfomo": "loss on all samples",
+    "fedas": "sums over the samples of each class",
     "fedrod": "numbers of samples of each class",
     "fedproto": "sums over the samples of each class",
     "fedcr": "sums over the samples of each class",
@@ -143,8 +146,8 @@ def test_what_an_algorithm_does_with_samples_is_what_was_planned(name: str, monk
 
 
 def test_every_way_to_a_clients_samples_is_noised_or_refused() -> None:
-    noised = {"descend", "term_gradient"}
-    without_samples = {"space", "seed", "outputs", "round", "lr", "point", "reinitialised"}
+    noised = {"descend", "walk", "term_gradient"}
+    without_samples = {"space", "seed", "outputs", "round", "lr", "rate", "point", "reinitialised"}
     public_or_about_work = {"size", "local_steps", "iterations", "iterations_performed"}
     known = noised | without_samples | public_or_about_work | set(OPERATIONS)
     assert {name for name in (*vars(LocalData), *LocalData.__annotations__) if name[0] != "_"} == known
