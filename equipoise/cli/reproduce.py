@@ -175,6 +175,7 @@ def _need(exhibit: "Exhibit", parts: "list[ExhibitPart]", data: Path | None) -> 
 def _execute(exhibit: "Exhibit", pieces: "list[Piece]", data: Path | None, jobs: int, quiet: bool) -> None:
     """Run everything, with one progress bar over the rounds of all processes."""
     from equipoise.reproduction import runner as work
+    from equipoise.runs.process_pool import unsaid
 
     overall = work.Overall(pieces)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
@@ -188,9 +189,10 @@ def _execute(exhibit: "Exhibit", pieces: "list[Piece]", data: Path | None, jobs:
         disable=quiet,
     )
     stop = threading.Event()
+    said: set[str] = set()
 
     def report(cell: "SweepRun", notes: list[str]) -> None:
-        for note in notes:
+        for note in unsaid(notes, said):
             err_console.print(f"equipoise: {escape(note)}", highlight=False)
 
     def update() -> None:

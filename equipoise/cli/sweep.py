@@ -99,10 +99,12 @@ def sweep(
     progress = progress_bar("runs")
     progress.disable = quiet
 
+    said: set[str] = set()
+
     def execute(wanted: list[sweeps.SweepRun], trial: bool) -> None:
         def report(cell: sweeps.SweepRun, notes: list[str]) -> None:
             progress.advance(bar)
-            for note in notes:
+            for note in processes.unsaid(notes, said):
                 err_console.print(f"equipoise: {escape(note)}", highlight=False)
             if recorder is not None:
                 recorder.add([cell], trial)

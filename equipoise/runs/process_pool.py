@@ -31,6 +31,22 @@ _stopping = threading.Event()
 """In a worker: start no further run."""
 
 
+def unsaid(notes: Notes, said: set[str]) -> Notes:
+    """Return the notes of a run without warnings that other runs had already; failures are always among them.
+
+    Args:
+        notes: the messages, each after the name of the run's folder.
+        said: the texts of earlier messages; those of these notes are added.
+    """
+    found = []
+    for note in notes:
+        text = note.partition(": ")[2]
+        if text not in said or text.startswith("failed:"):
+            found.append(note)
+            said.add(text)
+    return found
+
+
 class _MessageCollector(Callback):
     affects_results: ClassVar[bool] = False
 
