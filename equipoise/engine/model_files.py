@@ -11,18 +11,15 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from equipoise.algorithms import ALGORITHMS
-from equipoise.algorithms.base import Algorithm
-from equipoise.algorithms.own_modules import HasOwnModules, with_own_modules
 from equipoise.config.experiment import Experiment
 from equipoise.data.series_scale import SeriesScale
+from equipoise.engine.described_modules import described_own_modules, with_described_modules
 from equipoise.engine.unscaled import Unscaled
 from equipoise.errors import EquipoiseError, first_line
 from equipoise.models import MODELS
 from equipoise.models.base import ModelSettings
-from equipoise.parameter_space import Selection, selectors
 from equipoise.quantiles import Pinball
-from equipoise.registry import choose, is_own_code, name_of
+from equipoise.registry import choose, is_own_code
 from equipoise.settings import MOST, read
 from equipoise.storage import tensor_files
 from equipoise.storage.tensor_files import read_header
@@ -68,34 +65,6 @@ def write_model(
     write_tensors_of_model(path, {k: t.clone() for k, t in module.state_dict().items()}, described)
 
 
-def described_own_modules(algorithm: Algorithm | None, head: Selection | None) -> dict[str, Any]:
-    """Return what is needed to put an algorithm's own modules into a model again; nothing if it has none.
-
-    Args:
-        algorithm: the algorithm; None if it is not known.
-        head: the model's head.
-    """
-    if not isinstance(algorithm, HasOwnModules) or head is None:
-        return {}
-    named = {"name": name_of(ALGORITHMS, algorithm), **algorithm.table()}
-    named.pop("schedule", None)  # it may be the user's own code
-    return {"own_modules": {"head": str(selectors(head, "head")[0]), "algorithm": named}}
-
-
-def _with_own_modules(path: str | Path, module: nn.Module, described: Mapping[str, Any]) -> nn.Module:
-    """Return the module with the own modules of the algorithm that trained it, if the file describes any."""
-    own = described.get("own_modules")
-    if own is None:
-        return module
-    table = own.get("algorithm") if isinstance(own, dict) else None
-    head = own.get("head") if isinstance(own, dict) else None
-    if not isinstance(table, dict) or head not in dict(module.named_modules()):
-        raise EquipoiseError(f"{path} cannot be read as a model: it does not say how its algorithm changed the model")
-    if table.get("name") not in ALGORITHMS or "schedule" in table:  # a file must not name code to run
-        return module
-    return with_own_modules(module, head, choose(ALGORITHMS, table, "algorithm")[1])
-
-
 def write_tensors_of_model(path: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
     """Write the parameters and buffers of a model to a file, with a description of the model."""
     tensor_files.write_tensors(path, tensors, {"format": _FORMAT, "equipoise": json.dumps(described)})
@@ -122,11 +91,11 @@ def load_model(path: str | Path, module: nn.Module | None = None, *, own_unit: b
         raise EquipoiseError(f"{path} was not written by equipoise export{_instead(header.metadata)}")
     described = _description(path, header.metadata)
     if module is not None:
-        module = _with_own_modules(path, copy.deepcopy(checked_module(module)), described)
+        module = with_described_modules(path, copy.deepcopy(checked_module(module)), described)
         check_tensors(module, header.tensors, str(path))
     elif "model" in described and not is_own_code(described["model"].get("name")):  # a file must not name code to run
         model = choose(MODELS, described["model"], "model")[1]
-        with_own = partial(_with_own_modules, path, described=described)
+        with_own = partial(with_described_modules, path, described=described)
         module = build_like(model, described["shape"], described["outputs"], header.tensors, str(path), with_own)
     else:
         raise EquipoiseError(

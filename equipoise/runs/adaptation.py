@@ -11,7 +11,8 @@ from equipoise.algorithms.capabilities import PredictsFromSamples
 from equipoise.data.federation import Federation
 from equipoise.data.finite import check_finite
 from equipoise.engine.compatibility import check_data
-from equipoise.engine.model_files import described_own_modules, write_tensors_of_model
+from equipoise.engine.described_modules import described_own_modules
+from equipoise.engine.model_files import write_tensors_of_model
 from equipoise.errors import EquipoiseError
 from equipoise.evaluation.evaluator import Evaluator
 from equipoise.executors.base import ClientModel, with_engine_state

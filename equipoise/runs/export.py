@@ -5,7 +5,8 @@ from pathlib import Path
 
 from equipoise.algorithms.base import Algorithm
 from equipoise.data.series_scale import client_scale
-from equipoise.engine.model_files import described_own_modules, write_model, write_tensors_of_model
+from equipoise.engine.described_modules import described_own_modules
+from equipoise.engine.model_files import write_model, write_tensors_of_model
 from equipoise.engine.unscaled import described_series
 from equipoise.errors import EquipoiseError
 from equipoise.registry import is_own_code
