@@ -40,8 +40,8 @@ from equipoise.algorithms.lg_fedavg import LGFedAvg
 from equipoise.algorithms.local import Local
 from equipoise.algorithms.lp_proj import FlameLpProj, LpProj
 from equipoise.algorithms.moon import Moon
-from equipoise.algorithms.pfedfda import PFedFDA
 from equipoise.algorithms.per_fedavg import PerFedAvg
+from equipoise.algorithms.pfedfda import PFedFDA
 from equipoise.algorithms.pfedme import PFedMe
 from equipoise.algorithms.q_ffl import QFFL
 from equipoise.algorithms.scaffold import Scaffold

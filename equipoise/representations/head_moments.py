@@ -63,7 +63,8 @@ class Moments:
 
     def __add__(self, other: "Moments") -> "Moments":
         """Return the moments of both sets of points together, group by group."""
-        assert self.purged is None and other.purged is None
+        assert self.purged is None
+        assert other.purged is None
         return Moments(self.xx + other.xx, self.xy + other.xy, self.n + other.n)
 
     def to(self, dtype: torch.dtype) -> "Moments":
