@@ -135,7 +135,8 @@ class PFedFDA(ReportsDiagnostics, Algorithm):
         problem = data.head_problem(w, groups=_FOLDS, order="stratified")
         halves = problem.moments()
         n = halves.xy[..., -1, :].sum(-2)  # numbers of samples by class
-        every = Moments(*(t.sum(-3, keepdim=True) for t in (halves.xx, halves.xy, halves.n)))
+        xx, xy, number = (t.sum(-3, keepdim=True) for t in (halves.xx, halves.xy, halves.n))
+        every = Moments(xx, xy, number)
         own = _own(every, n > _FOLDS, common, self.eps)
         beta = self._beta(problem, _own(halves, n > _FOLDS, common, self.eps), common, self._shares(n))
         b, c = beta[..., :1].unsqueeze(-1), beta[..., 1:].unsqueeze(-1)
