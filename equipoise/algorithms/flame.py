@@ -86,7 +86,7 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
     def _inexact(
         self, theta: Tensor, pull: Callable[[Tensor], Tensor], alpha: Tensor, epsilon: Tensor, data: LocalData
     ) -> Tensor:
-        """Train until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon (w for anchor = "global")."""
+        """Train until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon, or with w if w is pulled to."""
         active = torch.ones_like(data.size, dtype=torch.bool)
         for k in range(self.most_epochs):
             gradient = alpha * (data.full_gradient(theta, active=active) + pull(theta))
@@ -100,7 +100,7 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
         """Return in a sentence what Theorems 1 to 4 ask of rho and does not hold; None if it does.
 
         They ask for (lam alpha)^2 (1 + rho) / rho^2 <= (lam alpha + rho) / 2, from which their rho >= lam alpha follows.
-        With alpha = "samples", alpha is the clients' mean here, and the largest client needs a larger rho. They also
+        With alpha = "samples", alpha is the clients' mean here; the largest client needs a larger rho. They also
         ask for (lam alpha)^2 (1 - rho^2) / rho^2 > (L alpha + rho) / 2, which is not checked, because the smoothness L
         of the losses is not known.
 
@@ -123,4 +123,3 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
 
     def aggregate(self, server: State, uploads: Uploads, reduce: Reduce) -> State:
         return State(w=reduce(uploads).u)  # Eq. 14: the mean of all clients' last u, not only of the round's
-

@@ -24,7 +24,7 @@ class Krum(Reducer):
     malicious: Part = 0.2
     "fraction of the clients that may be malicious"
     distances: Literal["squared", "plain"] = "squared"
-    "what a message's score sums: squared distances to its neighbours, as in the paper, or distances, as in FLAME's code"
+    "what a message's score sums: squared distances to its neighbours (the paper), or distances (FLAME's code)"
 
     def scores(self, uploads: Uploads) -> tuple[Tensor, int]:
         """Return each message's sum of (squared) distances to its n - f - 2 nearest neighbours, and n - f."""

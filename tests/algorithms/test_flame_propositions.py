@@ -104,9 +104,7 @@ def trials(
     return losses[0], losses[1], benign
 
 
-def closed_form(
-    q: float, attack: Attack | None, benign: list[int], theta: np.ndarray = S.theta
-) -> tuple[float, float]:
+def closed_form(q: float, attack: Attack | None, benign: list[int], theta: np.ndarray = S.theta) -> tuple[float, float]:
     """Means over benign clients of the global and of the personal model's test loss."""
     bad = [i for i in range(S.m) if i not in benign]
     m_b, noise = len(benign), S.sigma**2 / (S.b * S.n)
@@ -187,7 +185,7 @@ BENIGN = [0, 2, 3, 5]
 
 
 def test_the_bounds_of_proposition_2() -> None:
-    """In the paper's symbols, with theta_b the mean of the benign and Theta their sum (under signs flipped: less) over m."""
+    """By inner products of the benign clients' mean with the centre, their sum over m (less the malicious, if flipped)."""
     theta, noise = S.theta, S.sigma**2 / (S.b * S.n)
     bad = [i for i in range(S.m) if i not in BENIGN]
     mean, m_b = theta[BENIGN].mean(0), len(BENIGN)

@@ -1,5 +1,6 @@
 """FLAME's convergence: Lemmas 1 and 2 in every round, the rate of Theorem 3, and the range of rho that they ask for."""
 
+import itertools
 from dataclasses import dataclass
 from functools import cache
 
@@ -46,7 +47,9 @@ def begun(**settings) -> Simulation:
         torch.manual_seed(1)
         module = BodyAndHead(nn.Identity(), nn.Sequential(nn.Linear(3, 1, bias=False), nn.Tanh()))
     p = smooth()
-    federation = from_clients([{"train": (x, y), "test": (x, y)} for x, y in zip(p.x.numpy(), p.y.numpy(), strict=True)])
+    federation = from_clients(
+        [{"train": (x, y), "test": (x, y)} for x, y in zip(p.x.numpy(), p.y.numpy(), strict=True)]
+    )
     algorithm = Flame(lam=LAM, rho=RHO, **{"lr": 1 / (L + LAM), "batch": FULL, "nu": NU, **settings})
     options = {"participation": 1.0, "evaluate_every": 10**6, "loss": "squared", "mode": "stacked"}
     return simulation(algorithm, federation, module, rounds=10**6, **options)
@@ -122,7 +125,7 @@ def test_lemma_2_and_its_parts() -> None:
     """With all clients in every round; one that is absent has a gradient and does not move."""
     found = path(**INEXACT)
     assert found[1].epsilon == pytest.approx(NU * M * INEXACT["epsilon"])
-    for now, then in zip(found[1:], found[2:], strict=False):
+    for now, then in itertools.pairwise(found):
         theta, w_i, pi, w = now.gradients()
         scale = float(pi.abs().max())
         torch.testing.assert_close(w, torch.zeros_like(w), rtol=0, atol=1e-9 * scale)  # (62)
@@ -138,7 +141,7 @@ def test_lemma_2_and_its_parts() -> None:
 def test_lemma_1_the_lyapunov_function_falls_by_more_than_what_moved() -> None:
     for settings in (INEXACT, {"steps": 60}):
         found = path(**settings)
-        for now, then in zip(found, found[1:], strict=False):
+        for now, then in itertools.pairwise(found):
             assert lyapunov(now) - lyapunov(then) >= D1 * now.moved(then) - 1e-15
         assert found[0].moved(found[1]) > 100 * found[-2].moved(found[-1]) > 0
 

@@ -102,7 +102,7 @@ class Dealt(Partition, ABC):
 
 
 def own_copies(pool: Pool, shares: Shares) -> tuple[Pool, Shares]:
-    """Return the pool and the shares with a copy of each sample for every client that has it; as they are if none is shared.
+    """Return the pool and the shares with a copy of a sample for every client that has it; as they are if none is shared.
 
     Noise on inputs, or a poisoned label, is then that of one client alone.
 
@@ -124,8 +124,8 @@ def own_copies(pool: Pool, shares: Shares) -> tuple[Pool, Shares]:
     if pool.series is not None:
         raise EquipoiseError("data.partition.pool = 'whole' is not possible with time series; use 'split'")
     note = (
-        f"{end - len(pool)} samples belong to two clients (data.partition.pool = 'whole'): a test sample of one may be a "
-        "training sample of the other, which flatters models that clients share"
+        f"{end - len(pool)} samples belong to two clients (data.partition.pool = 'whole'): a test sample of one may be "
+        "a training sample of the other, which flatters models that clients share"
     )
     every = torch.from_numpy(np.concatenate(rows))
     part = None if pool.part is None else pool.part[every.numpy()]

@@ -18,8 +18,8 @@ from equipoise.registry import Registry, choose
 class Hybrid(Partition):
     """Two partitions in one federation: each divides a random part of the pool over its part of the clients.
 
-    With `pool = "whole"` each divides all of it, so that a sample belongs to two clients, and may be a test sample of one
-    and a training sample of the other.
+    With `pool = "whole"` each divides all of it, so that a sample belongs to two clients, and may be a test sample of
+    one and a training sample of the other.
     """
 
     paper: ClassVar[str] = "FLAME, Section VI-A: half labels, half quantity"
