@@ -86,7 +86,7 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
     def _inexact(
         self, theta: Tensor, pull: Callable[[Tensor], Tensor], alpha: Tensor, epsilon: Tensor, data: LocalData
     ) -> Tensor:
-        """Train until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon, or with w if w is pulled to."""
+        """Train until Eq. 17 holds: ||alpha (grad f(theta) + lam (theta - w_i))||^2 <= epsilon, or with w for w_i."""
         active = torch.ones_like(data.size, dtype=torch.bool)
         for k in range(self.most_epochs):
             gradient = alpha * (data.full_gradient(theta, active=active) + pull(theta))
@@ -99,7 +99,7 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
     def unmet_condition(self, clients: int) -> str | None:
         """Return in a sentence what Theorems 1 to 4 ask of rho and does not hold; None if it does.
 
-        They ask for (lam alpha)^2 (1 + rho) / rho^2 <= (lam alpha + rho) / 2, from which their rho >= lam alpha follows.
+        They ask for (lam alpha)^2 (1 + rho) / rho^2 <= (lam alpha + rho) / 2, whence rho >= lam alpha.
         With alpha = "samples", alpha is the clients' mean here; the largest client needs a larger rho. They also
         ask for (lam alpha)^2 (1 - rho^2) / rho^2 > (L alpha + rho) / 2, which is not checked, because the smoothness L
         of the losses is not known.
@@ -114,8 +114,8 @@ class Flame(ReportsDiagnostics, UsesLastUploads, Envelope):
         least = max(np.roots([1, pull, -2 * pull**2, -2 * pull**2]).real)  # the only positive root
         return (
             f"algorithm.rho = {rho:g} is below the range of FLAME's convergence theorems, as it is in the paper's own "
-            f"experiments: (lam alpha)^2 (1 + rho) / rho^2 = {left:.3g} exceeds (lam alpha + rho) / 2 = {right:.3g}, "
-            f"with alpha = 1 / {clients}; rho >= {1.005 * least:.3g} is in the range, and a larger rho is often slower"
+            f"experiments: (lam alpha)^2 (1 + rho) / rho^2 = {left:.3g} exceeds (lam alpha + rho) / 2 = {right:.3g} "
+            f"(alpha = 1 / {clients}); rho >= {1.005 * least:.3g} is in the range, and a larger rho is often slower"
         )
 
     def diagnostics(self, client: State, down: State) -> State:

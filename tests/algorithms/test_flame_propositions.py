@@ -185,7 +185,7 @@ BENIGN = [0, 2, 3, 5]
 
 
 def test_the_bounds_of_proposition_2() -> None:
-    """By inner products of the benign clients' mean with the centre, their sum over m (less the malicious, if flipped)."""
+    """By inner products of the benign mean with the centre, the benign sum over m (less the malicious, if flipped)."""
     theta, noise = S.theta, S.sigma**2 / (S.b * S.n)
     bad = [i for i in range(S.m) if i not in BENIGN]
     mean, m_b = theta[BENIGN].mean(0), len(BENIGN)

@@ -178,4 +178,4 @@ def test_table_3_is_outside_the_range() -> None:
     text = Flame(lam=1.0, rho=0.1).unmet_condition(10)
     assert text is not None
     assert "= 1.1 exceeds" in text
-    assert "= 0.1," in text
+    assert "= 0.1 (alpha = 1 / 10)" in text

@@ -85,7 +85,7 @@ def test_the_command_line_says_it_too(tmp_path: Path) -> None:
 def test_a_rho_below_the_range_of_flames_theorems_is_said_once() -> None:
     [text] = told(eq.Flame(lam=1.0, rho=0.1, lr=0.1))
     assert "algorithm.rho = 0.1 is below the range of FLAME's convergence theorems" in text
-    assert "alpha = 1 / 3" in text
+    assert "(alpha = 1 / 3)" in text
     least = float(text.split("rho >= ")[1].split()[0])
     assert told(eq.Flame(lam=1.0, rho=1.01 * least, lr=0.1)) == []
     for other in (eq.FlameLpProj(rho=0.1, lr=0.1, d_sub=4), eq.FedADMM(rho=0.1, lr=0.1), eq.PFedMe(lr=0.1)):
