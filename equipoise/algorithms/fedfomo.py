@@ -47,10 +47,6 @@ class FedFomo(Algorithm):
             seed=torch.tensor([start.seed], device=start.w0.device),
         )
 
-    def _count(self, server: State) -> int:
-        """Return the largest number of models that a client gets."""
-        return min(self.M, len(server.A) - 1)
-
     def _chosen(self, server: State, client: int) -> list[int]:
         """Return the clients whose models a client gets next."""
         m, t = len(server.A), int(server.round)
@@ -58,7 +54,7 @@ class FedFomo(Algorithm):
         score = (server.A.sum(0) if newcomer else server.A[client]).tolist()
         last = server.heard.tolist()
         others = [j for j in range(m) if j != client and last[j] and (self.absent or last[j] == t)]
-        best = sorted(others, key=lambda j: (-score[j], j))[: self._count(server)]
+        best = sorted(others, key=lambda j: (-score[j], j))[: self.M]
         if not newcomer:
             rng = randomness.generator(int(server.seed), "fedfomo", t, client)
             kept = [j for j in best if rng.random() >= self.epsilon - self.epsilon_decay * t]
@@ -67,10 +63,10 @@ class FedFomo(Algorithm):
         return best
 
     def broadcast(self, server: State, client: int) -> State:
-        chosen, count = self._chosen(server, client), self._count(server)
-        known = torch.zeros_like(server.heard[:count])
-        known[: len(chosen)] = 1
-        rows = torch.tensor(chosen + [0] * (count - len(chosen)), dtype=torch.long, device=known.device)
+        chosen = self._chosen(server, client)
+        missing = [0] * (self.M - len(chosen))  # any model in place of those that are not known yet
+        known = server.heard.new_tensor([1] * len(chosen) + missing)
+        rows = torch.tensor(chosen + missing, dtype=torch.long, device=known.device)
         return State(theta=server.theta[rows], known=known)
 
     def origin(self, server: State) -> None:

@@ -227,6 +227,9 @@ def test_who_is_chosen() -> None:
     assert best._chosen(State(table(), A=-table().A), 6) == [1, 2, 3]  # a newcomer: the largest sums of columns
     nobody = best.broadcast(State(table(), heard=torch.zeros(6)), 0)
     assert not nobody.known.any()
+    some = FedFomo(M=9, epsilon=0.0).broadcast(table(), 0)  # as many as announced, whoever is there
+    assert some.known.tolist() == [1.0] * 5 + [0.0] * 4
+    assert some.theta[:5, 0].tolist() == [5.0, 4.0, 3.0, 2.0, 1.0]
     assert nobody.theta.shape == (3, 4)
 
 

@@ -62,13 +62,14 @@ def images(name: str) -> Federation:
     for n in (2, 5):
         x = rng.integers(0, 4, (n, 6)).astype("uint8") if name == "deq-transformer" else rng.normal(size=(n, 1, 8, 8))
         y = rng.integers(0, 4, (n, 6) if name == "deq-transformer" else n)
-        clients.append({"train": (x, y), "test": (x, y)})
+        clients.append(dict.fromkeys(("train", "validation", "test"), (x, y)))
     return from_clients(clients)
 
 
 def with_head(algorithm: str, name: str) -> str:
-    """A model whose head is a linear layer, where the algorithm needs one."""
-    return "deq-mlp" if name == "deq-transformer" and registered(algorithm).requires.linear_head else name
+    """A model whose head is a linear layer, or whose samples have one label, where the algorithm needs that."""
+    requires = registered(algorithm).requires
+    return "deq-mlp" if name == "deq-transformer" and (requires.linear_head or requires.labels) else name
 
 
 PAIRS = [(algorithm, with_head(algorithm, DEQ[(k + 1) % len(DEQ)])) for k, algorithm in enumerate(ALGORITHMS)]
