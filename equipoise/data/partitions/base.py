@@ -102,7 +102,7 @@ class Dealt(Partition, ABC):
 
 
 def own_copies(pool: Pool, shares: Shares) -> tuple[Pool, Shares]:
-    """Return the pool and the shares with a copy of a sample for each client that has it; unchanged if all are disjoint.
+    """Return the pool and the shares with a copy of a sample for each client that has it; as they are if disjoint.
 
     Noise on inputs, or a poisoned label, is then that of one client alone.
 
