@@ -12,7 +12,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor, nn
 
-from equipoise.algorithms import ALGORITHMS, FedAvg, FedAvgFT, FedReCo, Local, PFedMe
+from equipoise.algorithms import ALGORITHMS, FedAvg, FedAvgFT, FedReCo, Local, PerFedAvg, PFedMe
 from equipoise.algorithms.base import Algorithm
 from equipoise.algorithms.local_data import LocalData
 from equipoise.config.uploads import UploadSettings
@@ -145,6 +145,16 @@ def test_what_an_algorithm_does_with_samples_is_what_was_planned(name: str, monk
         assert drawn[who, 1] == drawn[who, 2] == made.privacy.samples.message(samples).gaussians
 
 
+def test_each_batch_of_a_step_is_an_operation_with_as_many_gradients_as_are_asked_for() -> None:
+    algorithm = PerFedAvg(version="HF", epochs=2, batch=4)
+    made = simulation(algorithm)
+    made.close()
+    found = DataUse.of(algorithm, made.start)
+    assert sorted(each.repeat for each in found.update) == [1, 1, 2]
+    assert {each.epochs for each in found.update} == {2}
+    assert [each.steps for each in found.personal] == [1]
+
+
 def test_every_way_to_a_clients_samples_is_noised_or_refused() -> None:
     noised = {"descend", "walk", "term_gradient"}
     without_samples = {"space", "seed", "outputs", "round", "lr", "rate", "point", "reinitialised"}
@@ -177,9 +187,10 @@ def test_models_without_gradients_of_single_samples_are_refused(layer: nn.Module
 
 
 @pytest.mark.parametrize("batches", ["poisson", "shuffled"])
-def test_both_executors_have_the_same_noise_and_the_same_batches(batches: str) -> None:
+@pytest.mark.parametrize("algorithm", [FedReCo(lr=0.1, batch=4), PerFedAvg(version="HF", lr=0.1, batch=4)])
+def test_both_executors_have_the_same_noise_and_the_same_batches(algorithm: Algorithm, batches: str) -> None:
     privacy = {"unit": "sample", "clip": 0.5, "sigma": 0.7, "batches": batches}
-    threads, stacked = (run(FedReCo(lr=0.1, batch=4), privacy, mode=mode) for mode in ("threads", "stacked"))
+    threads, stacked = (run(algorithm, privacy, mode=mode) for mode in ("threads", "stacked"))
     for found, wanted in zip(states(stacked), states(threads), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
     assert stacked.summary()["gradient_samples"] == threads.summary()["gradient_samples"]
