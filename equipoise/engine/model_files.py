@@ -91,8 +91,9 @@ def load_model(path: str | Path, module: nn.Module | None = None, *, own_unit: b
         raise EquipoiseError(f"{path} was not written by equipoise export{_instead(header.metadata)}")
     described = _description(path, header.metadata)
     if module is not None:
-        module = with_described_modules(path, copy.deepcopy(checked_module(module)), described)
+        module = with_described_modules(path, checked_module(module), described)
         check_tensors(module, header.tensors, str(path))
+        module = copy.deepcopy(module)
     elif "model" in described and not is_own_code(described["model"].get("name")):  # a file must not name code to run
         model = choose(MODELS, described["model"], "model")[1]
         with_own = partial(with_described_modules, path, described=described)
