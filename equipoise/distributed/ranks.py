@@ -103,7 +103,8 @@ class TorchRanks(Ranks):
     def gather(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
         # A copy, because tensors that share memory are refused, such as the messages of clients that did not train.
         content = save({name: t.detach().cpu().clone().contiguous() for name, t in tensors.items()})
-        return [load(found) for found in self._gather_bytes(content)]
+        # In the order of names, because a file of tensors has none, and a state must be the same in all processes.
+        return [dict(sorted(load(found).items())) for found in self._gather_bytes(content)]
 
     def _gather_bytes(self, content: bytes) -> list[bytes]:
         sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]

@@ -15,12 +15,14 @@ from equipoise.algorithms import (
     FeatureDecay,
     FedBABU,
     FedBN,
+    FedCP,
     FedProto,
     FedReCo,
     LeastSquares,
     LGFedAvg,
     Moon,
     PerFedAvg,
+    PFedFDA,
     SharedLeastSquares,
 )
 from equipoise.algorithms.base import Algorithm
@@ -32,7 +34,7 @@ from equipoise.models.base import BodyAndHead
 from tests.support.problems import classification, simulation, small_mlp
 
 MODES = ["threads", "stacked"]
-ALL_OF_IT = (FeatureDecay, FedBABU, FedProto, FedReCo, LGFedAvg, Moon)
+ALL_OF_IT = (FeatureDecay, FedBABU, FedCP, FedProto, FedReCo, LGFedAvg, Moon)
 """Methods that need to know the head and adapt the whole model all the same."""
 
 
@@ -83,6 +85,11 @@ def test_they_adapt_the_head_or_all_as_the_method_says(in_mode: tuple[Algorithm,
         return
     if isinstance(algorithm, (LeastSquares, SharedLeastSquares)):  # the head in closed form, on the initial body
         assert torch.equal(space.body(model.vector), space.body(run.task.w0))
+        assert not torch.equal(space.head(model.vector), space.head(run.task.w0))
+        assert run.summary()["unseen"]["adaptation_samples"] == 0
+        return
+    if isinstance(algorithm, PFedFDA):  # the head from its own and the common statistics, without training
+        assert torch.equal(space.body(model.vector), run.server.phi)
         assert not torch.equal(space.head(model.vector), space.head(run.task.w0))
         assert run.summary()["unseen"]["adaptation_samples"] == 0
         return
