@@ -244,5 +244,7 @@ def test_an_algorithm_whose_every_step_has_a_term_is_refused() -> None:
             return client, down
 
     task = make_task()
-    with pytest.raises(EquipoiseError, match="has no effect: every step of OnlyTerms has a loss term or a rule of its own"):
+    with pytest.raises(
+        EquipoiseError, match="has no effect: every step of OnlyTerms has a loss term or a rule of its own"
+    ):
         StepCompiler(task, images(), OnlyTerms(), task.start(2))
